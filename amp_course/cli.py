@@ -1,4 +1,6 @@
-"""The command `amp-course`: open the course, update it, show progress, report on the machine or time it, start a chapter over."""
+"""The command `amp-course`: open the course, update it, show progress,
+report on the machine or time it, start a chapter over.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from collections.abc import Sequence
 from amp_course import __version__
 from amp_course.kit.errors import CourseError, describe_missing, describe_os_error
 
-# torch, Jupyter and the chapters are imported where they are needed: `amp-course --help` answers at once.
+# torch, Jupyter and the chapters are imported where they are needed: `amp-course --help` answers at
+# once.
 
 EXAMPLES = """\
 examples:
@@ -31,56 +34,67 @@ examples:
 """
 
 LAB = """\
-Copies to my_work/ the exercises that you do not have yet, and starts JupyterLab at the first notebook. Your copies are
-never overwritten. The server listens on this machine only, behind a token. JupyterLab's own options are passed on to it;
-what follows `--` is passed on unchecked.
+Copies to my_work/ the exercises that you do not have yet, and starts JupyterLab at the first
+notebook. Your copies are never overwritten. The server listens on this machine only, behind a
+token. JupyterLab's own options are passed on to it; what follows `--` is passed on unchecked.
 """
 
 BENCH = """\
-Times this machine for mixed precision: matmuls by dtype and size, memory, the launch of an op, and three trainings in fp32 and
-under AMP. Prints the page with one recommendation and saves it as JSON and PNG. Close other programs first. Ctrl-C ends it
-early and keeps what is done. The JSON holds no names of yours and no paths: send it to others, and compare.
+Times this machine for mixed precision: matmuls by dtype and size, memory, the launch of an op, and
+three trainings in fp32 and under AMP. Prints the page with one recommendation and saves it as JSON
+and PNG. Close other programs first. Ctrl-C ends it early and keeps what is done. The JSON holds no
+names of yours and no paths: send it to others, and compare.
 """
 
 DOCTOR = """\
-Runs your unchanged training script for some updates, in a process of its own, and prints one page: what is wrong with how it
-trains, in order of harm, each with its cause, the evidence, the cure and the chapter that teaches it. Options of the doctor come
-before the script; what follows the script are its own arguments. Files that the script writes in its folder or in this one are
-put back as they were. Exit code: 0 no fault, 1 a fault, 2 it could not run or too little was seen of it, 130 interrupted.
+Runs your unchanged training script for some updates, in a process of its own, and prints one page:
+what is wrong with how it trains, in order of harm, each with its cause, the evidence, the cure and
+the chapter that teaches it. Options of the doctor come before the script; what follows the script
+are its own arguments. Files that the script writes in its folder or in this one are put back as
+they were. Exit code: 0 no fault, 1 a fault, 2 it could not run or too little was seen of it, 130
+interrupted.
 """
 
 RESET = """\
-Gives you a fresh copy of a chapter's exercises. Yours is kept next to it, under a name with the date.
+Gives you a fresh copy of a chapter's exercises. Yours is kept next to it, under a name with the
+date.
 """
 
 MISTAKES = """\
-Lists, for an instructor, the mistakes that the checks know: exercise by exercise, with the words of the card that each goes
-against and what a learner is told. Words in braces are filled in by the check.
+Lists, for an instructor, the mistakes that the checks know: exercise by exercise, with the words of
+the card that each goes against and what a learner is told. Words in braces are filled in by the
+check.
 """
 
 CLASSROOM = """\
-For instructors. `init` makes a folder for a class, with an nbgrader assignment for each chapter, or for those that you name.
-`grade` grades what students submitted, each submission in a fresh kernel, under bubblewrap where it runs. `report` makes the
-class's page: who solved what, which mistakes were met, where hints were needed, what to teach next. Needs nbgrader.
+For instructors. `init` makes a folder for a class, with an nbgrader assignment for each chapter, or
+for those that you name. `grade` grades what students submitted, each submission in a fresh kernel,
+under bubblewrap where it runs. `report` makes the class's page: who solved what, which mistakes
+were met, where hints were needed, what to teach next. Needs nbgrader.
 """
 
 UPDATE = """\
-Fetches the next version of the course with git, installs what it needs, and puts changed exercises next to your copies.
-Notebooks that you ran or changed are moved to my_work/before-update-DATE/ first. Save and close your notebooks, and stop
-JupyterLab, before you update.
+Fetches the next version of the course with git, installs what it needs, and puts changed exercises
+next to your copies. Notebooks that you ran or changed are moved to my_work/before-update-DATE/
+first. Save and close your notebooks, and stop JupyterLab, before you update.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code: 0, or 2 when something is for the reader to put right, or a signal's."""
+    """Run the command; returns its exit code: 0, or 2 when something is for the reader to put
+    right, or a signal's.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without × or ⁻ still shows the rest
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a terminal without × or ⁻ still shows the rest
     try:
         try:
             return _run(sys.argv[1:] if argv is None else list(argv))
         finally:
             if sys.stdout:
-                sys.stdout.flush()  # here, and not when Python ends: then it is too late to say anything
+                # here, and not when Python ends: then it is too late to say anything
+                sys.stdout.flush()
     except CourseError as error:
         problem = str(error)
     except ModuleNotFoundError as error:
@@ -153,11 +167,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"amp-course {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
-    lab = commands.add_parser("lab", help="open the course in JupyterLab", description=LAB, allow_abbrev=False)
+    lab = commands.add_parser(
+        "lab", help="open the course in JupyterLab", description=LAB, allow_abbrev=False
+    )
     lab.usage = "amp-course lab [--no-browser] [--port N] [options of JupyterLab] [-- ...]"
-    lab.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address to open")
     lab.add_argument(
-        "--port", type=_port, metavar="N", help="listen on this port (default: the first free one from 8888)"
+        "--no-browser", dest="browser", action="store_false", help="only print the address to open"
+    )
+    lab.add_argument(
+        "--port",
+        type=_port,
+        metavar="N",
+        help="listen on this port (default: the first free one from 8888)",
     )
     commands.add_parser("progress", help="show which exercises you have solved", allow_abbrev=False)
     report = commands.add_parser("report", help="say what this machine can do", allow_abbrev=False)
@@ -165,56 +186,109 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_doctor(commands)
     reset = commands.add_parser(
-        "reset", help="get a fresh copy of a chapter's exercises", description=RESET, allow_abbrev=False
+        "reset",
+        help="get a fresh copy of a chapter's exercises",
+        description=RESET,
+        allow_abbrev=False,
     )
     reset.add_argument("chapter", metavar="CHAPTER", help="its number or its word: 06 or loop")
     mistakes = commands.add_parser(
-        "mistakes", help="list the mistakes that the checks explain", description=MISTAKES, allow_abbrev=False
+        "mistakes",
+        help="list the mistakes that the checks explain",
+        description=MISTAKES,
+        allow_abbrev=False,
     )
     mistakes.add_argument(
-        "chapter", metavar="CHAPTER", nargs="?", help="its number or its word; all of them without it"
+        "chapter",
+        metavar="CHAPTER",
+        nargs="?",
+        help="its number or its word; all of them without it",
     )
     mistakes.add_argument("--json", action="store_true", help="print them as JSON")
     _add_classroom(commands)
-    commands.add_parser("update", help="get the next version of the course", description=UPDATE, allow_abbrev=False)
+    commands.add_parser(
+        "update", help="get the next version of the course", description=UPDATE, allow_abbrev=False
+    )
     return parser
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser(
-        "bench", help="time what mixed precision buys on this machine", description=BENCH, allow_abbrev=False
+        "bench",
+        help="time what mixed precision buys on this machine",
+        description=BENCH,
+        allow_abbrev=False,
     )
-    bench.add_argument("--quick", action="store_true", help="within a minute instead of five; the times spread more")
-    bench.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if torch finds one, else the CPU")
-    bench.add_argument("--out", metavar="FOLDER", help="save JSON and PNG there, under new names (default: my_work/)")
-    bench.add_argument("--json", metavar="FILE", help="save the JSON as FILE; - prints it instead of the text")
+    bench.add_argument(
+        "--quick",
+        action="store_true",
+        help="within a minute instead of five; the times spread more",
+    )
+    bench.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        help="default: the GPU if torch finds one, else the CPU",
+    )
+    bench.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="save JSON and PNG there, under new names (default: my_work/)",
+    )
+    bench.add_argument(
+        "--json", metavar="FILE", help="save the JSON as FILE; - prints it instead of the text"
+    )
     bench.add_argument("--png", metavar="FILE", help="save the picture as FILE")
     bench.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    bench.add_argument("--compare", nargs=2, metavar=("A", "B"), help="only compare two JSON files; measures nothing")
+    bench.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="only compare two JSON files; measures nothing",
+    )
     bench.set_defaults(refuse=bench.error)
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     doctor = commands.add_parser(
-        "doctor", help="say what is wrong with how a script of yours trains", description=DOCTOR, allow_abbrev=False
+        "doctor",
+        help="say what is wrong with how a script of yours trains",
+        description=DOCTOR,
+        allow_abbrev=False,
     )
     doctor.usage = (
-        "amp-course doctor [--json] [--html FILE [--force]] [--steps N] [--timeout S] [--ranks N] [--keep-files]\n"
-        "                         (SCRIPT | -m MODULE) [ARGS ...]"
+        "amp-course doctor [--json] [--html FILE [--force]] [--steps N] [--timeout S] [--ranks N] "
+        "[--keep-files]\n                         (SCRIPT | -m MODULE) [ARGS ...]"
     )
     doctor.add_argument("--json", action="store_true", help="print the page as JSON")
     doctor.add_argument("--html", metavar="FILE", help="write the page as HTML, too")
     doctor.add_argument("--force", action="store_true", help="replace FILE if it exists")
     doctor.add_argument(
-        "--steps", type=_count, default=100, metavar="N", help="updates to look at, at most (default: 100)"
+        "--steps",
+        type=_count,
+        default=100,
+        metavar="N",
+        help="updates to look at, at most (default: 100)",
     )
-    doctor.add_argument("--timeout", type=_count, default=120, metavar="S", help="seconds it may take (default: 120)")
-    doctor.add_argument("--ranks", type=_count, default=1, metavar="N", help="start it by torchrun in N processes")
+    doctor.add_argument(
+        "--timeout",
+        type=_count,
+        default=120,
+        metavar="S",
+        help="seconds it may take (default: 120)",
+    )
+    doctor.add_argument(
+        "--ranks", type=_count, default=1, metavar="N", help="start it by torchrun in N processes"
+    )
     doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
     doctor.add_argument(
-        "-m", dest="module", action="store_true", help="run a module by its name, as `python -m MODULE`"
+        "-m",
+        dest="module",
+        action="store_true",
+        help="run a module by its name, as `python -m MODULE`",
     )
-    doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`, or a module")
+    doctor.add_argument(
+        "script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`, or a module"
+    )
     doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
 
 
@@ -228,14 +302,27 @@ def _add_classroom(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         ("grade", "grade what was submitted; an interrupted run goes on"),
         ("report", "make the class's page, as HTML and CSV"),
     ):
-        parser = verbs.add_parser(verb, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
+        parser = verbs.add_parser(
+            verb, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False
+        )
         parser.add_argument("folder", metavar="FOLDER", help="the class's folder")
         parser.add_argument(
-            "chapters", metavar="CHAPTER", nargs="*", default=[], help="by number or word; default: every one there is"
+            "chapters",
+            metavar="CHAPTER",
+            nargs="*",
+            default=[],
+            help="by number or word; default: every one there is",
         )
         if verb == "grade":
-            parser.add_argument("--jobs", type=_count, metavar="N", help="submissions at a time (default: one a core)")
-            parser.add_argument("--again", action="store_true", help="grade those too that have not changed")
+            parser.add_argument(
+                "--jobs",
+                type=_count,
+                metavar="N",
+                help="submissions at a time (default: one a core)",
+            )
+            parser.add_argument(
+                "--again", action="store_true", help="grade those too that have not changed"
+            )
 
 
 def _count(text: str) -> int:
@@ -250,7 +337,9 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _lab(port: int | None, browser: bool, jupyter_args: Sequence[str], unchecked: Sequence[str]) -> None:
+def _lab(
+    port: int | None, browser: bool, jupyter_args: Sequence[str], unchecked: Sequence[str]
+) -> None:
     from amp_course import lab, work
 
     lab.check_options(jupyter_args, own=("--port", "--no-browser"))
@@ -296,7 +385,9 @@ def _bench(args: argparse.Namespace) -> int:
 
     if args.compare:
         if args.quick or args.force or args.device or args.out or args.json or args.png:
-            args.refuse("--compare reads two files and measures nothing: leave the other options out")
+            args.refuse(
+                "--compare reads two files and measures nothing: leave the other options out"
+            )
         from amp_course.speed.bench.compare import compare_files
 
         print(compare_files(*map(Path, args.compare)))
@@ -314,9 +405,17 @@ def _doctor(args: argparse.Namespace) -> int:
     from amp_course.doctor.command import examine
 
     return examine(
-        args.script, args.args, module=args.module, as_json=args.json, html=args.html, force=args.force, steps=args.steps,
-        seconds=args.timeout, keep_files=args.keep_files, ranks=args.ranks,
-    )  # fmt: skip
+        args.script,
+        args.args,
+        module=args.module,
+        as_json=args.json,
+        html=args.html,
+        force=args.force,
+        steps=args.steps,
+        seconds=args.timeout,
+        keep_files=args.keep_files,
+        ranks=args.ranks,
+    )
 
 
 def _classroom(args: argparse.Namespace) -> None:
@@ -341,17 +440,29 @@ def _mistakes(name: str | None, as_json: bool) -> None:
     exercises = [(chapter, exercise) for chapter in chapters for exercise in chapter.exercises()]
     if as_json:
         rows = [
-            {"exercise": exercise.id, "mistake": one.name, "against": one.violates, "told": plain_text(one.feedback)}
+            {
+                "exercise": exercise.id,
+                "mistake": one.name,
+                "against": one.violates,
+                "told": plain_text(one.feedback),
+            }
             for _, exercise in exercises
             for one in exercise.mistakes
         ]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for chapter, exercise in exercises:
-        print(f"{chapter.number:02d} {chapter.word}, exercise {exercise.number}: {exercise.title} ({exercise.name})")
+        print(
+            f"{chapter.number:02d} {chapter.word}, exercise {exercise.number}: {exercise.title} "
+            f"({exercise.name})"
+        )
         for one in exercise.mistakes:
             print(f"   {one.name}" + (f"  (against: “{one.violates}”)" if one.violates else ""))
-            print(textwrap.fill(plain_text(one.feedback), 112, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            print(
+                textwrap.fill(
+                    plain_text(one.feedback), 112, initial_indent=" " * 6, subsequent_indent=" " * 6
+                )
+            )
         print()
 
 

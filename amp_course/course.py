@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter; its word names the notebook, the package folder, the exercises, the solutions and the tests."""
+    """One chapter; its word names the notebook, the package folder, the exercises,
+    the solutions and the tests.
+    """
 
     number: int
     word: str
     question: str
-    minutes: int  # to read the notebook and try its cells and panel; tests/test_course.py measures it
+    minutes: (
+        int  # to read the notebook and try its cells and panel; tests/test_course.py measures it
+    )
 
     @property
     def stem(self) -> str:
@@ -33,7 +37,8 @@ class Chapter:
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # Only the chapter itself may be missing: a library that it needs and lacks is an error to see.
+            # Only the chapter itself may be missing: a library that it needs and lacks is an error
+            # to see.
             if error.name not in (name, f"amp_course.{self.word}"):
                 raise
             return ()
@@ -52,7 +57,12 @@ CHAPTERS = (
     Chapter(4, "autocast", "Who decides each op's dtype, and what did it decide?", 60),
     Chapter(5, "scaler", "How does loss scaling save gradients?", 45),
     Chapter(6, "loop", "How do I write an AMP loop, and what does it buy me?", 60),
-    Chapter(7, "patterns", "How do clipping, accumulation, several optimizers and checkpoints fit in?", 75),
+    Chapter(
+        7,
+        "patterns",
+        "How do clipping, accumulation, several optimizers and checkpoints fit in?",
+        75,
+    ),
     Chapter(8, "recipes", "O0 to O3, naive, Paddle, Colossal-AI: which recipe survives?", 60),
     Chapter(9, "speed", "Why is AMP not faster on my machine?", 60),
     Chapter(10, "distributed", "What changes with many processes?", 70),
@@ -74,7 +84,8 @@ def available() -> tuple[Chapter, ...]:
 
 
 def find(name: str) -> Chapter:
-    """Return the chapter that a reader means: "loop", "6", "06", "06_loop" and "06_loop.ipynb" are the same one.
+    """Return the chapter that a reader means: "loop", "6", "06", "06_loop" and "06_loop.ipynb" are
+    the same one.
 
     Raises CourseError, with the names that exist, for any other.
     """
@@ -83,4 +94,6 @@ def find(name: str) -> Chapter:
         if wanted in (chapter.word, chapter.stem, str(chapter.number), f"{chapter.number:02d}"):
             return chapter
     known = ", ".join(chapter.stem for chapter in CHAPTERS)
-    raise CourseError(f"there is no chapter '{name}': name one of {known}, by number, word or both.")
+    raise CourseError(
+        f"there is no chapter '{name}': name one of {known}, by number, word or both."
+    )

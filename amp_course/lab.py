@@ -1,4 +1,6 @@
-"""Start JupyterLab for the course: in this process, on this machine's own address, behind Jupyter's token."""
+"""Start JupyterLab for the course: in this process, on this machine's own address,
+behind Jupyter's token.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ FIRST_PORT = 8888
 def start(port: int | None = None, browser: bool = True, jupyter_args: Sequence[str] = ()) -> None:
     """Run JupyterLab until it is stopped, open at the start page.
 
-    Without a port, takes the first free one from 8888 on. Raises CourseError when the port asked for is in use.
+    Without a port, takes the first free one from 8888 on. Raises CourseError when the port asked
+    for is in use.
     """
     root = course_root()
     port = _free_port() if port is None else _checked(port)
     use_writable_folders()
     _use_own_settings()
-    os.environ["AMP_COURSE_ROOT"] = str(root)  # kernels look no further, wherever the package is installed
+    os.environ["AMP_COURSE_ROOT"] = str(
+        root
+    )  # kernels look no further, wherever the package is installed
 
     from jupyterlab.labapp import LabApp
 
@@ -37,33 +42,45 @@ def start(port: int | None = None, browser: bool = True, jupyter_args: Sequence[
         "ServerApp.port_retries": "0",  # a port is the one we said, or an error
         "ServerApp.root_dir": str(root),
         "LabApp.default_url": "/lab/tree/notebooks/00_start.ipynb",
-        "LabApp.extra_labextensions_path": str(Path(__file__).parent / "lab_settings" / "labextensions"),
-        "Application.log_level": "ERROR",  # the address, which is always shown, stays the last thing on the screen
+        "LabApp.extra_labextensions_path": str(
+            Path(__file__).parent / "lab_settings" / "labextensions"
+        ),
+        # the address, which is always shown, stays the last thing on the screen
+        "Application.log_level": "ERROR",
     }
     theirs = _settings(jupyter_args)
     try:
         LabApp.launch_instance(
             [
-                *(f"--{setting}={value}" for setting, value in ours.items() if setting not in theirs),
+                *(
+                    f"--{setting}={value}"
+                    for setting, value in ours.items()
+                    if setting not in theirs
+                ),
                 *([] if browser else ["--no-browser"]),
                 *(["--allow-root"] if _is_root() else []),
                 *jupyter_args,
             ]
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise CourseError(f"JupyterLab could not run: {error}. Check the options that you gave it.") from error
+        raise CourseError(
+            f"JupyterLab could not run: {error}. Check the options that you gave it."
+        ) from error
 
 
 def _settings(arguments: Sequence[str]) -> set[str]:
     """Return what JupyterLab's arguments set, by its full name: ["--ip=::1"] → {"ServerApp.ip"}."""
     from jupyter_server import serverapp
 
-    names = {argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")}
+    names = {
+        argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")
+    }
     return {serverapp.aliases.get(name, name) for name in names}
 
 
 def check_options(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
-    """Raise CourseError for the first argument that is neither an option of JupyterLab's nor the value of one.
+    """Raise CourseError for the first argument that is neither an option of JupyterLab's nor the
+    value of one.
 
     own: further options to suggest for a misspelt one, such as "--port". Imports JupyterLab.
     """
@@ -72,12 +89,15 @@ def check_options(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
     for argument in arguments:
         name, assigned, _ = argument.partition("=")
         if argument.startswith("-"):
-            option = ".".join(name.split(".")[:2])  # --ServerApp.tornado_settings.x sets a part of a known one
+            option = ".".join(
+                name.split(".")[:2]
+            )  # --ServerApp.tornado_settings.x sets a part of a known one
             if option not in known:
                 near = difflib.get_close_matches(name, [*own, *known], n=1, cutoff=0.7)
                 meant = f" Did you mean {near[0]}?" if near else ""
                 raise CourseError(
-                    f"neither amp-course nor JupyterLab has an option {name}.{meant} (Put an option that only an extension of "
+                    f"neither amp-course nor JupyterLab has an option {name}.{meant} (Put an "
+                    f"option that only an extension of "
                     "JupyterLab knows after `--`.)"
                 )
             value_may_follow = known[option] and not assigned
@@ -85,12 +105,15 @@ def check_options(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
             value_may_follow = False
         else:
             raise CourseError(
-                f"'{argument}' is not an option: `amp-course lab` opens the start page, and you choose a notebook there."
+                f"'{argument}' is not an option: `amp-course lab` opens the start page, and you "
+                f"choose a notebook there."
             )
 
 
 def _jupyter_options() -> dict[str, bool]:
-    """Return the options that JupyterLab knows, and whether each takes a value: {"--debug": False, "--ip": True, …}."""
+    """Return the options that JupyterLab knows, and whether each takes a value: {"--debug":
+    False, "--ip": True, …}.
+    """
     from jupyter_server import serverapp
     from jupyterlab.labapp import LabApp
     from traitlets.config import Configurable
@@ -106,12 +129,15 @@ def _jupyter_options() -> dict[str, bool]:
     classes = [Configurable]
     for found in classes:  # grows as it goes: all that are loaded
         classes += found.__subclasses__()
-        options |= {f"--{found.__name__}.{trait}": True for trait in found.class_trait_names(config=True)}
+        options |= {
+            f"--{found.__name__}.{trait}": True for trait in found.class_trait_names(config=True)
+        }
     return options
 
 
 def use_writable_folders() -> None:
-    """Where Jupyter's own folders in the reader's home cannot be written, give it others, for this process and its kernels.
+    """Where Jupyter's own folders in the reader's home cannot be written, give it others, for this
+    process and its kernels.
 
     They lie in `my_work/.jupyter`, so that settings stay from one start to the next.
     """
@@ -139,16 +165,20 @@ def _can_write(folder: str) -> bool:
     try:
         path = Path(folder).expanduser()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):  # for what a network folder or a full disk refuses, only trying tells
+        with tempfile.TemporaryFile(
+            dir=path
+        ):  # for what a network folder or a full disk refuses, only trying tells
             return True
     except (OSError, RuntimeError):  # RuntimeError: the home of a user who does not exist
         return False
 
 
 def _use_own_settings() -> None:
-    """Add the course's settings to JupyterLab's for this server alone: the reader's own stay as they are.
+    """Add the course's settings to JupyterLab's for this server alone: the reader's own stay as
+    they are.
 
-    They switch off the news prompt, and the menus of nbgrader, which the tests install but readers have no use for.
+    They switch off the news prompt, and the menus of nbgrader, which the tests install but readers
+    have no use for.
     """
     ours = str(Path(__file__).parent / "lab_settings")
     theirs = os.environ.get("JUPYTER_CONFIG_PATH")
@@ -156,15 +186,19 @@ def _use_own_settings() -> None:
 
 
 def _is_root() -> bool:
-    # A rented GPU machine or a container often has no other user. On loopback and behind a token, that is all right.
+    # A rented GPU machine or a container often has no other user. On loopback and behind a token,
+    # that is all right.
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def _checked(port: int) -> int:
-    """Return the port if a server can listen there; raise CourseError with the reason and the cure if not."""
+    """Return the port if a server can listen there; raise CourseError with the reason and the cure
+    if not.
+    """
     if problem := _problem(port):
         raise CourseError(
-            f"port {port} {problem}: choose another with `--port N`, or leave --port out to get a free one."
+            f"port {port} {problem}: choose another with `--port N`, or leave --port out to get a "
+            f"free one."
         )
     return port
 
@@ -176,14 +210,17 @@ def _free_port() -> int:
                 print(f"Port {FIRST_PORT} is in use; JupyterLab starts on {port}.")
             return port
     raise CourseError(
-        f"no port from {FIRST_PORT} to {FIRST_PORT + 99} is free: stop a server, or name a port with `--port N`."
+        f"no port from {FIRST_PORT} to {FIRST_PORT + 99} is free: stop a server, or name a port "
+        f"with `--port N`."
     )
 
 
 def _problem(port: int) -> str | None:
     """Say why nothing can listen on the port, or return None."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if os.name == "posix":  # as Jupyter does; else a server that stopped a moment ago still seems to be there
+        if (
+            os.name == "posix"
+        ):  # as Jupyter does; else a server that stopped a moment ago still seems to be there
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((ADDRESS, port))

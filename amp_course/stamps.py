@@ -1,9 +1,12 @@
-"""The stamp of a notebook that was run: what its stored outputs came from, and whether that has changed since.
+"""The stamp of a notebook that was run: what its stored outputs came from, and whether that has
+changed since.
 
-    metadata.amp_course = {"version": "0.1.0", "torch": "2.13.0", "modules": ["amp_course.bits", …], "digest": "9f86d0…"}
+    metadata.amp_course = {"version": "0.1.0", "torch": "2.13.0", "modules": ["amp_course.bits", …],
+    "digest": "9f86d0…"}
 
-The digest covers the code cells, every module of the course that was loaded when the last cell had run, and the pins of
-the packages whose results a cell shows. Prose and comments in modules change no output, and no digest either.
+The digest covers the code cells, every module of the course that was loaded when the last cell had
+run, and the pins of the packages whose results a cell shows. Prose and comments in modules change
+no output, and no digest either.
 """
 
 from __future__ import annotations
@@ -34,8 +37,15 @@ print(json.dumps({
 
 
 def stamp(book: NotebookNode, torch: str, modules: list[str]) -> None:
-    """Write the stamp into the metadata of a notebook that was just run with these modules of the course loaded."""
-    book.metadata[KEY] = {"version": __version__, "torch": torch, "modules": modules, "digest": digest(book, modules)}
+    """Write the stamp into the metadata of a notebook that was just run with these modules of the
+    course loaded.
+    """
+    book.metadata[KEY] = {
+        "version": __version__,
+        "torch": torch,
+        "modules": modules,
+        "digest": digest(book, modules),
+    }
 
 
 def problem(book: NotebookNode) -> str | None:
@@ -51,7 +61,9 @@ def problem(book: NotebookNode) -> str | None:
 
 
 def digest(book: NotebookNode, modules: Iterable[str]) -> str:
-    """Return the SHA-256, in hex, of all that the outputs depend on; a module that is gone counts as changed."""
+    """Return the SHA-256, in hex, of all that the outputs depend on;
+    a module that is gone counts as changed.
+    """
     parts = [cell.source for cell in book.cells if cell.cell_type == "code"]
     parts += [f"{name} {_module_digest(course_root(), name)}" for name in sorted(modules)]
     parts += [f"{name}=={pins()[name]}" for name in PACKAGES]
@@ -61,7 +73,11 @@ def digest(book: NotebookNode, modules: Iterable[str]) -> str:
 def pins() -> dict[str, str]:
     """Return the pinned version of each package: {"torch": "2.13.0", …}."""
     lines = (course_root() / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = (line.split(";")[0].partition("==") for line in lines if "==" in line and not line.startswith("#"))
+    pinned = (
+        line.split(";")[0].partition("==")
+        for line in lines
+        if "==" in line and not line.startswith("#")
+    )
     return {name.strip().lower(): version.strip() for name, _, version in pinned}
 
 
@@ -75,10 +91,14 @@ def _module_digest(root: Path, name: str) -> str:
 
 
 def without_comments(code: str) -> str:
-    """Return the code without its comments and the lines that held nothing else; the same in every Python."""
+    """Return the code without its comments and the lines that held nothing else;
+    the same in every Python.
+    """
     lines = code.split("\n")
     commented = {
-        token.start for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
+        token.start
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type == tokenize.COMMENT
     }
     for row, column in commented:
         lines[row - 1] = lines[row - 1][:column].rstrip()

@@ -1,9 +1,11 @@
-"""Bring a clone of the course to its next version; whatever the reader changed in it is kept under my_work/.
+"""Bring a clone of the course to its next version; whatever the reader changed in it is kept under
+my_work/.
 
-Reading a chapter changes its notebook file, for JupyterLab saves outputs and counts, and then a plain `git pull` refuses.
-Here the reader's versions are moved to `my_work/before-update-2026-11-21/` first. The order of the steps makes a kill harmless:
-everything new is fetched before anything is touched; a reader's file is moved away before git writes in its place; and the next
-run treats a file that git left half written as one more to keep.
+Reading a chapter changes its notebook file, for JupyterLab saves outputs and counts, and then a
+plain `git pull` refuses. Here the reader's versions are moved to
+`my_work/before-update-2026-11-21/` first. The order of the steps makes a kill harmless: everything
+new is fetched before anything is touched; a reader's file is moved away before git writes in its
+place; and the next run treats a file that git left half written as one more to keep.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ _STALE_SECONDS = 10.0  # git holds its locks for a fraction of a second
 def update() -> None:
     """Update the clone, its environment and the reader's exercises; print what was done.
 
-    Raises CourseError, before anything is touched, where this is no clone, has no upstream branch or cannot reach it, has commits
-    of its own, or is open in JupyterLab.
+    Raises CourseError, before anything is touched, where this is no clone, has no upstream branch
+    or cannot reach it, has commits of its own, or is open in JupyterLab.
     """
     git, work_folder = Git(course_root()), work_dir()
     before = git("rev-parse", "HEAD").strip()
@@ -58,11 +60,14 @@ def update() -> None:
 
 
 def _fetch(git: Git) -> str:
-    """Fetch the upstream branch; return the commit to go to, which is the current one if there is nothing new."""
+    """Fetch the upstream branch; return the commit to go to,
+    which is the current one if there is nothing new.
+    """
     branch = git("symbolic-ref", "--short", "-q", "HEAD", check=False).strip()
     if not branch:
         raise CourseError(
-            f"{git.root} is set to one fixed version (git calls this a detached HEAD): go back to the course's branch with "
+            f"{git.root} is set to one fixed version (git calls this a detached HEAD): go back to "
+            f"the course's branch with "
             "`git switch main`, then update."
         )
     if not git("rev-parse", "--abbrev-ref", "@{upstream}", check=False).strip():
@@ -74,31 +79,42 @@ def _fetch(git: Git) -> str:
     try:
         git("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30", "fetch", "--quiet")
     except CourseError as error:
-        raise CourseError(f"the new version could not be fetched, and nothing was changed. {error}") from error
+        raise CourseError(
+            f"the new version could not be fetched, and nothing was changed. {error}"
+        ) from error
     target = git("rev-parse", "@{upstream}").strip()
     if git.succeeds("merge-base", "--is-ancestor", target, "HEAD"):
         return git("rev-parse", "HEAD").strip()
     if not git.succeeds("merge-base", "--is-ancestor", "HEAD", target):
         raise CourseError(
-            f"the branch {branch} has commits that the course does not have, so nothing was changed: put them on top of the "
-            "new version with `git pull --rebase --autostash`, or keep them on a branch of their own with `git switch -c mine`."
+            f"the branch {branch} has commits that the course does not have, so nothing was "
+            f"changed: put them on top of the "
+            "new version with `git pull --rebase --autostash`, or keep them on a branch of their "
+            "own with `git switch -c mine`."
         )
     return target
 
 
 def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
-    """Move what the reader changed, and whatever is in the way, to the folder, and put the course's own version back.
+    """Move what the reader changed, and whatever is in the way, to the folder, and put the course's
+    own version back.
 
-    That is every changed notebook, and every other changed file that the new version changes too. A file that equals either
-    version of the course is not the reader's. Returns the names of the files that were moved.
+    That is every changed notebook, and every other changed file that the new version changes too. A
+    file that equals either version of the course is not the reader's. Returns the names of the
+    files that were moved.
     """
     git.succeeds("update-index", "-q", "--refresh")
-    # Not `git diff`, which leaves out files that differ in their line endings alone, and a merge then refuses.
+    # Not `git diff`, which leaves out files that differ in their line endings alone, and a merge
+    # then refuses.
     changed = git.names("diff-index", "--name-only", "--no-renames", "HEAD")
     incoming = git.names("diff", "--name-only", "--no-renames", "HEAD", target)
     in_head = set(git.names("ls-tree", "-r", "--name-only", "HEAD"))
-    ours = {name for name in changed if name in in_head and name.endswith(".ipynb")} | (changed & incoming)
-    in_the_way = {obstacle for name in incoming - in_head if (obstacle := _obstacle(git.root, name))}
+    ours = {name for name in changed if name in in_head and name.endswith(".ipynb")} | (
+        changed & incoming
+    )
+    in_the_way = {
+        obstacle for name in incoming - in_head if (obstacle := _obstacle(git.root, name))
+    }
     staged = git.names("diff-index", "--cached", "--name-only", "--no-renames", "HEAD") & git.names(
         "diff-files", "--name-only"
     )
@@ -114,7 +130,9 @@ def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
         if not os.path.lexists(path) or _is_the_courses(git, name, target):
             continue
         (kept_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, kept_folder / name)  # at once, where it can: no save of an editor falls in between
+        shutil.move(
+            path, kept_folder / name
+        )  # at once, where it can: no save of an editor falls in between
         kept.append(name)
     for name in sorted(in_the_way):
         (git.root / name).unlink(missing_ok=True)
@@ -126,7 +144,9 @@ def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
 
 
 def _obstacle(root: Path, name: str) -> str | None:
-    """Return what lies where a new file is to come: the file or folder of that name, or a file where its folder should be."""
+    """Return what lies where a new file is to come: the file or folder of that name,
+    or a file where its folder should be.
+    """
     for part in (Path(name), *Path(name).parents[:-1]):
         path = root / part
         if os.path.lexists(path):
@@ -135,25 +155,35 @@ def _obstacle(root: Path, name: str) -> str | None:
 
 
 def _is_the_courses(git: Git, name: str, target: str) -> bool:
-    """Return True if a file holds what the course has under its name in the current version or in the new one."""
+    """Return True if a file holds what the course has under its name in the current version or in
+    the new one.
+    """
     path = git.root / name
     if path.is_symlink() or not path.is_file():
         return False
     blob = git("hash-object", f"--path={name}", str(path)).strip()
-    return blob in {git("rev-parse", "-q", "--verify", f"{at}:{name}", check=False).strip() for at in ("HEAD", target)}
+    return blob in {
+        git("rev-parse", "-q", "--verify", f"{at}:{name}", check=False).strip()
+        for at in ("HEAD", target)
+    }
 
 
 def _refuse_if_open(root: Path) -> None:
-    """Raise CourseError if a JupyterLab of this user is running in the course: it may hold changes that are not saved."""
+    """Raise CourseError if a JupyterLab of this user is running in the course:
+    it may hold changes that are not saved.
+    """
     from jupyter_core.paths import jupyter_runtime_dir
 
     lab.use_writable_folders()
-    for record in Path(jupyter_runtime_dir()).glob("jpserver-*.json"):  # where each running server describes itself
+    for record in Path(jupyter_runtime_dir()).glob(
+        "jpserver-*.json"
+    ):  # where each running server describes itself
         with contextlib.suppress(OSError, ValueError, KeyError):
             server = json.loads(record.read_text(encoding="utf-8"))
             if Path(server["root_dir"]).resolve().is_relative_to(root) and _listens(server["port"]):
                 raise CourseError(
-                    f"JupyterLab is running in {server['root_dir']} (port {server['port']}): save your notebooks, stop it with "
+                    f"JupyterLab is running in {server['root_dir']} (port {server['port']}): save "
+                    f"your notebooks, stop it with "
                     "Ctrl-C in its terminal, then update. Nothing was changed."
                 )
 
@@ -165,13 +195,17 @@ def _listens(port: int) -> bool:
 
 
 def _renew_environment(git: Git, before: str) -> None:
-    """Install what the new version needs: with the set-up that made `.venv`, else with pip where the requirements changed."""
+    """Install what the new version needs: with the set-up that made `.venv`,
+    else with pip where the requirements changed.
+    """
     if (git.root / ".venv" / "installed.json").exists():
         command = [sys.executable, "tools/install.py"]  # does nothing where nothing is to do
     elif git.succeeds("diff", "--quiet", before, "HEAD", "--", *REQUIREMENTS):
         return
     elif sys.prefix == sys.base_prefix:
-        print("It needs other packages than before. With conda: conda env update -f environment.yml")
+        print(
+            "It needs other packages than before. With conda: conda env update -f environment.yml"
+        )
         return
     else:
         command = [sys.executable, "-m", "pip", "install", "-c", "constraints.txt", "-e", "."]
@@ -179,8 +213,8 @@ def _renew_environment(git: Git, before: str) -> None:
     if subprocess.run(command, cwd=git.root).returncode:
         line = " ".join(command[1:])
         raise CourseError(
-            f"the course is updated, but what it needs could not be installed, for the reason above. When that is put right, "
-            f"run in {git.root}: python {line}"
+            f"the course is updated, but what it needs could not be installed, for the reason "
+            f"above. When that is put right, run in {git.root}: python {line}"
         )
 
 
@@ -198,7 +232,9 @@ def _alone_in(work_folder: Path) -> Iterator[None]:
         with files.locked(work_folder / "update", seconds=0.5):
             yield
     except TimeoutError as error:
-        raise CourseError("another `amp-course update` is running in this course: wait until it has ended.") from error
+        raise CourseError(
+            "another `amp-course update` is running in this course: wait until it has ended."
+        ) from error
     except OSError as error:
         raise CourseError(
             describe_os_error(error, "the course was not updated, and nothing of yours is lost")
@@ -207,10 +243,16 @@ def _alone_in(work_folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _finished_later(git: Git, marker: Path, kept_folder: Path) -> Iterator[None]:
-    """Leave a marker until the block ends; where a killed run left one, say so, and remove the locks that its git left."""
+    """Leave a marker until the block ends; where a killed run left one, say so,
+    and remove the locks that its git left.
+    """
     if marker.exists():
         earlier = Path(marker.read_text(encoding="utf-8"))
-        moved = f" Files of yours that it moved are in {earlier}." if earlier.name and earlier.is_dir() else ""
+        moved = (
+            f" Files of yours that it moved are in {earlier}."
+            if earlier.name and earlier.is_dir()
+            else ""
+        )
         print(f"The last update was interrupted; this one finishes it.{moved}")
         for lock in git.folder.rglob("*.lock"):
             with contextlib.suppress(FileNotFoundError):  # its git was still running
@@ -222,7 +264,11 @@ def _finished_later(git: Git, marker: Path, kept_folder: Path) -> Iterator[None]
         yield
     except (CourseError, OSError) as error:
         marker.unlink()
-        text = str(error) if isinstance(error, CourseError) else describe_os_error(error, "the update stopped")
+        text = (
+            str(error)
+            if isinstance(error, CourseError)
+            else describe_os_error(error, "the update stopped")
+        )
         kept = f" What you had changed is kept in {kept_folder}." if kept_folder.is_dir() else ""
         raise CourseError(text + kept) from error
     marker.unlink()

@@ -1,7 +1,9 @@
-"""The reader's own copies of the exercises, in `my_work/`: made, refreshed, reset. Nothing of the reader's is lost.
+"""The reader's own copies of the exercises, in `my_work/`: made, refreshed, reset. Nothing of the
+reader's is lost.
 
-`my_work/.origins.json` remembers what each copy was made from: `{"06_loop.ipynb": "<sha256 of the exercise>"}`.
-A copy that still equals its origin is not yet the reader's, and follows the course; any other is never written to.
+`my_work/.origins.json` remembers what each copy was made from: `{"06_loop.ipynb": "<sha256 of the
+exercise>"}`. A copy that still equals its origin is not yet the reader's, and follows the course;
+any other is never written to.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from amp_course.kit import files
 from amp_course.kit.errors import CourseError, describe_os_error
 from amp_course.kit.paths import course_root, work_dir
 
-_LOCK_SECONDS = 60.0  # another command copies some megabytes; on a network folder that takes its time
+_LOCK_SECONDS = (
+    60.0  # another command copies some megabytes; on a network folder that takes its time
+)
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,11 @@ class Change:
 
 
 def copy_missing() -> list[Change]:
-    """Copy each exercise that the reader lacks; put one that has changed in the course next to the reader's copy.
+    """Copy each exercise that the reader lacks; put one that has changed in the course next to the
+    reader's copy.
 
-    Returns what was done, in order; nothing to do gives an empty list. Raises CourseError where `my_work/` cannot
-    be written.
+    Returns what was done, in order; nothing to do gives an empty list. Raises CourseError where
+    `my_work/` cannot be written.
     """
     exercises = sorted((course_root() / "exercises").glob("*.ipynb"))
     work = work_dir()
@@ -55,14 +60,19 @@ def copy_missing() -> list[Change]:
 
 
 def reset(chapter: Chapter) -> list[Change]:
-    """Put the reader's copy of a chapter's exercises aside under a dated name, and make a fresh copy.
+    """Put the reader's copy of a chapter's exercises aside under a dated name, and make a fresh
+    copy.
 
     Raises CourseError for a chapter without exercises, or where `my_work/` cannot be written.
     """
     exercise = course_root() / "exercises" / f"{chapter.stem}.ipynb"
     if not exercise.is_file():
-        known = ", ".join(path.stem for path in sorted(exercise.parent.glob("*.ipynb"))) or "none yet"
-        raise CourseError(f"chapter {chapter.stem} has no exercises to reset: choose one that has some ({known}).")
+        known = (
+            ", ".join(path.stem for path in sorted(exercise.parent.glob("*.ipynb"))) or "none yet"
+        )
+        raise CourseError(
+            f"chapter {chapter.stem} has no exercises to reset: choose one that has some ({known})."
+        )
     work = work_dir()
     copy = work / exercise.name
     changes: list[Change] = []
@@ -90,17 +100,24 @@ def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> li
     origins[exercise.name] = upstream
     mine = _sha256(copy)
     if origin is None or mine == upstream:
-        return []  # where the copy stems from is not known: it is the reader's, and only later changes are offered
+        # where the copy stems from is not known: it is the reader's, and only later changes are
+        # offered
+        return []
     if mine == origin:
         _copy(exercise, copy)
-        return [Change(copy, f"The exercises {exercise.stem} have changed, and your untouched copy with them.")]
+        return [
+            Change(
+                copy,
+                f"The exercises {exercise.stem} have changed, and your untouched copy with them.",
+            )
+        ]
     offered = files.unused_name(copy, f"new-{datetime.now():%Y-%m-%d}")
     _copy(exercise, offered)
     return [
         Change(
             offered,
-            f"The exercises {exercise.stem} have changed in the course. Your copy is unchanged; the new version is "
-            f"next to it: {offered}.",
+            f"The exercises {exercise.stem} have changed in the course. Your copy is unchanged; "
+            f"the new version is next to it: {offered}.",
         )
     ]
 
@@ -120,7 +137,9 @@ def _read_origins(work: Path) -> tuple[dict[str, str], list[Change]]:
     path = work / ".origins.json"
     try:
         origins = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(origins, dict) or not all(isinstance(value, str) for value in origins.values()):
+        if not isinstance(origins, dict) or not all(
+            isinstance(value, str) for value in origins.values()
+        ):
             raise ValueError("it holds no table of exercises")
     except FileNotFoundError:
         return {}, []
@@ -128,7 +147,8 @@ def _read_origins(work: Path) -> tuple[dict[str, str], list[Change]]:
         aside = files.unused_name(path, f"damaged-{datetime.now():%Y-%m-%d}")
         os.replace(path, aside)
         message = (
-            f"{path} was damaged ({error}) and is kept as {aside.name}. Your notebooks are untouched. If an exercise looks "
+            f"{path} was damaged ({error}) and is kept as {aside.name}. Your notebooks are "
+            f"untouched. If an exercise looks "
             "out of date, `amp-course reset CHAPTER` gives you the current one and keeps yours."
         )
         return {}, [Change(aside, message)]
@@ -141,13 +161,17 @@ def _write_origins(work: Path, origins: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def _alone_in(work: Path) -> Iterator[None]:
-    """Make the folder and keep other commands out of it; turn the system's refusal to write into one line with a cure."""
+    """Make the folder and keep other commands out of it;
+    turn the system's refusal to write into one line with a cure.
+    """
     try:
         work.mkdir(parents=True, exist_ok=True)
         with files.locked(work / "exercises", _LOCK_SECONDS):
             yield
     except OSError as error:
         raise CourseError(
-            describe_os_error(error, f"your copies in {work} could not be written, and nothing of yours is lost")
+            describe_os_error(
+                error, f"your copies in {work} could not be written, and nothing of yours is lost"
+            )
             + " AMP_COURSE_WORK can name another folder for them."
         ) from error

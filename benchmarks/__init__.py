@@ -1,1 +1,3 @@
-"""Side-by-side measurements: the loop and the rounding next to their peers, the cost of measuring, the panels."""
+"""Side-by-side measurements: the loop and the rounding next to their peers, the cost of measuring,
+the panels.
+"""

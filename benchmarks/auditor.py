@@ -1,4 +1,5 @@
-"""Time an audit of the digits ResNet next to one step of its training, in turn: it may take 2 s, or 20 steps if that is more.
+"""Time an audit of the digits ResNet next to one step of its training, in turn: it may take 2 s, or
+20 steps if that is more.
 
 python -m benchmarks.auditor
 """
@@ -24,7 +25,9 @@ DTYPES = {"AMP fp16": torch.float16, "AMP bf16": torch.bfloat16, "fp32": None}
 
 
 def compare(dtype: torch.dtype | None, chosen: Any) -> dict[str, Any]:
-    """Time one step and one audit of it, with all that an audit can judge: loss, clipping and, in fp16, a scaler."""
+    """Time one step and one audit of it, with all that an audit can judge:
+    loss, clipping and, in fp16, a scaler.
+    """
     device = chosen.device
     torch.manual_seed(0)
     model = (DigitsResNet(4) if chosen.tiny else DigitsResNet.for_device(device)).to(device)
@@ -46,7 +49,13 @@ def compare(dtype: torch.dtype | None, chosen: Any) -> dict[str, Any]:
         scaler.update()
         optimizer.zero_grad()
 
-    objects = {"model": model, "optimizer": optimizer, "scaler": scaler, "loss": loss, "max_norm": 1.0}
+    objects = {
+        "model": model,
+        "optimizer": optimizer,
+        "scaler": scaler,
+        "loss": loss,
+        "max_norm": 1.0,
+    }
     faults: set[str] = set()
 
     def steps(block: Sequence[Any]) -> list[float]:
@@ -60,7 +69,9 @@ def compare(dtype: torch.dtype | None, chosen: Any) -> dict[str, Any]:
         return []
 
     sides = {"step": Side(steps), "audit": Side(audits)}
-    in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
+    in_turn(
+        sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
+    )
     seconds = {name: spread(side.seconds_per_step) for name, side in sides.items()}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -83,12 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         times = {side: seconds_text(values["median"]) for side, values in found["seconds"].items()}
         ratio = found["steps"]
         print(
-            f"{name:10}{found['parameters']:,} parameters, batch {found['batch']}   step {times['step']}, audit {times['audit']} "
-            f"= {ratio['median']:.0f} steps ({ratio['q1']:.0f} to {ratio['q3']:.0f}), "
-            f"may take {seconds_text(found['limit_seconds'])}"
+            f"{name:10}{found['parameters']:,} parameters, batch {found['batch']}   step "
+            f"{times['step']}, audit {times['audit']} = {ratio['median']:.0f} steps "
+            f"({ratio['q1']:.0f} to {ratio['q3']:.0f}), may take "
+            f"{seconds_text(found['limit_seconds'])}"
             + (f"   accused: {', '.join(found['faults'])}" if found["faults"] else "")
         )
-        fine = fine and not found["faults"] and found["seconds"]["audit"]["median"] <= found["limit_seconds"]
+        fine = (
+            fine
+            and not found["faults"]
+            and found["seconds"]["audit"]["median"] <= found["limit_seconds"]
+        )
     print(f"\nwritten: {record.write().name}")
     return 0 if fine or chosen.tiny else 1
 

@@ -1,7 +1,9 @@
-"""Time `quantize` on a million numbers, in turn with gfloat's block quantisation on a part of them; equal results required.
+"""Time `quantize` on a million numbers, in turn with gfloat's block quantisation on a part of them;
+equal results required.
 
-gfloat takes one block at a time, so its time grows with the number of blocks: it gets every hundredth, and the ratio is taken per
-number. That is to its favour: the course's fixed costs are spread over a million numbers, but gfloat has none to speak of.
+gfloat takes one block at a time, so its time grows with the number of blocks: it gets every
+hundredth, and the ratio is taken per number. That is to its favour: the course's fixed costs are
+spread over a million numbers, but gfloat has none to speak of.
 
     python -m benchmarks.blocks
 """
@@ -17,7 +19,15 @@ import gfloat.formats  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from amp_course.frontiers import MXFP4, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, BlockFormat, quantize
+from amp_course.frontiers import (
+    MXFP4,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+    quantize,
+)
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
 from benchmarks.in_turn import Record, Side, arguments, in_turn, spread, warn_if_busy
@@ -45,18 +55,32 @@ def compare(block_format: BlockFormat, chosen: Any) -> dict[str, Any]:
 
     def block_by_block(batches: Sequence[Any]) -> list[float]:
         for _ in batches:
-            results["gfloat"] = np.stack([
-                gfloat.block.quantize_block(GFLOAT[block_format], block, gfloat.block.compute_scale_amax) for block in some
-            ]).astype(np.float32)  # fmt: skip
+            results["gfloat"] = np.stack(
+                [
+                    gfloat.block.quantize_block(
+                        GFLOAT[block_format], block, gfloat.block.compute_scale_amax
+                    )
+                    for block in some
+                ]
+            ).astype(np.float32)
         return []
 
     sides = {"course": Side(course), "gfloat": Side(block_by_block)}
-    in_turn(sides, [(x, x)], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
+    in_turn(
+        sides,
+        [(x, x)],
+        chosen.device,
+        steps=chosen.steps,
+        rounds=chosen.rounds,
+        seconds=chosen.seconds,
+    )
     per_number = {
         "course": [seconds / x.numel() for seconds in sides["course"].seconds_per_step],
         "gfloat": [seconds / some.size for seconds in sides["gfloat"].seconds_per_step],
     }
-    ratios = [slow / fast for fast, slow in zip(per_number["course"], per_number["gfloat"], strict=True)]
+    ratios = [
+        slow / fast for fast, slow in zip(per_number["course"], per_number["gfloat"], strict=True)
+    ]
     return {
         "same_results": bool(np.array_equal(results["course"], results["gfloat"])),
         "numbers": {"course": x.numel(), "gfloat": some.size},
@@ -66,7 +90,9 @@ def compare(block_format: BlockFormat, chosen: Any) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and print the comparison; return 1 if results differ or the course is less than 10 times as fast."""
+    """Run and print the comparison; return 1 if results differ or the course is less than 10 times
+    as fast.
+    """
     chosen = arguments((__doc__ or "").split("\n")[0], rounds=8, steps=1, argv=argv)
     warn_if_busy()
     record = Record("blocks", machine_report(chosen.device), chosen)
@@ -76,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         million = {name: 1e6 * one["median"] for name, one in found["seconds_per_number"].items()}
         ratio = found["times_as_fast"]
         print(
-            f"{block_format.name:11} a million numbers: course {seconds_text(million['course'])}, gfloat "
-            f"{seconds_text(million['gfloat'])} (projected): {ratio['median']:,.0f} times as fast "
-            f"({ratio['q1']:,.0f} to {ratio['q3']:,.0f})"
+            f"{block_format.name:11} a million numbers: course {seconds_text(million['course'])}, "
+            f"gfloat {seconds_text(million['gfloat'])} (projected): {ratio['median']:,.0f} times "
+            f"as fast ({ratio['q1']:,.0f} to {ratio['q3']:,.0f})"
         )
         fine = fine and found["same_results"] and ratio["median"] >= 10
     print(f"\nwritten: {record.write().name}")

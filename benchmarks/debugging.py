@@ -1,4 +1,5 @@
-"""Time the course's models with the watch of `first_nonfinite` and with `watch_ranges` on, in turn with a plain step.
+"""Time the course's models with the watch of `first_nonfinite` and with `watch_ranges` on, in turn
+with a plain step.
 
 python -m benchmarks.debugging
 """
@@ -35,7 +36,9 @@ WATCH_LIMIT, RANGES_LIMIT = 15.0, 1.3  # times the step
 
 
 def compare(workload: Workload, chosen: Any) -> dict[str, Any]:
-    """Train three copies of a workload: plain, watched for inf and NaN, and with its ranges measured every tenth pass."""
+    """Train three copies of a workload: plain, watched for inf and NaN,
+    and with its ranges measured every tenth pass.
+    """
 
     def side(watching: Callable[[nn.Module], AbstractContextManager[Any]]) -> Side:
         stepper = workload.start(FP32).stepper
@@ -53,14 +56,21 @@ def compare(workload: Workload, chosen: Any) -> dict[str, Any]:
         "watch_ranges": side(lambda model: watch_ranges(model, say=lambda text: None)),
     }
     in_turn(
-        sides, take_batches(workload), chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
+        sides,
+        take_batches(workload),
+        chosen.device,
+        steps=chosen.steps,
+        rounds=chosen.rounds,
+        seconds=chosen.seconds,
     )
     same = len({tuple(one.losses) for one in sides.values()}) == 1
     return {
         "title": workload.title,
         "same_results": same,
         "seconds": {name: spread(one.seconds_per_step) for name, one in sides.items()},
-        "times_plain": {name: spread(speed_ratio(sides["plain"], sides[name])) for name in list(sides)[1:]},
+        "times_plain": {
+            name: spread(speed_ratio(sides["plain"], sides[name])) for name in list(sides)[1:]
+        },
     }
 
 

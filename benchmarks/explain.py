@@ -1,7 +1,9 @@
-"""Try `explain` and the predicted speed-up out: do the kinds add up, what does explaining cost, is the planted cause named first?
+"""Try `explain` and the predicted speed-up out: do the kinds add up, what does explaining cost, is
+the planted cause named first?
 
-Each of the ten planted steps is explained, and so is the same step with its cause cured: is the cause still named? Then both are
-timed without any tool, in turn. Then the three workloads: what AMP should buy, and what it does.
+Each of the ten planted steps is explained, and so is the same step with its cause cured: is the
+cause still named? Then both are timed without any tool, in turn. Then the three workloads: what AMP
+should buy, and what it does.
 
     python -m benchmarks.explain
 """
@@ -88,7 +90,9 @@ def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
         "evidence": found.advice[0].evidence if found.advice else "",
         "first_is_planted": first in planted.causes,
         "named_when_cured": after,
-        "cured_is_accused": any(cause in planted.causes for cause in after) if planted.same_work else None,
+        "cured_is_accused": any(cause in planted.causes for cause in after)
+        if planted.same_work
+        else None,
         "shown": not planted.same_work or plain["median"] > SHOWN * cured["median"],
         "explained_seconds": found.seconds,
         "plain_seconds": plain,
@@ -110,26 +114,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         tried = planted[one.name] = try_planted(one, chosen)
         times = [seconds_text(tried[side]["median"]) for side in ("plain_seconds", "cured_seconds")]
         sign = "yes" if tried["first_is_planted"] else "NO" if tried["shown"] else "–"
-        ratios = f"kinds/step {tried['kinds_over_plain']:.2f}   recorded/step {tried['recorded_over_plain']:.2f}"
+        ratios = (
+            f"kinds/step {tried['kinds_over_plain']:.2f}   recorded/step "
+            f"{tried['recorded_over_plain']:.2f}"
+        )
         named, after = (", ".join(tried[key]) or "nothing" for key in ("named", "named_when_cured"))
-        print(f"{sign:4}{one.name:28}{times[0]:>8}, cured {times[1]:>8}   {ratios}   {named}; cured: {after}")
+        print(
+            f"{sign:4}{one.name:28}{times[0]:>8}, cured {times[1]:>8}   {ratios}   {named}; cured: "
+            f"{after}"
+        )
     recipe = low_recipe(chosen.device)
     for workload in (simple_net, digits_resnet, char_gpt)[: 1 if chosen.tiny else None]:
         small = {"batch_size": 2} if chosen.tiny else {}
         seconds = 0.3 if chosen.tiny else 4.0
-        found = predict_workload(workload(chosen.device, **small), recipe, chosen.device, seconds=seconds)
+        found = predict_workload(
+            workload(chosen.device, **small), recipe, chosen.device, seconds=seconds
+        )
         record.data["workloads"][workload.__name__] = {**found.to_dict(), "error": found.error}
         gap = ", ".join(f"{name} {value * 1e3:+.2f} ms" for name, value in found.gap().items())
         print(
-            f"{found.title:34}{recipe.label}   ceiling {found.ceiling:.3f}, predicted {found.predicted:.3f}, "
-            f"measured {found.measured:.3f} ({found.error:+.1%})   {gap}"
+            f"{found.title:34}{recipe.label}   ceiling {found.ceiling:.3f}, predicted "
+            f"{found.predicted:.3f}, measured {found.measured:.3f} ({found.error:+.1%})   {gap}"
         )
     right = sum(tried["first_is_planted"] for tried in planted.values())
     shown = sum(tried["shown"] for tried in planted.values())
     record.data |= {"named_first": right, "shown": shown}
     print(
-        f"{right} of {len(planted)} planted causes named first; {shown} of them make a step more than {SHOWN - 1:.0%} slower on "
-        f"this machine. Written to {record.write()}."
+        f"{right} of {len(planted)} planted causes named first; {shown} of them make a step more "
+        f"than {SHOWN - 1:.0%} slower on this machine. Written to {record.write()}."
     )
     return 0 if right >= len(planted) - 1 or chosen.tiny else 1
 

@@ -1,4 +1,5 @@
-"""Draw the newest records of results/ as docs/images/benchmark.png, and write them as tables into benchmarks/README.md.
+"""Draw the newest records of results/ as docs/images/benchmark.png, and write them as tables into
+benchmarks/README.md.
 
 python -m benchmarks.figure
 """
@@ -38,14 +39,20 @@ def newest(folder: Path, benchmark: str) -> list[dict[str, Any]]:
 
 
 def peers_figure(records: Sequence[dict[str, Any]]) -> Figure:
-    """Draw the speed of each loop under each recipe, over the course's in fp32: a row a machine, a column a workload."""
-    heights = [1.15 + 0.72 * max(len(found["recipes"]) for found in r["workloads"].values()) for r in records]
+    """Draw the speed of each loop under each recipe, over the course's in fp32:
+    a row a machine, a column a workload.
+    """
+    heights = [
+        1.15 + 0.72 * max(len(found["recipes"]) for found in r["workloads"].values())
+        for r in records
+    ]
     figure, axes = new_figure(
         8.6,
         sum(heights),
         columns=len(WORKLOADS),
         rows=len(records),
-        alt="Speed of each training loop, over that of the course's in fp32, by workload and recipe.",
+        alt="Speed of each training loop, over that of the course's in fp32, by workload and "
+        "recipe.",
         squeeze=False,
         height_ratios=heights,
     )
@@ -55,8 +62,8 @@ def peers_figure(records: Sequence[dict[str, Any]]) -> Figure:
         if len(records) > 1:
             row[0].set_ylabel(record["machine"]["device_name"], fontsize=8, color=INK, labelpad=8)
     figure.supxlabel(
-        "Bars: speed over that of the course's loop in fp32 on the same machine. Lines: quartiles over the rounds.\n"
-        + "\n".join(f"Measured on {heading(record)}." for record in records),
+        "Bars: speed over that of the course's loop in fp32 on the same machine. Lines: quartiles "
+        "over the rounds.\n" + "\n".join(f"Measured on {heading(record)}." for record in records),
         fontsize=7.5,
         color=INK,
     )
@@ -68,7 +75,10 @@ def _draw(axis: Any, found: dict[str, Any]) -> None:
     for group, (recipe, values) in enumerate(found["recipes"].items()):
         for bar, name in enumerate(name for name in LABELS if name in values["sides"]):
             place = group * (len(LABELS) + 1.3) + bar
-            speed, times = values["sides"][name]["steps_per_second"]["median"], values["over_fp32_course"][name]
+            speed, times = (
+                values["sides"][name]["steps_per_second"]["median"],
+                values["over_fp32_course"][name],
+            )
             own = name == "course"
             axis.barh(
                 place,
@@ -80,7 +90,9 @@ def _draw(axis: Any, found: dict[str, Any]) -> None:
                 edgecolor="white",
                 lw=0,
             )
-            axis.plot([times["q1"], times["q3"]], [place, place], color=INK, lw=1.2, solid_capstyle="butt")
+            axis.plot(
+                [times["q1"], times["q3"]], [place, place], color=INK, lw=1.2, solid_capstyle="butt"
+            )
             axis.annotate(
                 f"{times['median']:.2f}×  {steps_text(speed)} steps/s",
                 (max(times["q3"], times["median"]), place),
@@ -143,7 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     peers = records["peers"]
     if not peers:
-        print(f"no record of peers in {chosen.results}: run python -m benchmarks.peers first", file=sys.stderr)
+        print(
+            f"no record of peers in {chosen.results}: run python -m benchmarks.peers first",
+            file=sys.stderr,
+        )
         return 1
     chosen.image.parent.mkdir(parents=True, exist_ok=True)
     peers_figure(peers).savefig(chosen.image)
@@ -151,7 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, found, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not found or not ended:
-        print(f"{chosen.readme} has no place for the tables: it needs the lines\n{BEGIN}\n{END}", file=sys.stderr)
+        print(
+            f"{chosen.readme} has no place for the tables: it needs the lines\n{BEGIN}\n{END}",
+            file=sys.stderr,
+        )
         return 1
     chosen.readme.write_text(f"{before}{BEGIN}\n\n{tables(records)}\n\n{END}{after}")
     print(f"written: {chosen.image}, {chosen.readme}")

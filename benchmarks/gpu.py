@@ -1,9 +1,9 @@
-"""Record everything that a GPU adds, in one call: the report card, predictions, the loop next to its peers, recipes,
-rounding.
+"""Record everything that a GPU adds, in one call: the report card, predictions, the loop next to
+its peers, recipes, rounding.
 
-Each part leaves its JSON in results/; the report card and the peers a picture as well. A part that fails or
-lacks a library does not stop the others. Only torch, numpy, scikit-learn, scipy, matplotlib and tqdm are needed; the peers
-run if Accelerate or Lightning Fabric is installed.
+Each part leaves its JSON in results/; the report card and the peers a picture as well. A part that
+fails or lacks a library does not stop the others. Only torch, numpy, scikit-learn, scipy,
+matplotlib and tqdm are needed; the peers run if Accelerate or Lightning Fabric is installed.
 
     python -m benchmarks.gpu                 some minutes
     python -m benchmarks.gpu --seconds 7     two to three
@@ -32,24 +32,34 @@ RECIPE_SECONDS = 30.0  # for one workload under one recipe of the report card
 
 
 def report_card(chosen: Any) -> int:
-    """Train the three workloads under every recipe that means something here; write the card as JSON and PNG."""
+    """Train the three workloads under every recipe that means something here;
+    write the card as JSON and PNG.
+    """
     device = chosen.device
     whole = [simple_net(device), digits_resnet(device), char_gpt(device)]
     workloads = workloads_for(device, tiny=True)[:1] if chosen.tiny else whole
-    card = make_report_card(device, workloads=workloads, max_seconds=chosen.seconds or RECIPE_SECONDS)
+    card = make_report_card(
+        device, workloads=workloads, max_seconds=chosen.seconds or RECIPE_SECONDS
+    )
     record = Record("report_card", machine_report(device), chosen)
-    record.data["workloads"] = {name: [row.to_dict() for row in card.of(name)] for name in card.workloads()}
+    record.data["workloads"] = {
+        name: [row.to_dict() for row in card.of(name)] for name in card.workloads()
+    }
     record.data["paragraph"] = card.paragraph()
     path = record.write()
     report_card_figure(card).savefig(path.with_suffix(".png"), dpi=150)
-    print(f"{card!r}\n\n{card.paragraph()}\n\nwritten: {path.name}, {path.with_suffix('.png').name}")
+    print(
+        f"{card!r}\n\n{card.paragraph()}\n\nwritten: {path.name}, {path.with_suffix('.png').name}"
+    )
     return 0
 
 
 def peers_and_picture(argv: Sequence[str], chosen: Any) -> int:
     """Run the peers and draw what they wrote."""
     code = peers.main(argv)
-    path = max(chosen.out.glob(f"peers-{chosen.device.type}-*.json"), key=lambda path: path.stat().st_mtime)
+    path = max(
+        chosen.out.glob(f"peers-{chosen.device.type}-*.json"), key=lambda path: path.stat().st_mtime
+    )
     peers_figure([json.loads(path.read_text())]).savefig(path.with_suffix(".png"), dpi=150)
     return code
 
@@ -60,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = arguments((__doc__ or "").partition("\n")[0], rounds=20, steps=10, argv=argv)
     if chosen.device.type != "cuda" and not chosen.tiny:
         print(
-            f"This records what a GPU adds, and torch finds none here (the device is {chosen.device}). `--tiny --device cpu` "
+            f"This records what a GPU adds, and torch finds none here (the device is "
+            f"{chosen.device}). `--tiny --device cpu` "
             "tries the program out on a CPU.",
             file=sys.stderr,
         )

@@ -1,7 +1,9 @@
-"""Time several sides of one training in turn, compare them round by round, and keep a record of the run.
+"""Time several sides of one training in turn, compare them round by round, and keep a record of the
+run.
 
-A round gives every side one block of steps, on the same batches. What slows the machine for a while slows all sides of
-that round, so the ratio of two sides is taken round by round; the median of those ratios is the answer.
+A round gives every side one block of steps, on the same batches. What slows the machine for a while
+slows all sides of that round, so the ratio of two sides is taken round by round; the median of
+those ratios is the answer.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Side:
     before: Callable[[], None] = lambda: None
     losses: list[float] = field(default_factory=list)
     seconds_per_step: list[float] = field(default_factory=list)  # one a round
-    faults_per_step: list[float] = field(default_factory=list)  # pages that the system had to hand out, one a round
+    faults_per_step: list[float] = field(
+        default_factory=list
+    )  # pages that the system had to hand out, one a round
 
 
 def in_turn(
@@ -62,13 +66,15 @@ def in_turn(
     rounds: int,
     seconds: float | None = None,
 ) -> None:
-    """Give each side a block of `steps` steps in each of `rounds` rounds; the times and losses are left in the sides.
+    """Give each side a block of `steps` steps in each of `rounds` rounds; the times and losses are
+    left in the sides.
 
     No round begins after `seconds`, but LEAST_ROUNDS are taken.
 
-    Every side is timed by the same clock, from idle device to idle device, around its whole block. A step that is not
-    timed goes before each block, so that none finds the caches full of its predecessor's weights. The order moves on by
-    one from round to round, and is reversed in every other one.
+    Every side is timed by the same clock, from idle device to idle device, around its whole block.
+    A step that is not timed goes before each block, so that none finds the caches full of its
+    predecessor's weights. The order moves on by one from round to round, and is reversed in every
+    other one.
     """
     feeds = {name: itertools.cycle(batches) for name in sides}
     names, start = list(sides), time.monotonic()
@@ -92,19 +98,29 @@ def in_turn(
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Return median and quartiles, to six figures: [1, 2, 3] → {"median": 2.0, "q1": 1.5, "q3": 2.5}."""
+    """Return median and quartiles, to six figures: [1, 2, 3] → {"median": 2.0, "q1": 1.5, "q3":
+    2.5}.
+    """
     values = list(values)
-    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return {name: float(f"{value:.6g}") for name, value in (("median", median), ("q1", q1), ("q3", q3))}
+    q1, median, q3 = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    )
+    return {
+        name: float(f"{value:.6g}") for name, value in (("median", median), ("q1", q1), ("q3", q3))
+    }
 
 
 def speed_ratio(side: Side, other: Side) -> list[float]:
-    """Return, round by round, the steps per second of `side` over those of `other`: above 1, `side` is faster."""
+    """Return, round by round, the steps per second of `side` over those of `other`:
+    above 1, `side` is faster.
+    """
     return [b / a for a, b in zip(side.seconds_per_step, other.seconds_per_step, strict=True)]
 
 
 def workloads_for(device: torch.device, tiny: bool) -> list[Workload]:
-    """Return SimpleNet and the character GPT in the size for the device; `tiny` is for trying the programs out."""
+    """Return SimpleNet and the character GPT in the size for the device;
+    `tiny` is for trying the programs out.
+    """
     if tiny:
         return [simple_net(device, width=32, batch_size=4), char_gpt(device, batch_size=1)]
     return [simple_net(device), char_gpt(device)]
@@ -125,19 +141,45 @@ def take_batches(workload: Workload) -> list[Batch]:
 
 
 def arguments(
-    description: str, *, rounds: int, steps: int, argv: Sequence[str] | None = None, limited: bool = True
+    description: str,
+    *,
+    rounds: int,
+    steps: int,
+    argv: Sequence[str] | None = None,
+    limited: bool = True,
 ) -> argparse.Namespace:
-    """Read the command line that the benchmarks have in common; `--seconds` is for those that take turns by in_turn."""
+    """Read the command line that the benchmarks have in common;
+    `--seconds` is for those that take turns by in_turn.
+    """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--device", type=torch.device, default=pick_device(), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=steps, help="steps in a turn (default: %(default)s)")
+    parser.add_argument(
+        "--device", type=torch.device, default=pick_device(), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="turns of each side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=steps, help="steps in a turn (default: %(default)s)"
+    )
     if limited:
-        parser.add_argument("--seconds", type=float, help="most seconds for one comparison (default: no limit)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record (default: benchmarks/results)")
-    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
-    parser.add_argument("--usual-malloc", action="store_true", help="let malloc give freed memory back, as it does")
-    parser.add_argument("--tiny", action="store_true", help="tiny models: tries the program out, measures nothing")
+        parser.add_argument(
+            "--seconds", type=float, help="most seconds for one comparison (default: no limit)"
+        )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        help="folder of the record (default: benchmarks/results)",
+    )
+    parser.add_argument(
+        "--threads", type=int, help="threads of torch (default: torch's own choice)"
+    )
+    parser.add_argument(
+        "--usual-malloc", action="store_true", help="let malloc give freed memory back, as it does"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models: tries the program out, measures nothing"
+    )
     chosen = parser.parse_args(argv)
     if chosen.rounds < 1 or chosen.steps < 1:
         parser.error("--rounds and --steps must be at least 1")
@@ -150,21 +192,32 @@ def arguments(
 def warn_if_busy() -> None:
     """Say so if other programs are at work: the ratios survive it, the times do not."""
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 2):
-        print(f"This machine is busy (load {os.getloadavg()[0]:.1f}): run this when it is quiet for numbers to keep.\n")
+        print(
+            f"This machine is busy (load {os.getloadavg()[0]:.1f}): run this when it is quiet for "
+            f"numbers to keep.\n"
+        )
 
 
 class Record:
     """The record of one run, as it goes into results/."""
 
-    def __init__(self, benchmark: str, machine: MachineReport, chosen: argparse.Namespace, **more: Any) -> None:
+    def __init__(
+        self, benchmark: str, machine: MachineReport, chosen: argparse.Namespace, **more: Any
+    ) -> None:
         """Note the machine, the versions, the settings and the date."""
-        self.name, self.folder = f"{benchmark}-{chosen.device.type}-{slug(machine.device_name)}", chosen.out
+        self.name, self.folder = (
+            f"{benchmark}-{chosen.device.type}-{slug(machine.device_name)}",
+            chosen.out,
+        )
         self.began = datetime.datetime.now(datetime.UTC)
         self.data: dict[str, Any] = {
             "benchmark": benchmark,
             "date": self.began.isoformat(timespec="seconds"),
             "machine": machine.to_dict(),
-            "versions": {"python": platform.python_version(), **_versions("torch", "accelerate", "lightning-fabric")},
+            "versions": {
+                "python": platform.python_version(),
+                **_versions("torch", "accelerate", "lightning-fabric"),
+            },
             "settings": {
                 "device": str(chosen.device),
                 "rounds": chosen.rounds,
@@ -182,7 +235,9 @@ class Record:
         }
 
     def write(self) -> Path:
-        """Write results/<benchmark>-<device>-<machine>-<date>.json and return where; a day's last run is kept."""
+        """Write results/<benchmark>-<device>-<machine>-<date>.json and return where;
+        a day's last run is kept.
+        """
         self.data["load_average"]["after"] = _load()
         seconds = (datetime.datetime.now(datetime.UTC) - self.began).total_seconds()
         self.data["took_seconds"] = round(seconds, 1)
@@ -194,7 +249,9 @@ class Record:
 
 def _neat(text: str) -> str:
     """Put each list of numbers on one line: they are many, and nobody reads them one by one."""
-    return re.sub(r"\[\s+([-\d.e,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    return re.sub(
+        r"\[\s+([-\d.e,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text
+    )
 
 
 def slug(name: str) -> str:

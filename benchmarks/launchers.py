@@ -2,9 +2,9 @@
 
     python -m benchmarks.launchers
 
-Two ranks over gloo on this machine, by torchrun, torchrun as two nodes, torch.multiprocessing.spawn, processes started by
-hand, the old torch.distributed.launch and, if it is installed, Accelerate. The first round, which fills the file cache, is
-not counted.
+Two ranks over gloo on this machine, by torchrun, torchrun as two nodes,
+torch.multiprocessing.spawn, processes started by hand, the old torch.distributed.launch and, if it
+is installed, Accelerate. The first round, which fills the file cache, is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen.device = torch.device("cpu")  # gloo, wherever this runs
     warn_if_busy()
     record = Record("launchers", machine_report(chosen.device), chosen)
-    names = ["torchrun", "spawn", "by hand"] if chosen.tiny else [one.key for one in LAUNCHERS if one.key]
+    names = (
+        ["torchrun", "spawn", "by hand"]
+        if chosen.tiny
+        else [one.key for one in LAUNCHERS if one.key]
+    )
     if not chosen.tiny:
         time_launchers(1, names)
     times = time_launchers(chosen.rounds, names)
@@ -37,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("| launcher | start-up | quartiles |\n|---|---|---|")
     for name in times.seconds:
         timing = times.timing(name)
-        print(f"| {name} | {seconds_text(timing.median)} | {seconds_text(timing.q1)} to {seconds_text(timing.q3)} |")
+        print(
+            f"| {name} | {seconds_text(timing.median)} | {seconds_text(timing.q1)} to "
+            f"{seconds_text(timing.q3)} |"
+        )
     for name, why in times.left_out.items():
         print(f"\nLeft out: {name}. {why}.")
     print(f"\nRecord: {record.write().name}")

@@ -1,7 +1,9 @@
-"""Try tools that look for inf and NaN on the same planted faults and sound steps: what each names, and what it costs.
+"""Try tools that look for inf and NaN on the same planted faults and sound steps: what each names,
+and what it costs.
 
-Besides `first_nonfinite`: PyTorch's `torch.autograd.detect_anomaly`; its `DebugMode`, which logs every op with the norm of what
-it gave; and a check of every module's output by a forward hook, as Hugging Face's `DebugUnderflowOverflow` does it.
+Besides `first_nonfinite`: PyTorch's `torch.autograd.detect_anomaly`; its `DebugMode`, which logs
+every op with the norm of what it gave; and a check of every module's output by a forward hook, as
+Hugging Face's `DebugUnderflowOverflow` does it.
 
     python -m benchmarks.nonfinite
 """
@@ -38,7 +40,8 @@ class Named:
     """What a tool said of one step.
 
     accuses: whether it reported anything
-    op, module, line: whether its report has the op that made the first inf or NaN, the path of its module, its line of code
+    op, module, line: whether its report has the op that made the first inf or NaN, the path of its
+                      module, its line of code
     """
 
     accuses: bool = False
@@ -48,7 +51,9 @@ class Named:
 
 
 def _first_nonfinite(setup: Setup, fault: Planted | None) -> Named:
-    found = first_nonfinite(setup.step, model=setup.model, optimizer=setup.optimizer, scaler=setup.scaler or ())
+    found = first_nonfinite(
+        setup.step, model=setup.model, optimizer=setup.optimizer, scaler=setup.scaler or ()
+    )
     first = found.first
     if first is None or fault is None:
         return Named(bool(found))
@@ -79,7 +84,9 @@ def _hooks(setup: Setup, fault: Planted | None) -> Named:
             found.append(name)
 
     handles = [
-        module.register_forward_hook(lambda module, args, output, name=name: hook(name, module, args, output))
+        module.register_forward_hook(
+            lambda module, args, output, name=name: hook(name, module, args, output)
+        )
         for name, module in setup.model.named_modules()
     ]
     setup.step()
@@ -131,31 +138,46 @@ def _imported(name: str) -> Any:
 
 
 def compare_tools() -> tuple[dict[str, dict[str, Named]], dict[str, list[str]]]:
-    """Try every tool that this torch has: fault → tool → what it named, and sound step → the tools that accused it."""
+    """Try every tool that this torch has: fault → tool → what it named,
+    and sound step → the tools that accused it.
+    """
     tools = available_tools()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "std.*degrees of freedom")
-        faults = {fault.name: {tool: TOOLS[tool](fault.make(), fault) for tool in tools} for fault in FAULTS}
+        faults = {
+            fault.name: {tool: TOOLS[tool](fault.make(), fault) for tool in tools}
+            for fault in FAULTS
+        }
         sound = {
-            make.__name__.replace("_", " "): [tool for tool in tools if TOOLS[tool](make(), None).accuses]
+            make.__name__.replace("_", " "): [
+                tool for tool in tools if TOOLS[tool](make(), None).accuses
+            ]
             for make in SOUND
         }
     return faults, sound
 
 
-def table(faults: Mapping[str, Mapping[str, Named]], sound: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def table(
+    faults: Mapping[str, Mapping[str, Named]], sound: Mapping[str, Sequence[str]]
+) -> list[list[str]]:
     """Return the counts as text, the head first."""
     head = ["tool", f"notices, of {len(faults)}", "names the op", "the module", "the line"]
     rows = [[*head, f"accuses, of {len(sound)} sound steps"]]
     for tool in available_tools():
         counts = [sum(getattr(named[tool], what) for named in faults.values()) for what in WHAT]
-        rows.append([tool, *map(str, counts), str(sum(tool in accusers for accusers in sound.values()))])
+        rows.append(
+            [tool, *map(str, counts), str(sum(tool in accusers for accusers in sound.values()))]
+        )
     return rows
 
 
 def relative_costs(*, seconds: float = 2.0) -> dict[str, dict[str, float]]:
-    """Return how many times a bare step it takes under each tool; setting the tool up is part of its time."""
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    """Return how many times a bare step it takes under each tool;
+    setting the tool up is part of its time.
+    """
+    model = nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
     batch = torch.randn(128, 256)
 
     def step() -> None:
@@ -201,7 +223,9 @@ def _around(tool: str, model: nn.Module) -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print, and write results/nonfinite-….json; return 1 if `first_nonfinite` misses a fault or accuses a sound step."""
+    """Run, print, and write results/nonfinite-….json;
+    return 1 if `first_nonfinite` misses a fault or accuses a sound step.
+    """
     chosen = arguments((__doc__ or "").partition("\n")[0], rounds=1, steps=1, argv=argv)
     warn_if_busy()
     record = Record("nonfinite", machine_report(chosen.device), chosen)
@@ -209,11 +233,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = table(faults, sound)
     costs = relative_costs(seconds=0.2 if chosen.tiny else 4.0)
     named = {
-        fault: {tool: [getattr(one, what) for what in WHAT] for tool, one in by.items()} for fault, by in faults.items()
+        fault: {tool: [getattr(one, what) for what in WHAT] for tool, one in by.items()}
+        for fault, by in faults.items()
     }
     record.data |= {"table": rows, "times_the_step": costs, "named": named, "accused": sound}
     print(text_table(rows))
-    print("\n".join(f"{tool:18} {ratio['median']:.1f} times the step" for tool, ratio in costs.items()))
+    print(
+        "\n".join(
+            f"{tool:18} {ratio['median']:.1f} times the step" for tool, ratio in costs.items()
+        )
+    )
     print(f"written: {record.write().name}")
     missed = [name for name, by in faults.items() if not by["first_nonfinite"].op]
     return int(bool(missed) or any("first_nonfinite" in accusers for accusers in sound.values()))

@@ -1,7 +1,8 @@
-"""Time the panels: from a control's event to the new view, in Python, as a reader's clicks and slides would cause it.
+"""Time the panels: from a control's event to the new view, in Python, as a reader's clicks and
+slides would cause it.
 
-What the browser then takes to paint is not in these numbers. An event is one control set to another value, as a message
-from the browser sets it.
+What the browser then takes to paint is not in these numbers. An event is one control set to another
+value, as a message from the browser sets it.
 
     python -m benchmarks.panels
 """
@@ -34,7 +35,9 @@ Event = Callable[[], None]
 
 
 def toggling() -> tuple[Panel, Callable[[], Event]]:
-    """Click random bits of the BitExplorer, in fp64, which has most; every tenth event changes the format there and back."""
+    """Click random bits of the BitExplorer, in fp64, which has most;
+    every tenth event changes the format there and back.
+    """
     panel = BitExplorer()
     panel.format.value = "fp64"
     names = [fmt.name for fmt in FORMATS]
@@ -53,7 +56,10 @@ def sliding() -> tuple[Panel, Callable[[], Event]]:
     """Move the sliders of the RangeExplorer, and change its format."""
     panel = RangeExplorer()
     return panel, lambda: _moved(
-        [(slider, slider.min, slider.max) for slider in (panel.centre, panel.spread, panel.loss_scale)],
+        [
+            (slider, slider.min, slider.max)
+            for slider in (panel.centre, panel.spread, panel.loss_scale)
+        ],
         [(panel.format, [fmt for _, fmt in panel.format.options])],
     )
 
@@ -73,7 +79,9 @@ def colliding() -> tuple[Panel, Callable[[], Event]]:
 
 
 def tracing() -> tuple[Panel, Callable[[], Event]]:
-    """Change the model, policy, dtype, pass and module of the DtypeTrace; every trace is made afresh, none is kept."""
+    """Change the model, policy, dtype, pass and module of the DtypeTrace;
+    every trace is made afresh, none is kept.
+    """
     panel = DtypeTrace()
 
     def draw() -> Event:
@@ -81,7 +89,13 @@ def tracing() -> tuple[Panel, Callable[[], Event]]:
         menus = (panel.model, panel.policy, panel.dtype, panel.phase, panel.module)
         return _moved(
             [],
-            [(menu, [option[1] if isinstance(option, tuple) else option for option in menu.options]) for menu in menus],
+            [
+                (
+                    menu,
+                    [option[1] if isinstance(option, tuple) else option for option in menu.options],
+                )
+                for menu in menus
+            ],
         )
 
     return panel, draw
@@ -101,7 +115,9 @@ def scaling() -> tuple[Panel, Callable[[], Event]]:
 
 
 def assembling() -> tuple[Panel, Callable[[], Event]]:
-    """Change the switches of the LoopWorkbench, and the loop it starts from; every loop is audited afresh, none is kept."""
+    """Change the switches of the LoopWorkbench, and the loop it starts from;
+    every loop is audited afresh, none is kept.
+    """
     panel = LoopWorkbench()
 
     def draw() -> Event:
@@ -115,7 +131,9 @@ def assembling() -> tuple[Panel, Callable[[], Event]]:
 
 
 def comparing() -> tuple[Panel, Callable[[], Event]]:
-    """Change recipe, options, optimizer, rate, net and size of the RecipeExplorer; all of it is measured afresh, none is kept."""
+    """Change recipe, options, optimizer, rate, net and size of the RecipeExplorer;
+    all of it is measured afresh, none is kept.
+    """
     panel = RecipeExplorer()
 
     def draw() -> Event:
@@ -125,13 +143,21 @@ def comparing() -> tuple[Panel, Callable[[], Event]]:
         menus += [panel.recipe, panel.optimizer, panel.rate, panel.net, panel.size]
         return _moved(
             [],
-            [(menu, [option[1] if isinstance(option, tuple) else option for option in menu.options]) for menu in menus],
+            [
+                (
+                    menu,
+                    [option[1] if isinstance(option, tuple) else option for option in menu.options],
+                )
+                for menu in menus
+            ],
         )
 
     return panel, draw
 
 
-def _moved(sliders: Sequence[tuple[Any, float, float]], menus: Sequence[tuple[Any, Sequence[Any]]]) -> Event:
+def _moved(
+    sliders: Sequence[tuple[Any, float, float]], menus: Sequence[tuple[Any, Sequence[Any]]]
+) -> Event:
     """Return the event of one slider or menu, drawn at random, set to another value."""
     chosen = random.randrange(len(sliders) + len(menus))
     if chosen < len(sliders):
@@ -144,7 +170,9 @@ def _moved(sliders: Sequence[tuple[Any, float, float]], menus: Sequence[tuple[An
     return lambda: setattr(control, "value", other)
 
 
-PANELS: dict[str, tuple[Callable[[], tuple[Panel, Callable[[], Event]]], float]] = {  # and the aim, in milliseconds
+PANELS: dict[
+    str, tuple[Callable[[], tuple[Panel, Callable[[], Event]]], float]
+] = {  # and the aim, in milliseconds
     "BitExplorer": (toggling, 50.0),
     "RangeExplorer": (sliding, 120.0),
     "CollisionExplorer": (colliding, 120.0),
@@ -156,9 +184,11 @@ PANELS: dict[str, tuple[Callable[[], tuple[Panel, Callable[[], Event]]], float]]
 
 
 def measure(make: Callable[[], tuple[Panel, Callable[[], Event]]], events: int) -> list[float]:
-    """Return the milliseconds of each event, from the control's change to the view's; the warm-up is left out.
+    """Return the milliseconds of each event, from the control's change to the view's; the warm-up
+    is left out.
 
-    Raises AssertionError if an event left the view as it was too often: then it was not the view that was timed.
+    Raises AssertionError if an event left the view as it was too often: then it was not the view
+    that was timed.
     """
     panel, draw = make()
     taken, changed = [], 0
@@ -193,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         late = late or p95 > limit
         print(
-            f"{name:20}{len(milliseconds)} events   median {median:6.1f} ms   95th percentile {p95:6.1f} ms   aim {limit:g}"
+            f"{name:20}{len(milliseconds)} events   median {median:6.1f} ms   95th percentile "
+            f"{p95:6.1f} ms   aim {limit:g}"
         )
     print(f"\nwritten: {record.write().name}")
     return 1 if late else 0

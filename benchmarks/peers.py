@@ -1,7 +1,9 @@
-"""Time the same training with the course's loop, Hugging Face Accelerate and Lightning Fabric, in turn in one process.
+"""Time the same training with the course's loop, Hugging Face Accelerate and Lightning Fabric, in
+turn in one process.
 
-Same first weights, batches, optimizer, loss and recipe; each peer's loop is the one of its documentation. All keep the
-loss of every step and read them once a block, and the losses must agree: otherwise the sides would not do the same.
+Same first weights, batches, optimizer, loss and recipe; each peer's loop is the one of its
+documentation. All keep the loss of every step and read them once a block, and the losses must
+agree: otherwise the sides would not do the same.
 
     python -m benchmarks.peers
 """
@@ -37,13 +39,19 @@ from benchmarks.in_turn import (
 
 LABELS = {"course": "the course", "accelerate": "Accelerate", "fabric": "Fabric"}
 MODULES = {"accelerate": "accelerate", "fabric": "lightning_fabric"}
-PEERS = tuple(name for name, module in MODULES.items() if find_spec(module))  # those that are installed here
-COMPARED_STEPS = 20  # the losses of the first ones must agree; later, rounding grows into different trainings
+PEERS = tuple(
+    name for name, module in MODULES.items() if find_spec(module)
+)  # those that are installed here
+COMPARED_STEPS = (
+    20  # the losses of the first ones must agree; later, rounding grows into different trainings
+)
 TOLERANCES = {"fp32": 1e-4, "amp_bf16": 1e-2, "amp_fp16": 1e-2}  # of a loss, relative
 
 
 def course(session: Session, device: torch.device) -> Side:
-    """Train with the course's loop, its timer and its log of losses and scales at work as always."""
+    """Train with the course's loop, its timer and its log of losses and scales at work as
+    always.
+    """
 
     def block(batches: Sequence[Batch]) -> Sequence[float]:
         record = run(
@@ -51,7 +59,8 @@ def course(session: Session, device: torch.device) -> Side:
             batches,
             session.recipe,
             warmup=0,
-            memory=False,  # counted once a run, not once a step: benchmarks/timer.py says what it costs
+            # counted once a run, not once a step: benchmarks/timer.py says what it costs
+            memory=False,
             progress=False,
         )
         return record.losses
@@ -62,12 +71,14 @@ def course(session: Session, device: torch.device) -> Side:
 def accelerate(session: Session, device: torch.device) -> Side:
     """Train with Hugging Face Accelerate.
 
-    Source: "Add Accelerate to your code", https://huggingface.co/docs/accelerate/basic_tutorials/migration
+    Source: "Add Accelerate to your code",
+            https://huggingface.co/docs/accelerate/basic_tutorials/migration
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    # An Accelerator's precision is a singleton's, so each side keeps a copy, and puts it in place before its blocks.
+    # An Accelerator's precision is a singleton's, so each side keeps a copy, and puts it in place
+    # before its blocks.
     AcceleratorState._reset_state()
     precision = {"fp32": "no", "amp_bf16": "bf16", "amp_fp16": "fp16"}[session.recipe.name]
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
@@ -95,12 +106,15 @@ def accelerate(session: Session, device: torch.device) -> Side:
 def fabric(session: Session, device: torch.device) -> Side:
     """Train with Lightning Fabric.
 
-    Source: "Convert PyTorch code to Fabric", https://lightning.ai/docs/fabric/stable/fundamentals/convert.html
+    Source: "Convert PyTorch code to Fabric",
+            https://lightning.ai/docs/fabric/stable/fundamentals/convert.html
     """
     from lightning_fabric import Fabric
 
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it greets
-    precision = {"fp32": "32-true", "amp_bf16": "bf16-mixed", "amp_fp16": "16-mixed"}[session.recipe.name]
+    precision = {"fp32": "32-true", "amp_bf16": "bf16-mixed", "amp_fp16": "16-mixed"}[
+        session.recipe.name
+    ]
     fabric = Fabric(accelerator=device.type, devices=1, precision=precision)
     fabric.launch()
     model, optimizer = fabric.setup(session.stepper.model, session.stepper.optimizer)
@@ -128,11 +142,17 @@ BUILDERS = {name: build for name, build in _ALL.items() if name == "course" or n
 
 
 def compare(sides: dict[str, Side], tolerance: float) -> dict[str, Any]:
-    """Return the speeds of the sides of one recipe, the ratios of the course's to the peers', and how losses agree."""
+    """Return the speeds of the sides of one recipe, the ratios of the course's to the peers',
+    and how losses agree.
+    """
     ratios = {peer: speed_ratio(sides["course"], sides[peer]) for peer in PEERS}
     spreads = {peer: spread(ratios[peer]) for peer in PEERS}
-    better = min(PEERS, key=lambda peer: spreads[peer]["median"])  # the one that the course does worse against
-    apart = {peer: _largest_difference(sides["course"].losses, sides[peer].losses) for peer in PEERS}
+    better = min(
+        PEERS, key=lambda peer: spreads[peer]["median"]
+    )  # the one that the course does worse against
+    apart = {
+        peer: _largest_difference(sides["course"].losses, sides[peer].losses) for peer in PEERS
+    }
     return {
         "sides": {
             name: {
@@ -170,16 +190,24 @@ def row(recipe_label: str, found: dict[str, Any]) -> str:
         speed = found["sides"][name]["steps_per_second"]["median"]
         cells.append(f"{speed:8.1f} ({seconds_text(1 / speed)})".ljust(21))
     ratio = found["ratio"]
-    cells.append(f"{ratio['median']:.3f} ({ratio['q1']:.3f} to {ratio['q3']:.3f}, over {LABELS[ratio['over']]})")
+    cells.append(
+        f"{ratio['median']:.3f} ({ratio['q1']:.3f} to {ratio['q3']:.3f}, over "
+        f"{LABELS[ratio['over']]})"
+    )
     cells.append("same" if found["losses"]["same"] else "DIFFERENT")
     return f"  {recipe_label:<9}" + "  ".join(cells)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, print the table, write the record; return 1 if the sides' losses differ."""
+    """Run the benchmark, print the table, write the record;
+    return 1 if the sides' losses differ.
+    """
     chosen = arguments(__doc__.partition("\n")[0], rounds=60, steps=10, argv=argv)
     if not PEERS:
-        print('There is no peer to compare with: run pip install -e ".[peers]" first.', file=sys.stderr)
+        print(
+            'There is no peer to compare with: run pip install -e ".[peers]" first.',
+            file=sys.stderr,
+        )
         return 1
     device = chosen.device
     warn_if_busy()
@@ -199,30 +227,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         with FP32.precision():  # the same fp32 for all: train() sets it for itself alone
             in_turn(
-                sides, take_batches(workload), device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
+                sides,
+                take_batches(workload),
+                device,
+                steps=chosen.steps,
+                rounds=chosen.rounds,
+                seconds=chosen.seconds,
             )
         found: dict[str, Any] = {}
         print(
-            f"\n{workload.title}: steps per second (time of a step), in {chosen.rounds} rounds of {chosen.steps} steps"
+            f"\n{workload.title}: steps per second (time of a step), in {chosen.rounds} rounds of "
+            f"{chosen.steps} steps"
         )
-        print("           " + "".join(f"{LABELS[name]:>8}".ljust(23) for name in BUILDERS) + "course / better peer")
+        print(
+            "           "
+            + "".join(f"{LABELS[name]:>8}".ljust(23) for name in BUILDERS)
+            + "course / better peer"
+        )
         for recipe in recipes:
             mine = {name: sides[recipe.name, name] for name in BUILDERS}
             found[recipe.name] = compare(mine, TOLERANCES[recipe.name])
             all_same &= found[recipe.name]["losses"]["same"]
             found[recipe.name]["over_fp32_course"] = {
-                name: spread(speed_ratio(side, sides["fp32", "course"])) for name, side in mine.items()
+                name: spread(speed_ratio(side, sides["fp32", "course"]))
+                for name, side in mine.items()
             }
             print(row(recipe.label, found[recipe.name]))
         for recipe in recipes[1:]:
             gain = found[recipe.name]["over_fp32_course"]["course"]
             print(
-                f"  {recipe.label} over fp32, the course: {gain['median']:.2f} ({gain['q1']:.2f} to {gain['q3']:.2f})"
+                f"  {recipe.label} over fp32, the course: {gain['median']:.2f} ({gain['q1']:.2f} "
+                f"to {gain['q3']:.2f})"
             )
         record.data["workloads"][workload.name] = {"title": workload.title, "recipes": found}
     print(f"\nwritten: {record.write()}")
     if not all_same:
-        print("The losses of the sides differ, so they did not run the same training: see the record.", file=sys.stderr)
+        print(
+            "The losses of the sides differ, so they did not run the same training: see the "
+            "record.",
+            file=sys.stderr,
+        )
     return 0 if all_same else 1
 
 

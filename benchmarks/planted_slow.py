@@ -1,7 +1,9 @@
-"""Ten training steps with one planted cause each, and the same steps without it: what `explain` is tried on.
+"""Ten training steps with one planted cause each, and the same steps without it: what `explain` is
+tried on.
 
-All are real steps on real tensors, sized for a CPU. Those that need fast 16-bit matmuls use fp32 where the machine has none, and
-the fp32 island becomes an fp64 one there. Each step is a function of a batch; the ones with a loader bring it along.
+All are real steps on real tensors, sized for a CPU. Those that need fast 16-bit matmuls use fp32
+where the machine has none, and the fp32 island becomes an fp64 one there. Each step is a function
+of a batch; the ones with a loader bring it along.
 """
 
 from __future__ import annotations
@@ -63,13 +65,18 @@ def _net(*sizes: int) -> nn.Sequential:
 def _batches(width: int, outputs: int, size: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
-        (torch.randn(size, width, generator=generator), torch.randn(size, outputs, generator=generator))
+        (
+            torch.randn(size, width, generator=generator),
+            torch.randn(size, outputs, generator=generator),
+        )
         for _ in range(4)
     ]
 
 
 def _training(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, after: Callable[[Tensor], Any] = lambda loss: None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    after: Callable[[Tensor], Any] = lambda loss: None,
 ) -> Step:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-4, fused=True)
 
@@ -112,7 +119,9 @@ def _casts(cured: bool) -> tuple[Step, Iterable[Any]]:
     width, depth = 1024, 24
     layer = nn.Linear(width, width)
     to = torch.bfloat16
-    if not low_is_fast():  # weights that are kept in 16 bits to save memory, and computed with in fp32
+    if (
+        not low_is_fast()
+    ):  # weights that are kept in 16 bits to save memory, and computed with in fp32
         layer, to = layer.bfloat16(), torch.float32
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4, fused=True)
 
@@ -131,7 +140,9 @@ def _casts(cured: bool) -> tuple[Step, Iterable[Any]]:
 
 
 def _source(cured: bool) -> tuple[Step, Iterable[Any]]:
-    return _classifier(), DataLoader(SlowSource(256, 0.0 if cured else 0.001, size=16), batch_size=16)
+    return _classifier(), DataLoader(
+        SlowSource(256, 0.0 if cured else 0.001, size=16), batch_size=16
+    )
 
 
 def _transform(cured: bool) -> tuple[Step, Iterable[Any]]:

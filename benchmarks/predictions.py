@@ -1,7 +1,9 @@
-"""Predict what AMP buys for five trainings, from prices measured op by op and from the card's data sheet, and measure it.
+"""Predict what AMP buys for five trainings, from prices measured op by op and from the card's data
+sheet, and measure it.
 
-The three workloads and two more: the same net with a batch of 8,192, and a GPT of the size of GPT-2's smallest. Each is
-trained in float32, TF32, bf16 and fp16, in turn; told is also the share of the best matmul rate that was measured here.
+The three workloads and two more: the same net with a batch of 8,192, and a GPT of the size of
+GPT-2's smallest. Each is trained in float32, TF32, bf16 and fp16, in turn; told is also the share
+of the best matmul rate that was measured here.
 
     python -m benchmarks.predictions --seconds 4
 """
@@ -56,12 +58,16 @@ def workloads(device: torch.device, tiny: bool) -> list[Workload]:
 
 
 def card_of(name: str) -> Card | None:
-    """Return the data sheet of a card by the name that its driver gives; an H200 computes as an H100 does."""
+    """Return the data sheet of a card by the name that its driver gives;
+    an H200 computes as an H100 does.
+    """
     found = [card for card in CARDS if card.name.split()[0] in name.replace("H200", "H100")]
     return found[0] if found else None
 
 
-def in_each_recipe(workload: Workload, recipes: Sequence[Recipe], chosen: Any) -> dict[str, list[float]]:
+def in_each_recipe(
+    workload: Workload, recipes: Sequence[Recipe], chosen: Any
+) -> dict[str, list[float]]:
     """Train under each recipe in turn; return the seconds of a step, one a round."""
     sessions = {recipe.name: workload.start(recipe) for recipe in recipes}
     batch = next(sessions[FP32.name].batches)
@@ -76,7 +82,14 @@ def in_each_recipe(workload: Workload, recipes: Sequence[Recipe], chosen: Any) -
         return Side(run)
 
     sides = {name: side(name) for name in sessions}
-    in_turn(sides, [batch], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
+    in_turn(
+        sides,
+        [batch],
+        chosen.device,
+        steps=chosen.steps,
+        rounds=chosen.rounds,
+        seconds=chosen.seconds,
+    )
     synchronize(chosen.device)
     return {name: side.seconds_per_step for name, side in sides.items()}
 
@@ -111,10 +124,13 @@ def predicted(
         "flops": flops,
         "seconds_per_step": medians,
         "over_fp32": {
-            name: spread([a / b for a, b in zip(fp32, times, strict=True)]) for name, times in seconds.items()
+            name: spread([a / b for a, b in zip(fp32, times, strict=True)])
+            for name, times in seconds.items()
         },
         "share_of_peak": {
-            name: flops / medians[name]["median"] / peaks[fmt] for name, fmt in formats.items() if fmt in peaks
+            name: flops / medians[name]["median"] / peaks[fmt]
+            for name, fmt in formats.items()
+            if fmt in peaks
         },
     }
 
@@ -125,7 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     warn_if_busy()
     device = chosen.device
     record = Record("predictions", machine_report(device), chosen)
-    machine = measure_machine(device, sizes=(64,) if chosen.tiny else None, seconds=chosen.seconds or 6.0)
+    machine = measure_machine(
+        device, sizes=(64,) if chosen.tiny else None, seconds=chosen.seconds or 6.0
+    )
     record.data["rates"] = machine.to_dict()
     print(machine)
     card = card_of(record.data["machine"]["device_name"])
@@ -134,13 +152,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = predicted(workload, recipe, card, machine.peaks, chosen)
         record.data["workloads"][f"{workload.name}, {workload.title}"] = found
         ratios = ", ".join(
-            f"{RECIPES[name].label} {value['median']:.2f} ({found['share_of_peak'].get(name, 0):.0%} of its peak)"
+            f"{RECIPES[name].label} {value['median']:.2f} "
+            f"({found['share_of_peak'].get(name, 0):.0%} of its peak)"
             for name, value in found["over_fp32"].items()
         )
-        sheet = f"; by the data sheet {found['data_sheet']['speedup']:.2f}" if found["data_sheet"] else ""
+        sheet = (
+            f"; by the data sheet {found['data_sheet']['speedup']:.2f}"
+            if found["data_sheet"]
+            else ""
+        )
         print(
-            f"{workload.title}: {ratios}\n    {recipe.label}: ceiling {found['ceiling']:.2f}, predicted "
-            f"{found['predicted']:.2f}, measured {found['measured']:.2f} ({found['error']:+.0%}){sheet}",
+            f"{workload.title}: {ratios}\n    {recipe.label}: ceiling {found['ceiling']:.2f}, "
+            f"predicted {found['predicted']:.2f}, measured {found['measured']:.2f} "
+            f"({found['error']:+.0%}){sheet}",
             flush=True,
         )
         if device.type == "cuda":

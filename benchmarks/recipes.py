@@ -1,8 +1,10 @@
-"""Time O1 through its recipe class next to the plain cells of chapter 06, in turn: what the class costs.
+"""Time O1 through its recipe class next to the plain cells of chapter 06, in turn: what the class
+costs.
 
-The plain side is the step as chapter 06 writes it: autocast, scaler, clear the gradients, return the loss. Both sides begin
-with the same weights and see the same batches, and their losses, weights and scales must be equal to the last bit. A second
-pair of sides has a net so small that a step is nearly all overhead, and gives the cost in microseconds.
+The plain side is the step as chapter 06 writes it: autocast, scaler, clear the gradients, return
+the loss. Both sides begin with the same weights and see the same batches, and their losses, weights
+and scales must be equal to the last bit. A second pair of sides has a net so small that a step is
+nearly all overhead, and gives the cost in microseconds.
 
     python -m benchmarks.recipes
 """
@@ -22,7 +24,17 @@ from amp_course.kit.measure import seconds_text
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32
 from amp_course.recipes import O1
-from benchmarks.in_turn import BATCHES, Batch, Record, Side, arguments, in_turn, speed_ratio, spread, warn_if_busy
+from benchmarks.in_turn import (
+    BATCHES,
+    Batch,
+    Record,
+    Side,
+    arguments,
+    in_turn,
+    speed_ratio,
+    spread,
+    warn_if_busy,
+)
 
 LIMIT = 1.02  # of the plain cells' time, for a step of a size that one trains
 TINY_WIDTH, TINY_STEPS = 8, 100
@@ -33,7 +45,9 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-4)
 
 
-def plain_cells(model: nn.Module, dtype: torch.dtype, device: torch.device) -> tuple[Side, Callable[[], Any]]:
+def plain_cells(
+    model: nn.Module, dtype: torch.dtype, device: torch.device
+) -> tuple[Side, Callable[[], Any]]:
     """Return a side that trains by the cells of chapter 06; and what it has to show at the end."""
     optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler(device.type)
 
@@ -52,7 +66,9 @@ def plain_cells(model: nn.Module, dtype: torch.dtype, device: torch.device) -> t
     return Side(run), lambda: (list(model.parameters()), scaler.state_dict())
 
 
-def recipe_class(model: nn.Module, dtype: torch.dtype, device: torch.device) -> tuple[Side, Callable[[], Any]]:
+def recipe_class(
+    model: nn.Module, dtype: torch.dtype, device: torch.device
+) -> tuple[Side, Callable[[], Any]]:
     """Return a side that trains by O1; and what it has to show at the end."""
     session = O1(dtype=dtype).prepare(model, sgd, mse_loss)
     assert session.scaler is not None
@@ -67,14 +83,18 @@ def recipe_class(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
 SIDES = {"recipe": recipe_class, "plain": plain_cells}
 
 
-def compare(width: int, batch_size: int, dtype: torch.dtype, steps: int, chosen: Any) -> dict[str, Any]:
+def compare(
+    width: int, batch_size: int, dtype: torch.dtype, steps: int, chosen: Any
+) -> dict[str, Any]:
     """Time both sides on SimpleNet, and look whether they ended alike."""
     device, made = chosen.device, {}
     for name, build in SIDES.items():
         torch.manual_seed(0)
         made[name] = build(SimpleNet(width).to(device), dtype, device)
     sides = {name: side for name, (side, _) in made.items()}
-    batches = [(pair[0], pair[1]) for pair in torch.randn(BATCHES, 2, batch_size, width, device=device)]
+    batches = [
+        (pair[0], pair[1]) for pair in torch.randn(BATCHES, 2, batch_size, width, device=device)
+    ]
     with FP32.precision():
         in_turn(sides, batches, device, steps=steps, rounds=chosen.rounds, seconds=chosen.seconds)
     (weights, state), (their_weights, their_state) = (end() for _, end in made.values())
@@ -88,18 +108,23 @@ def compare(width: int, batch_size: int, dtype: torch.dtype, steps: int, chosen:
         and all(map(torch.equal, weights, their_weights)),
         "seconds": {name: spread(side.seconds_per_step) for name, side in sides.items()},
         "extra_seconds": spread(a - b for a, b in both),
-        "cost": spread(speed_ratio(sides["plain"], sides["recipe"])),  # above 1, the recipe's takes longer
+        "cost": spread(
+            speed_ratio(sides["plain"], sides["recipe"])
+        ),  # above 1, the recipe's takes longer
         "limit": LIMIT,
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and print the comparison; return 1 if results differ or O1 through the class costs more than it may."""
+    """Run and print the comparison; return 1 if results differ or O1 through the class costs more
+    than it may.
+    """
     chosen = arguments(__doc__.partition("\n")[0], rounds=60, steps=10, argv=argv)
     warn_if_busy()
     record = Record("recipes", machine_report(chosen.device), chosen)
     on_gpu = chosen.device.type == "cuda"
-    # fp16 is emulated on most CPUs: there a size that one trains runs O1 in bf16, its scaler at work as always.
+    # fp16 is emulated on most CPUs: there a size that one trains runs O1 in bf16, its scaler at
+    # work as always.
     low = torch.float16 if on_gpu else torch.bfloat16
     width, batch_size = SimpleNet.width_for(chosen.device), SimpleNet.batch_size_for(chosen.device)
     if chosen.tiny:
@@ -113,10 +138,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, size in workloads.items():
         found = record.data["workloads"][name] = compare(*size, chosen)
         cost = found["cost"]
-        ours, theirs = (seconds_text(found["seconds"][side]["median"]) for side in ("recipe", "plain"))
+        ours, theirs = (
+            seconds_text(found["seconds"][side]["median"]) for side in ("recipe", "plain")
+        )
         print(
-            f"{name:18} width {found['width']}, {found['dtype']}: O1 {ours}, plain cells {theirs}   cost {cost['median']:.3f} "
-            f"({cost['q1']:.3f} to {cost['q3']:.3f}), {seconds_text(found['extra_seconds']['median'])} a step"
+            f"{name:18} width {found['width']}, {found['dtype']}: O1 {ours}, plain cells {theirs}  "
+            f" cost {cost['median']:.3f} ({cost['q1']:.3f} to {cost['q3']:.3f}), "
+            f"{seconds_text(found['extra_seconds']['median'])} a step"
         )
         if not found["same_results"]:
             print(f"{name}: the results differ, so the times mean nothing")

@@ -1,9 +1,11 @@
-"""Time `round_to` next to torch's cast, ml_dtypes and gfloat on the same million numbers, equal results required.
+"""Time `round_to` next to torch's cast, ml_dtypes and gfloat on the same million numbers, equal
+results required.
 
-Each side takes a float32 array and gives the values it is rounded to back as float32: torch and ml_dtypes (numpy, for
-fp16) cast there and back, gfloat and the course compute. gfloat runs on a torch tensor and on a numpy array; the faster
-of the two is the one to beat. On a GPU the numbers stay there, so what computes on numpy arrays has no part in it; a peer that
-is not installed is left out.
+Each side takes a float32 array and gives the values it is rounded to back as float32: torch and
+ml_dtypes (numpy, for fp16) cast there and back, gfloat and the course compute. gfloat runs on a
+torch tensor and on a numpy array; the faster of the two is the one to beat. On a GPU the numbers
+stay there, so what computes on numpy arrays has no part in it; a peer that is not installed is left
+out.
 
     python -m benchmarks.rounding
 """
@@ -27,7 +29,9 @@ from amp_course.kit.measure import seconds_text
 from benchmarks.in_turn import Record, Side, arguments, in_turn, speed_ratio, spread, warn_if_busy
 
 COUNT = 1_000_000
-FORMATS: dict[FloatFormat, tuple[str, str]] = {  # the names of ml_dtypes' types, and of gfloat's formats
+FORMATS: dict[
+    FloatFormat, tuple[str, str]
+] = {  # the names of ml_dtypes' types, and of gfloat's formats
     FP16: ("", "format_info_binary16"),
     BF16: ("bfloat16", "format_info_bfloat16"),
     FP8_E5M2: ("float8_e5m2", "format_info_ocp_e5m2"),
@@ -36,7 +40,9 @@ FORMATS: dict[FloatFormat, tuple[str, str]] = {  # the names of ml_dtypes' types
 
 
 def numbers(fmt: FloatFormat, count: int) -> Tensor:
-    """Draw float32 numbers of all of the format's magnitudes, from its subnormals to its largest binade."""
+    """Draw float32 numbers of all of the format's magnitudes,
+    from its subnormals to its largest binade.
+    """
     generator = torch.Generator().manual_seed(0)
     low, high = fmt.min_exponent - fmt.significand_bits, fmt.max_exponent - 1
     exponents = torch.rand(count, generator=generator) * (high - low) + low
@@ -45,7 +51,9 @@ def numbers(fmt: FloatFormat, count: int) -> Tensor:
 
 
 def ways(fmt: FloatFormat, device: torch.device) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return the sides that run here: name → a function from a float32 tensor to the rounded one."""
+    """Return the sides that run here: name → a function from a float32 tensor to the rounded
+    one.
+    """
     dtype, (numpy_name, gfloat_name) = fmt.dtype, FORMATS[fmt]
     assert dtype is not None
     found: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,7 +62,9 @@ def ways(fmt: FloatFormat, device: torch.device) -> dict[str, Callable[[Tensor],
     }
     on_cpu = device.type == "cpu"
     if on_cpu and (fmt is FP16 or find_spec("ml_dtypes")):
-        numpy_type = np.float16 if fmt is FP16 else getattr(importlib.import_module("ml_dtypes"), numpy_name)
+        numpy_type = (
+            np.float16 if fmt is FP16 else getattr(importlib.import_module("ml_dtypes"), numpy_name)
+        )
         name = "numpy cast" if fmt is FP16 else "ml_dtypes"
         found[name] = lambda x: torch.from_numpy(x.numpy().astype(numpy_type).astype(np.float32))
     if find_spec("gfloat"):
@@ -62,7 +72,9 @@ def ways(fmt: FloatFormat, device: torch.device) -> dict[str, Callable[[Tensor],
         info = getattr(importlib.import_module("gfloat.formats"), gfloat_name)
         found["gfloat on torch"] = lambda x: gfloat.round_ndarray(info, x)
         if on_cpu:
-            found["gfloat on numpy"] = lambda x: torch.from_numpy(gfloat.round_ndarray(info, x.numpy()))
+            found["gfloat on numpy"] = lambda x: torch.from_numpy(
+                gfloat.round_ndarray(info, x.numpy())
+            )
     return found
 
 
@@ -82,14 +94,20 @@ def compare(fmt: FloatFormat, chosen: Any) -> dict[str, Any]:
         return Side(run)
 
     sides = {name: side(function) for name, function in functions.items()}
-    in_turn(sides, [x], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
+    in_turn(
+        sides, [x], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
+    )
     gfloats = [name for name in sides if name.startswith("gfloat")]
-    best = min(gfloats, key=lambda name: spread(sides[name].seconds_per_step)["median"], default=None)
+    best = min(
+        gfloats, key=lambda name: spread(sides[name].seconds_per_step)["median"], default=None
+    )
     return {
         "same_results": same,
         "numbers": x.numel(),
         "seconds": {name: spread(each.seconds_per_step) for name, each in sides.items()},
-        "course_over": {name: spread(speed_ratio(sides["course"], each)) for name, each in sides.items()},
+        "course_over": {
+            name: spread(speed_ratio(sides["course"], each)) for name, each in sides.items()
+        },
         "best_gfloat": best,
     }
 
@@ -99,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = arguments(__doc__.split("\n")[0], rounds=30, steps=5, argv=argv)
     warn_if_busy()
     record = Record("rounding", machine_report(chosen.device), chosen)
-    print(f"{'':10}{'side':18}{'a million numbers' if not chosen.tiny else 'a thousand'}   course's speed over it")
+    print(
+        f"{'':10}{'side':18}{'a million numbers' if not chosen.tiny else 'a thousand'}   course's "
+        f"speed over it"
+    )
     for fmt in FORMATS:
         found = record.data["workloads"][fmt.name] = compare(fmt, chosen)
         for name, seconds in found["seconds"].items():

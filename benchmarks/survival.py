@@ -1,4 +1,5 @@
-"""Make the survival map of chapter 08: every recipe at every batch size, several seeds, real arithmetic in every dtype.
+"""Make the survival map of chapter 08: every recipe at every batch size, several seeds, real
+arithmetic in every dtype.
 
 python -m benchmarks.survival
 """
@@ -32,22 +33,41 @@ def as_lines(data: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train all cells, print each as it ends, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record (default: benchmarks/results)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="batch sizes (default: all)")
-    parser.add_argument("--seeds", type=int, help="how many seeds of each (default: as the setting says)")
-    parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in SETTINGS], help="default: all")
-    parser.add_argument("--recipes", nargs="+", choices=[recipe.name for recipe in ALL], help="default: all")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        help="folder of the record (default: benchmarks/results)",
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="batch sizes (default: all)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="how many seeds of each (default: as the setting says)"
+    )
+    parser.add_argument(
+        "--settings", nargs="+", choices=[setting.name for setting in SETTINGS], help="default: all"
+    )
+    parser.add_argument(
+        "--recipes", nargs="+", choices=[recipe.name for recipe in ALL], help="default: all"
+    )
     chosen = parser.parse_args(argv)
     outcomes: list[RunResult] = []
     began = time.monotonic()
     for setting in SETTINGS:
         if chosen.settings and setting.name not in chosen.settings:
             continue
-        for recipe in (recipe for recipe in ALL if not chosen.recipes or recipe.name in chosen.recipes):
+        for recipe in (
+            recipe for recipe in ALL if not chosen.recipes or recipe.name in chosen.recipes
+        ):
             for size in chosen.sizes:
-                runs = [train_to_the_end(setting, recipe, size, seed) for seed in setting.seeds[: chosen.seeds]]
+                runs = [
+                    train_to_the_end(setting, recipe, size, seed)
+                    for seed in setting.seeds[: chosen.seeds]
+                ]
                 ends = ", ".join(
-                    f"dies at {run.died_at}" if run.accuracy is None else f"{run.accuracy:.3f}" for run in runs
+                    f"dies at {run.died_at}" if run.accuracy is None else f"{run.accuracy:.3f}"
+                    for run in runs
                 )
                 print(f"{setting.name:8}{recipe.name:14}{size:5}  {ends}", flush=True)
                 outcomes += runs

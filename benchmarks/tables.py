@@ -18,7 +18,11 @@ def steps_text(speed: float) -> str:
 def _machine(record: dict[str, Any]) -> str:
     machine, threads = record["machine"], record["settings"]["threads"]
     cpu = f"{threads} thread{'s' if threads > 1 else ''}"
-    how = f"CUDA {machine['cuda_version']}" if machine["cuda_version"] and machine["device"] != "cpu" else cpu
+    how = (
+        f"CUDA {machine['cuda_version']}"
+        if machine["cuda_version"] and machine["device"] != "cpu"
+        else cpu
+    )
     return f"{machine['device_name']}, {how}, torch {machine['torch_version'].partition('+')[0]}"
 
 
@@ -36,7 +40,9 @@ def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         "predictions": _predictions,
         "launchers": _launchers,
     }
-    return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
+    return "\n".join(
+        line for name, part in parts.items() for line in part(records.get(name, ()))
+    ).strip()
 
 
 def _peers(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -45,16 +51,27 @@ def _peers(records: Sequence[dict[str, Any]]) -> list[str]:
         lines += [
             f"**Loops**, {heading(record)}. Steps per second; the ratio's quartiles in brackets.",
             "",
-            "| workload | recipe | course | Accelerate | Fabric | course / better peer | AMP / fp32, course |",
+            "| workload | recipe | course | Accelerate | Fabric | course / better peer | AMP / "
+            "fp32, course |",
             "|---|---|---|---|---|---|---|",
         ]
         for found in record["workloads"].values():
             for recipe, values in found["recipes"].items():
                 sides = values["sides"]
-                speeds = [steps_text(sides[n]["steps_per_second"]["median"]) if n in sides else "–" for n in LABELS]
+                speeds = [
+                    steps_text(sides[n]["steps_per_second"]["median"]) if n in sides else "–"
+                    for n in LABELS
+                ]
                 ratio, gain = values["ratio"], values["over_fp32_course"]["course"]["median"]
-                cells = [found["title"], RECIPES[recipe].label, *speeds, _with_quartiles(ratio, ".3f")]
-                lines.append("| " + " | ".join([*cells, "–" if recipe == "fp32" else f"{gain:.2f}"]) + " |")
+                cells = [
+                    found["title"],
+                    RECIPES[recipe].label,
+                    *speeds,
+                    _with_quartiles(ratio, ".3f"),
+                ]
+                lines.append(
+                    "| " + " | ".join([*cells, "–" if recipe == "fp32" else f"{gain:.2f}"]) + " |"
+                )
         lines += [*(f"\nLeft out: {why}." for why in record["left_out"].values()), ""]
     return lines
 
@@ -66,8 +83,8 @@ def _timer(records: Sequence[dict[str, Any]]) -> list[str]:
         lines += [
             f"**Measuring**, {heading(record)}. StepTimer's start and stop together take {clock}.",
             "",
-            "| workload | recipe | bare step | clock and logs, end to end | as on a tiny net | the clock alone "
-            "| counting bytes, once |",
+            "| workload | recipe | bare step | clock and logs, end to end | as on a tiny net | "
+            "the clock alone | counting bytes, once |",
             "|---|---|---|---|---|---|---|",
         ]
         for found in record["workloads"].values():
@@ -75,9 +92,16 @@ def _timer(records: Sequence[dict[str, Any]]) -> list[str]:
                 step = values["bare_seconds_per_step"]["median"]
                 extra = values["defaults"]["extra_seconds"]["median"]
                 cells = [found["title"], RECIPES[recipe].label, seconds_text(step)]
-                cells += [_with_quartiles(values["cost"], "+.2%"), f"{values['overhead_share_of_step']:.2%}"]
+                cells += [
+                    _with_quartiles(values["cost"], "+.2%"),
+                    f"{values['overhead_share_of_step']:.2%}",
+                ]
                 cells += [f"{values['start_stop_share_of_step']:.3%}"]
-                lines.append("| " + " | ".join([*cells, f"{extra * 1e3:.0f} ms, {extra / step:.1f} steps"]) + " |")
+                lines.append(
+                    "| "
+                    + " | ".join([*cells, f"{extra * 1e3:.0f} ms, {extra / step:.1f} steps"])
+                    + " |"
+                )
         lines.append("")
     return lines
 
@@ -86,8 +110,10 @@ def _rounding(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Rounding**, {heading(record)}. {next(iter(record['workloads'].values()))['numbers']:,} float32 numbers; all "
-            "sides gave the same results to the last bit. Above 1 the course is the faster one; quartiles in brackets.",
+            f"**Rounding**, {heading(record)}. "
+            f"{next(iter(record['workloads'].values()))['numbers']:,} float32 numbers; all "
+            "sides gave the same results to the last bit. Above 1 the course is the faster one; "
+            "quartiles in brackets.",
             "",
             "| format | `round_to` | course / torch's cast | course / ml_dtypes (fp16: numpy) "
             "| course / gfloat, the faster way |",
@@ -95,7 +121,9 @@ def _rounding(records: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for fmt, found in record["workloads"].items():
             ratios = found["course_over"]
-            cast = "numpy cast" if "numpy cast" in ratios else "ml_dtypes"  # on a GPU there is neither
+            cast = (
+                "numpy cast" if "numpy cast" in ratios else "ml_dtypes"
+            )  # on a GPU there is neither
             cells = [fmt, seconds_text(found["seconds"]["course"]["median"])]
             cells += [
                 _with_quartiles(ratios[name], ".2f") if name in ratios else "–"
@@ -111,16 +139,25 @@ def _scaler(records: Sequence[dict[str, Any]]) -> list[str]:
     for record in records:
         count = next(iter(record["workloads"].values()))["parameters"]
         lines += [
-            f"**Scalers**, {heading(record)}. {count:,} parameters; both sides ended with the same weights, losses and state "
+            f"**Scalers**, {heading(record)}. {count:,} parameters; both sides ended with the "
+            f"same weights, losses and state "
             "to the last bit. Above 1 the course's takes longer; quartiles in brackets.",
             "",
-            "| workload | `DynamicScaler` | `torch.amp.GradScaler` | course's time / torch's | aim |",
+            "| workload | `DynamicScaler` | `torch.amp.GradScaler` | course's time / torch's | "
+            "aim |",
             "|---|---|---|---|---|",
         ]
         for name, found in record["workloads"].items():
-            cells = [name, *(seconds_text(found["seconds"][side]["median"]) for side in ("course", "torch"))]
+            cells = [
+                name,
+                *(seconds_text(found["seconds"][side]["median"]) for side in ("course", "torch")),
+            ]
             lines.append(
-                "| " + " | ".join([*cells, _with_quartiles(found["cost"], ".3f"), f"≤ {found['limit']:g}"]) + " |"
+                "| "
+                + " | ".join(
+                    [*cells, _with_quartiles(found["cost"], ".3f"), f"≤ {found['limit']:g}"]
+                )
+                + " |"
             )
         lines.append("")
     return lines
@@ -130,8 +167,10 @@ def _recipes(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Recipes**, {heading(record)}. O1 through its class and as the cells of chapter 06 write it; both sides ended "
-            "with the same weights, losses and state to the last bit. Above 1 the class takes longer; quartiles in brackets.",
+            f"**Recipes**, {heading(record)}. O1 through its class and as the cells of chapter 06 "
+            f"write it; both sides ended "
+            "with the same weights, losses and state to the last bit. Above 1 the class takes "
+            "longer; quartiles in brackets.",
             "",
             "| workload | O1 | plain cells | O1's time / plain cells' | more a step | aim |",
             "|---|---|---|---|---|---|",
@@ -141,7 +180,11 @@ def _recipes(records: Sequence[dict[str, Any]]) -> list[str]:
             times = [seconds_text(found["seconds"][side]["median"]) for side in ("recipe", "plain")]
             more = f"{found['extra_seconds']['median'] * 1e6:+.0f} µs"
             aim = f"≤ {found['limit']:g}" if name == "SimpleNet" else "–"
-            lines.append("| " + " | ".join([title, *times, _with_quartiles(found["cost"], ".3f"), more, aim]) + " |")
+            lines.append(
+                "| "
+                + " | ".join([title, *times, _with_quartiles(found["cost"], ".3f"), more, aim])
+                + " |"
+            )
         lines.append("")
     return lines
 
@@ -150,7 +193,8 @@ def _panels(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Panels**, {heading(record)}. From a control's event to the new view, in milliseconds.",
+            f"**Panels**, {heading(record)}. From a control's event to the new view, in "
+            f"milliseconds.",
             "",
             "| panel | events | median | 95th percentile | aim |",
             "|---|---|---|---|---|",
@@ -172,7 +216,8 @@ def _auditor(records: Sequence[dict[str, Any]]) -> list[str]:
     for record in records:
         one = next(iter(record["workloads"].values()))
         lines += [
-            f"**Auditor**, {heading(record)}. The digits ResNet, {one['parameters']:,} parameters, batch {one['batch']}; an "
+            f"**Auditor**, {heading(record)}. The digits ResNet, {one['parameters']:,} "
+            f"parameters, batch {one['batch']}; an "
             "audit with `loss=` and `max_norm=`. Quartiles in brackets.",
             "",
             "| loop | step | audit | audit / step | may take |",
@@ -180,7 +225,12 @@ def _auditor(records: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for name, found in record["workloads"].items():
             times = [seconds_text(found["seconds"][side]["median"]) for side in ("step", "audit")]
-            cells = [name, *times, _with_quartiles(found["steps"], ".0f"), seconds_text(found["limit_seconds"])]
+            cells = [
+                name,
+                *times,
+                _with_quartiles(found["steps"], ".0f"),
+                seconds_text(found["limit_seconds"]),
+            ]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return lines
@@ -190,31 +240,41 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Planted causes**, {heading(record)}. Steps with one fault each, and what `explain` named; "
-            f"{record['named_first']} of {len(record['planted'])} first. Quartiles in brackets.",
+            f"**Planted causes**, {heading(record)}. Steps with one fault each, and what "
+            f"`explain` named; {record['named_first']} of {len(record['planted'])} first. "
+            f"Quartiles in brackets.",
             "",
-            "| planted | step | cured | named | named once cured | kinds / step | recorded / step |",
+            "| planted | step | cured | named | named once cured | kinds / step | recorded / step "
+            "|",
             "|---|---|---|---|---|---|---|",
         ]
         for name, tried in record["planted"].items():
             times = [_milliseconds(tried[side]) for side in ("plain_seconds", "cured_seconds")]
             times[1] = times[1] if tried["same_work"] else "(another net)"
-            ratios = [f"{tried[ratio]:.2f}" for ratio in ("kinds_over_plain", "recorded_over_plain")]
+            ratios = [
+                f"{tried[ratio]:.2f}" for ratio in ("kinds_over_plain", "recorded_over_plain")
+            ]
             named = [
-                ", ".join(causes) or "–" for causes in (tried["named"], tried.get("named_when_cured", ["not tried"]))
+                ", ".join(causes) or "–"
+                for causes in (tried["named"], tried.get("named_when_cured", ["not tried"]))
             ]
             lines.append("| " + " | ".join([name, *times, *named, *ratios]) + " |")
         lines += [
             "",
             f"**Predicted speed-up of AMP**, {heading(record)}.",
             "",
-            "| workload | ceiling | predicted | measured | error | casts | other ops | memory | unexplained |",
+            "| workload | ceiling | predicted | measured | error | casts | other ops | memory | "
+            "unexplained |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for found in record["workloads"].values():
             ratios = [f"{found[name]:.3f}" for name in ("ceiling", "predicted", "measured")]
             gap = [f"{value * 1e3:+.2f} ms" for value in found["gap_seconds"].values()]
-            lines.append("| " + " | ".join([found["workload"], *ratios, f"{found['error']:+.1%}", *gap]) + " |")
+            lines.append(
+                "| "
+                + " | ".join([found["workload"], *ratios, f"{found['error']:+.1%}", *gap])
+                + " |"
+            )
         lines.append("")
     return lines
 
@@ -223,15 +283,21 @@ def _predictions(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Predicted and measured**, {heading(record)}. AMP bf16 over fp32: from the data sheet (5 µs a launch, no "
-            "optimizer), from the ops' own prices here, and measured; how much of the AMP step the CPU spends on queueing "
-            "ops; then each recipe's speed over fp32's, in brackets its share of the best matmul rate measured here.",
+            f"**Predicted and measured**, {heading(record)}. AMP bf16 over fp32: from the data "
+            f"sheet (5 µs a launch, no "
+            "optimizer), from the ops' own prices here, and measured; how much of the AMP step "
+            "the CPU spends on queueing ops; then each recipe's speed over fp32's, in brackets "
+            "its share of the best matmul rate measured here.",
             "",
-            "| workload | data sheet | predicted | measured | error | queueing | TF32 | AMP fp16 | AMP bf16 |",
+            "| workload | data sheet | predicted | measured | error | queueing | TF32 | AMP fp16 "
+            "| AMP bf16 |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for found in record["workloads"].values():
-            ratios = [f"{one:.2f}" for one in (found["data_sheet"]["speedup"], found["predicted"], found["measured"])]
+            ratios = [
+                f"{one:.2f}"
+                for one in (found["data_sheet"]["speedup"], found["predicted"], found["measured"])
+            ]
             queueing = found["queueing_seconds"]["amp_measured"] / found["seconds"]["amp"]
             recipes = [
                 f"{found['over_fp32'][name]['median']:.2f} ({found['share_of_peak'][name]:.0%})"
@@ -239,7 +305,14 @@ def _predictions(records: Sequence[dict[str, Any]]) -> list[str]:
             ]
             cells = [found["title"], *ratios, f"{found['error']:+.0%}", f"{queueing:.0%}", *recipes]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += ["", *([f"{record['note'][0].upper()}{record['note'][1:]}.", ""] if "note" in record else [])]
+        lines += [
+            "",
+            *(
+                [f"{record['note'][0].upper()}{record['note'][1:]}.", ""]
+                if "note" in record
+                else []
+            ),
+        ]
     return lines
 
 
@@ -247,14 +320,18 @@ def _launchers(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Start-up**, {heading(record)}. Two ranks over gloo, from the command to their first all-reduce; quartiles in "
+            f"**Start-up**, {heading(record)}. Two ranks over gloo, from the command to their "
+            f"first all-reduce; quartiles in "
             "brackets.",
             "",
             "| launcher | seconds |",
             "|---|---|",
         ]
         found = record["launchers"]
-        lines += [f"| {name} | {_with_quartiles(taken, '.2f')} |" for name, taken in found["start_up_seconds"].items()]
+        lines += [
+            f"| {name} | {_with_quartiles(taken, '.2f')} |"
+            for name, taken in found["start_up_seconds"].items()
+        ]
         lines += [*(f"\nLeft out: {name}. {why}." for name, why in found["left_out"].items()), ""]
     return lines
 

@@ -1,9 +1,10 @@
-"""Time what our measuring costs: `train`, which clocks and logs every step, next to a bare loop that does neither.
+"""Time what our measuring costs: `train`, which clocks and logs every step, next to a bare loop
+that does neither.
 
-End to end, that cost drowns in the noise of a step of milliseconds. So it is also measured on a step of next to no work,
-where it is most of the difference, in microseconds. Also the direct cost of a StepTimer's start and stop, and what a
-whole call of `train` as it comes (which counts the bytes of one step, and has a bar at the ready) takes beyond one
-without.
+End to end, that cost drowns in the noise of a step of milliseconds. So it is also measured on a
+step of next to no work, where it is most of the difference, in microseconds. Also the direct cost
+of a StepTimer's start and stop, and what a whole call of `train` as it comes (which counts the
+bytes of one step, and has a bar at the ready) takes beyond one without.
 
     python -m benchmarks.timer
 """
@@ -81,7 +82,9 @@ def bare(session: Session, device: torch.device) -> Side:
 
 
 def start_stop_seconds(device: torch.device, samples: int) -> list[float]:
-    """Return the seconds of a StepTimer's start and stop together, on a device with nothing to do."""
+    """Return the seconds of a StepTimer's start and stop together,
+    on a device with nothing to do.
+    """
     seconds = []
     for _ in range(samples):
         timer = StepTimer(device)
@@ -96,23 +99,34 @@ def start_stop_seconds(device: torch.device, samples: int) -> list[float]:
 
 
 def overhead_seconds(recipe: Recipe, device: torch.device, rounds: int) -> list[float]:
-    """Return what `train` takes longer than the bare loop, in seconds per step, round by round, on a tiny net."""
+    """Return what `train` takes longer than the bare loop, in seconds per step, round by round,
+    on a tiny net.
+    """
     workload = simple_net(device, width=8, batch_size=2)
-    sides = {"bare": bare(workload.start(recipe), device), "train": course(workload.start(recipe), device)}
+    sides = {
+        "bare": bare(workload.start(recipe), device),
+        "train": course(workload.start(recipe), device),
+    }
     with FP32.precision():
         in_turn(sides, take_batches(workload), device, steps=TINY_STEPS, rounds=rounds)
     both = zip(sides["train"].seconds_per_step, sides["bare"].seconds_per_step, strict=True)
     return [with_measuring - without for with_measuring, without in both]
 
 
-def whole_calls(workload: Workload, recipe: Recipe, batches: Sequence[Batch], calls: int) -> dict[str, Any]:
-    """Return the seconds of new trainings by `train` as it comes, and by `train` that counts no bytes, in turn."""
+def whole_calls(
+    workload: Workload, recipe: Recipe, batches: Sequence[Batch], calls: int
+) -> dict[str, Any]:
+    """Return the seconds of new trainings by `train` as it comes,
+    and by `train` that counts no bytes, in turn.
+    """
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(-1, calls):
         for memory in (True, False) if number % 2 else (False, True):
             stepper = workload.start(recipe).stepper
             began = time.perf_counter()
-            with contextlib.redirect_stderr(io.StringIO()):  # a slow machine's bar is made, not shown
+            with contextlib.redirect_stderr(
+                io.StringIO()
+            ):  # a slow machine's bar is made, not shown
                 run(stepper, batches, recipe, memory=memory, progress=memory)
             # No need to synchronise: run() reads the losses at its end.
             if number >= 0:
@@ -134,30 +148,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = machine_report(device)
     recipes, left_out = recipes_for(machine)
     clock = spread(start_stop_seconds(device, samples=3 if chosen.tiny else 20))
-    overhead = {recipe.name: spread(overhead_seconds(recipe, device, chosen.rounds)) for recipe in recipes}
-    record = Record("timer", machine, chosen, left_out=left_out, start_stop_seconds=clock, overhead_seconds=overhead)
+    overhead = {
+        recipe.name: spread(overhead_seconds(recipe, device, chosen.rounds)) for recipe in recipes
+    }
+    record = Record(
+        "timer",
+        machine,
+        chosen,
+        left_out=left_out,
+        start_stop_seconds=clock,
+        overhead_seconds=overhead,
+    )
     print(f"{machine.device_name}, {machine.threads} threads, torch {machine.torch_version}")
     print(f"StepTimer, start and stop together: {seconds_text(clock['median'])}")
     for recipe in recipes:
         cost = overhead[recipe.name]
         quartiles = f"{seconds_text(cost['q1'])} to {seconds_text(cost['q3'])}"
         print(
-            f"train() over a bare loop, {recipe.label}, tiny net: {seconds_text(cost['median'])} a step ({quartiles})"
+            f"train() over a bare loop, {recipe.label}, tiny net: {seconds_text(cost['median'])} a "
+            f"step ({quartiles})"
         )
     for workload in workloads_for(device, chosen.tiny):
         batches = take_batches(workload)
         print(f"\n{workload.title}, in {chosen.rounds} rounds of {chosen.steps} steps")
-        print("  recipe    bare step   train() costs on top of it          StepTimer alone   a call with all defaults")
+        print(
+            "  recipe    bare step   train() costs on top of it          StepTimer alone   a call "
+            "with all defaults"
+        )
         found: dict[str, Any] = {}
         for recipe in recipes:
-            sides = {"bare": bare(workload.start(recipe), device), "train": course(workload.start(recipe), device)}
+            sides = {
+                "bare": bare(workload.start(recipe), device),
+                "train": course(workload.start(recipe), device),
+            }
             with FP32.precision():
-                in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
+                in_turn(
+                    sides,
+                    batches,
+                    device,
+                    steps=chosen.steps,
+                    rounds=chosen.rounds,
+                    seconds=chosen.seconds,
+                )
             step = spread(sides["bare"].seconds_per_step)
             found[recipe.name] = {
                 "bare_seconds_per_step": step,
                 "train_seconds_per_step": spread(sides["train"].seconds_per_step),
-                "page_faults_per_step": {name: spread(side.faults_per_step)["median"] for name, side in sides.items()},
+                "page_faults_per_step": {
+                    name: spread(side.faults_per_step)["median"] for name, side in sides.items()
+                },
                 "cost": spread(ratio - 1 for ratio in speed_ratio(sides["bare"], sides["train"])),
                 "overhead_share_of_step": overhead[recipe.name]["median"] / step["median"],
                 "start_stop_share_of_step": clock["median"] / step["median"],

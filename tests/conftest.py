@@ -23,7 +23,9 @@ _scratch = tempfile.mkdtemp(prefix="amp_course_work_", dir=_memory)
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 os.environ["AMP_COURSE_WORK"] = os.path.join(_scratch, "my_work")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: then no test of Ctrl-C could pass
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background: then no test of Ctrl-C could pass
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DIAGNOSIS = "diagnosis"
@@ -94,7 +96,9 @@ def pytest_terminal_summary(terminalreporter, config):
     """Tests leave their diagnoses as properties of their reports, which come in from other processes too."""
     if not config.getoption("--told"):
         return
-    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    reports = [
+        report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])
+    ]
     told = sorted(
         value
         for report in reports
@@ -122,6 +126,8 @@ def chromium(request):
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
         pytest.skip("no Chromium")
-    browser = request.getfixturevalue("playwright").chromium.launch(executable_path=path, args=FLAGS)
+    browser = request.getfixturevalue("playwright").chromium.launch(
+        executable_path=path, args=FLAGS
+    )
     yield browser
     browser.close()

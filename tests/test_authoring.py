@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def course(tmp_path, monkeypatch):
     """A course of one small notebook; its package is that of the clone, copied."""
-    shutil.copytree(ROOT / "amp_course", tmp_path / "amp_course", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "amp_course", tmp_path / "amp_course", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     for folder in ("notebooks", "solutions", "exercises"):
         (tmp_path / folder).mkdir()
@@ -44,16 +46,27 @@ def reasons():
 def test_a_run_stamps_and_what_changes_an_output_makes_it_out_of_date(course, capsys):
     path = course / "notebooks" / "01_bits.ipynb"
     formats = course / "amp_course" / "bits" / "formats.py"
-    installed = torch.__version__.partition("+")[0]  # which need not be the version that the course pins
-    edit(course / "constraints.txt", f"\ntorch=={stamps.pins()['torch']}\n", f"\ntorch=={installed}\n")
+    installed = torch.__version__.partition("+")[
+        0
+    ]  # which need not be the version that the course pins
+    edit(
+        course / "constraints.txt",
+        f"\ntorch=={stamps.pins()['torch']}\n",
+        f"\ntorch=={installed}\n",
+    )
     assert reasons() == ["it has no stamp that says what its outputs came from"]
     assert authoring.main(["run"]) == 0
     assert "[1/1] running" in capsys.readouterr().out
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
-    assert [cell.cell_type for cell in book.cells] == ["markdown", "code"]  # the report's cell is not kept
+    assert [cell.cell_type for cell in book.cells] == [
+        "markdown",
+        "code",
+    ]  # the report's cell is not kept
     assert book.cells[1].outputs[0].data["text/plain"] == "65504.0"
-    assert {"amp_course", "amp_course.bits", "amp_course.bits.formats"} <= set(book.metadata.amp_course.modules)
+    assert {"amp_course", "amp_course.bits", "amp_course.bits.formats"} <= set(
+        book.metadata.amp_course.modules
+    )
     assert "amp_course.loop" not in book.metadata.amp_course.modules
     assert reasons() == []
 
@@ -93,7 +106,9 @@ def test_another_version_of_the_course_or_of_torch_is_out_of_date(course):
     stamps.stamp(book, torch="2.6.0", modules=["amp_course"])
     nbformat.write(book, path)
     (reason,) = reasons()
-    assert reason.startswith("its outputs came from version ") and reason.endswith(" and torch 2.6.0")
+    assert reason.startswith("its outputs came from version ") and reason.endswith(
+        " and torch 2.6.0"
+    )
 
 
 def test_the_digest_is_the_same_on_every_machine(tmp_path, monkeypatch):
@@ -101,11 +116,16 @@ def test_the_digest_is_the_same_on_every_machine(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "constraints.txt").write_text("".join(f"{name}==1.0\n" for name in stamps.PACKAGES))
     (tmp_path / "amp_course").mkdir()
-    (tmp_path / "amp_course" / "one.py").write_bytes(b"x = '#'  # a comment\r\n# another\r\ny = 2\r\n")
+    (tmp_path / "amp_course" / "one.py").write_bytes(
+        b"x = '#'  # a comment\r\n# another\r\ny = 2\r\n"
+    )
     monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
     book = v4.new_notebook(cells=[v4.new_code_cell("x"), v4.new_markdown_cell("prose")])
     # Of: x, NUL, "amp_course.one " and the digest of `printf "x = '#'\ny = 2\n"`, and NUL and the pin of each package.
-    assert stamps.digest(book, ["amp_course.one"]) == "3c5f16f115c5052e03c9bdbbe4ca8bd35f87963a6d67c052aaa259862666e950"
+    assert (
+        stamps.digest(book, ["amp_course.one"])
+        == "3c5f16f115c5052e03c9bdbbe4ca8bd35f87963a6d67c052aaa259862666e950"
+    )
 
 
 @pytest.mark.parametrize(

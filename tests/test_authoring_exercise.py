@@ -37,14 +37,20 @@ def loaded(path, monkeypatch):
 
 def test_a_new_exercise_works_as_it_is_written(course, capsys, monkeypatch):
     assert authoring.main(["new", "6", "twice_it"]) == 0
-    written = [line.removeprefix("wrote ") for line in capsys.readouterr().out.splitlines() if "wrote" in line]
+    written = [
+        line.removeprefix("wrote ")
+        for line in capsys.readouterr().out.splitlines()
+        if "wrote" in line
+    ]
     assert len(written) == 4 and all((course / file).is_file() for file in written)
 
     listed = (course / "amp_course/loop/exercises/__init__.py").read_text("utf-8")
     assert "exercises.twice_it import twice_it\n" in listed and listed.endswith(", twice_it)\n")
     compile(listed, "__init__.py", "exec")
     cells = nbformat.read(course / "solutions/06_loop.ipynb", as_version=4).cells
-    assert cells[-2].metadata.tags == ["answer-twice_it"] and cells[-3].source == "exercises.twice_it"
+    assert (
+        cells[-2].metadata.tags == ["answer-twice_it"] and cells[-3].source == "exercises.twice_it"
+    )
     assert cells[-4].source == "## 7. Double it" and cells[-1].cell_type == "markdown"
 
     exercise = loaded(course / written[0], monkeypatch).twice_it

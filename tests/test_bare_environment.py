@@ -40,7 +40,9 @@ if __name__ == "__main__":
     for batch in batches:
         step(*batch)
 """
-CLIPS = next(number for number, line in enumerate(TRAINING.splitlines(), 1) if "clip_grad_norm_" in line)
+CLIPS = next(
+    number for number, line in enumerate(TRAINING.splitlines(), 1) if "clip_grad_norm_" in line
+)
 TOOLS = {  # how each is called, and a part of what it says
     "audit": (
         "from amp_course.audit import audit as tool",
@@ -108,9 +110,17 @@ def needed(*names: str) -> set[str]:
 
 
 def call(bare: Path, *command: str) -> tuple[int, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "AMP_COURSE", "PYTHON"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST", "AMP_COURSE", "PYTHON"))
+    }
     ran = subprocess.run(
-        [bare / "bin" / command[0], *command[1:]], cwd=bare / "work", env=own, capture_output=True, text=True
+        [bare / "bin" / command[0], *command[1:]],
+        cwd=bare / "work",
+        env=own,
+        capture_output=True,
+        text=True,
     )
     return ran.returncode, ran.stdout + ran.stderr
 
@@ -130,7 +140,9 @@ def test_a_tool(bare, tool):
 
 def test_the_command_that_examines_a_script(bare):
     code, printed = call(bare, "amp-course", "doctor", "--html", "page.html", "train.py")
-    assert code == 1 and "clipped-while-scaled" in printed and f"line {CLIPS} of train.py" in printed, printed
+    assert (
+        code == 1 and "clipped-while-scaled" in printed and f"line {CLIPS} of train.py" in printed
+    ), printed
     assert "clipped-while-scaled" in (bare / "work" / "page.html").read_text("utf-8")
 
 
@@ -141,7 +153,5 @@ def test_the_command_that_describes_the_machine(bare):
 
 def test_what_is_missing_is_one_sentence(bare):
     code, printed = call(bare, "amp-course", "bench", "--quick", "--json", "-")
-    sentence = (
-        "amp-course: this needs the package tqdm, which is not installed here: type `python -m pip install tqdm`."
-    )
+    sentence = "amp-course: this needs the package tqdm, which is not installed here: type `python -m pip install tqdm`."
     assert (code, printed.splitlines()[-1]) == (2, sentence)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-SPEC = importlib.util.spec_from_file_location("check", Path(__file__).parents[1] / "tools" / "check.py")
+SPEC = importlib.util.spec_from_file_location(
+    "check", Path(__file__).parents[1] / "tools" / "check.py"
+)
 OK, FAILS = ["-c", "print('fine')"], ["-c", "print('broken'); raise SystemExit(3)"]
 
 
@@ -14,7 +16,9 @@ def check(monkeypatch):
     module = importlib.util.module_from_spec(SPEC)
     SPEC.loader.exec_module(module)
     monkeypatch.setattr(module, "QUICK", {"one": ("the first", OK), "two": ("the second", FAILS)})
-    monkeypatch.setattr(module, "PARTS", {"three": ("the third", FAILS), "four": ("the fourth", OK)})
+    monkeypatch.setattr(
+        module, "PARTS", {"three": ("the third", FAILS), "four": ("the fourth", OK)}
+    )
     monkeypatch.setattr(module, "ON_DEMAND", {"six": ("the sixth", OK)})
     return module
 
@@ -23,7 +27,9 @@ def test_all_that_is_named_runs(check, capfd):
     assert check.main(["one", "four"]) == 0
     out = capfd.readouterr().out
     assert (
-        "== one: the first" in out and "== four: the fourth (1 of 1" in out and out.count("fine") == 1
+        "== one: the first" in out
+        and "== four: the fourth (1 of 1" in out
+        and out.count("fine") == 1
     )  # the quick one is not quoted
     assert out.splitlines()[-1].startswith("All passed: one 0 s, four 0 s; ")
 
@@ -31,7 +37,9 @@ def test_all_that_is_named_runs(check, capfd):
 def test_what_fails_stops_what_comes_after_it_and_is_named(check, capfd):
     assert check.main([]) == 1
     out = capfd.readouterr().out
-    assert "broken" in out and "== one" in out and "fine" not in out  # the quick ones all run; what passed says no more
+    assert (
+        "broken" in out and "== one" in out and "fine" not in out
+    )  # the quick ones all run; what passed says no more
     assert "three" not in out and out.splitlines()[-1].startswith("FAILED in two: ")
     assert check.main(["one", "three", "four"]) == 1
     out = capfd.readouterr().out
@@ -66,7 +74,10 @@ def test_dots_are_not_printed_and_what_failed_is(check, capfd):
 def test_an_unknown_part_is_refused_and_the_parts_are_listed(check, capfd):
     assert check.main(["one", "five"]) == 2
     out, err = capfd.readouterr()
-    assert out == "" and err == "There is no part named five; the parts are one, two, three, four, six.\n"
+    assert (
+        out == ""
+        and err == "There is no part named five; the parts are one, two, three, four, six.\n"
+    )
 
 
 # Each test passes from the time on that is its name, counted by its runs in a file.

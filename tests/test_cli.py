@@ -58,7 +58,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_lab_listens_on_this_machine_and_opens_the_start_page(clone: Path, launched: list[str]) -> None:
+def test_lab_listens_on_this_machine_and_opens_the_start_page(
+    clone: Path, launched: list[str]
+) -> None:
     port = free_port()
     assert cli.main(["lab", "--port", str(port)]) == 0
     assert "--ServerApp.ip=127.0.0.1" in launched
@@ -75,14 +77,32 @@ def test_lab_hands_on_the_options_of_jupyterlab_and_what_follows_two_dashes(
 ) -> None:
     monkeypatch.setattr(lab, "check_options", lambda arguments, own: None)
     port = str(free_port())
-    cli.main(["lab", "--no-browser", "--port", port, "--LabApp.dev_mode=True", "--debug", "--", "--port-x", "--"])
+    cli.main(
+        [
+            "lab",
+            "--no-browser",
+            "--port",
+            port,
+            "--LabApp.dev_mode=True",
+            "--debug",
+            "--",
+            "--port-x",
+            "--",
+        ]
+    )
     assert launched[-4:] == ["--LabApp.dev_mode=True", "--debug", "--port-x", "--"]
     assert "--no-browser" in launched
 
 
 @pytest.mark.parametrize(
     "known",
-    ["--debug", "--ip 0.0.0.0", "--ServerApp.ip=::1", "--MappingKernelManager.cull_interval 5", "-y --core-mode"],
+    [
+        "--debug",
+        "--ip 0.0.0.0",
+        "--ServerApp.ip=::1",
+        "--MappingKernelManager.cull_interval 5",
+        "-y --core-mode",
+    ],
 )
 def test_options_of_jupyterlab_are_known(known: str) -> None:
     lab.check_options(known.split())
@@ -99,7 +119,9 @@ def test_options_of_jupyterlab_are_known(known: str) -> None:
         ("06_loop", "'06_loop' is not an option"),
     ],
 )
-def test_a_misspelt_option_is_one_line_with_the_nearest(clone: Path, wrong: str, meant: str, capsys) -> None:
+def test_a_misspelt_option_is_one_line_with_the_nearest(
+    clone: Path, wrong: str, meant: str, capsys
+) -> None:
     assert cli.main(["lab", *wrong.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("amp-course: ") and meant in line
@@ -121,23 +143,33 @@ def test_nbgrader_which_the_tests_install_is_no_part_of_the_readers_lab() -> Non
     command = [sys.executable, "-m", "jupyterlab.labextensions", "list"]
     settings = {"JUPYTER_CONFIG_PATH": str(Path(lab.__file__).parent / "lab_settings")}
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
-    assert "@jupyter/nbgrader (all plugins)" in (done.stdout + done.stderr).partition("Disabled extensions:")[2]
+    assert (
+        "@jupyter/nbgrader (all plugins)"
+        in (done.stdout + done.stderr).partition("Disabled extensions:")[2]
+    )
 
 
 def test_where_home_cannot_be_written_jupyter_gets_folders_in_my_work(
     clone: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (clone / "a file").touch()
-    monkeypatch.setenv("HOME", str(clone / "a file" / "home"))  # root may write anywhere, but not below a file
+    monkeypatch.setenv(
+        "HOME", str(clone / "a file" / "home")
+    )  # root may write anywhere, but not below a file
     for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR"):
         monkeypatch.delenv(f"JUPYTER_{name}", raising=False)
     for name in ("XDG_DATA_HOME", "XDG_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(["lab", "--port", str(free_port())]) == 0
-    folders = {name: os.environ.get(name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    folders = {
+        name: os.environ.get(name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
+    }
     folders["IPYTHONDIR"] = os.environ.get("IPYTHONDIR")
     for name, folder in folders.items():
-        assert folder == str(clone / "my_work" / ".jupyter" / name.lower()) and Path(folder).is_dir()
+        assert (
+            folder == str(clone / "my_work" / ".jupyter" / name.lower()) and Path(folder).is_dir()
+        )
         monkeypatch.setenv(name, folder)  # so that it is put back
 
 
@@ -150,10 +182,14 @@ def test_where_home_can_be_written_it_is_used(
     assert "JUPYTER_CONFIG_DIR" not in os.environ and not (clone / "my_work" / ".jupyter").exists()
 
 
-def test_a_port_in_use_is_one_line_and_code_2(clone: Path, launched: list[str], taken: int, capsys) -> None:
+def test_a_port_in_use_is_one_line_and_code_2(
+    clone: Path, launched: list[str], taken: int, capsys
+) -> None:
     assert cli.main(["lab", "--port", str(taken)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"amp-course: port {taken} is in use by another program: choose another with `--port N`")
+    assert line.startswith(
+        f"amp-course: port {taken} is in use by another program: choose another with `--port N`"
+    )
     assert launched == []
 
 
@@ -179,12 +215,22 @@ def test_what_is_no_port_is_refused(port: str, capsys) -> None:
 def test_help_names_every_command_and_shows_examples(capsys) -> None:
     assert cli.main([]) == 0
     text = capsys.readouterr().out
-    for word in ("lab", "progress", "report", "reset", "update", "examples:", "amp-course reset 06"):
+    for word in (
+        "lab",
+        "progress",
+        "report",
+        "reset",
+        "update",
+        "examples:",
+        "amp-course reset 06",
+    ):
         assert word in text
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("argv", [["progress", "--all"], ["nonsense"], ["reset"], ["report", "--js"]])
+@pytest.mark.parametrize(
+    "argv", [["progress", "--all"], ["nonsense"], ["reset"], ["report", "--js"]]
+)
 def test_an_unknown_option_is_refused(argv: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(argv)
@@ -204,7 +250,9 @@ def test_reset_of_an_unknown_chapter_is_one_line_and_code_2(clone: Path, capsys)
     assert line.startswith("amp-course: there is no chapter 'lopo': name one of 00_start, 01_bits")
 
 
-def test_progress_lists_each_exercise_with_its_state(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_progress_lists_each_exercise_with_its_state(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     tasks = [types.SimpleNamespace(id=f"loop.{i}", number=i, title=f"Task {i}") for i in (1, 2)]
     monkeypatch.setattr(Chapter, "exercises", lambda self: tuple(tasks))
     (clone / "my_work").mkdir()
@@ -219,7 +267,9 @@ def test_progress_lists_each_exercise_with_its_state(clone: Path, monkeypatch: p
     assert coming.startswith("In the making: start, bits")
 
 
-def test_progress_that_cannot_be_read_is_said(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_progress_that_cannot_be_read_is_said(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.setattr(Chapter, "exercises", lambda self: ())
     (clone / "my_work").mkdir()
     (clone / "my_work" / "progress.json").write_text("{")
@@ -231,11 +281,18 @@ def test_mistakes_are_listed_for_an_instructor(capsys) -> None:
     from amp_course.scaler.exercises import update_rule
 
     assert cli.main(["mistakes", "scaler", "--json"]) == 0
-    rows = [row for row in json.loads(capsys.readouterr().out) if row["exercise"] == "scaler.update_rule"]
+    rows = [
+        row
+        for row in json.loads(capsys.readouterr().out)
+        if row["exercise"] == "scaler.update_rule"
+    ]
     assert [row["mistake"] for row in rows] == [one.name for one in update_rule.mistakes]
     assert cli.main(["mistakes", "05"]) == 0
     said = capsys.readouterr().out
-    assert all(one.name in said for one in update_rule.mistakes) and "against: “streak of clean steps”" in said
+    assert (
+        all(one.name in said for one in update_rule.mistakes)
+        and "against: “streak of clean steps”" in said
+    )
     assert "**" not in said and "01 bits" not in said
     assert cli.main(["mistakes", "cooking"]) == 2
 
@@ -272,14 +329,21 @@ def test_the_command_runs_as_a_module_without_a_traceback(tmp_path: Path) -> Non
 def pipe(command: str, clone: Path) -> subprocess.CompletedProcess[str]:
     script = f"set -o pipefail; {sys.executable} -m amp_course {command}"
     own = {"AMP_COURSE_ROOT": str(clone), "PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    return subprocess.run(["bash", "-c", script], env=os.environ | own, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        ["bash", "-c", script], env=os.environ | own, capture_output=True, text=True, timeout=100
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["progress", "report --json", "--help", "lab --help", "reset 06"])
+@pytest.mark.parametrize(
+    "command", ["progress", "report --json", "--help", "lab --help", "reset 06"]
+)
 def test_a_reader_who_has_seen_enough_gets_no_traceback(command: str, clone: Path) -> None:
     done = pipe(f"{command} | true", clone)
-    assert done.stderr == "" and done.returncode in (0, 141)  # 141: what a shell says of any program that SIGPIPE ended
+    assert done.stderr == "" and done.returncode in (
+        0,
+        141,
+    )  # 141: what a shell says of any program that SIGPIPE ended
 
 
 @pytest.mark.slow
@@ -302,7 +366,8 @@ def test_a_terminal_without_the_letters_shows_the_rest(clone: Path) -> None:
     done = pipe("progress", clone)
     plain = subprocess.run(
         [sys.executable, "-m", "amp_course", "report"],
-        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        env=os.environ
+        | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(cli.__file__).parents[1])},
         capture_output=True,
     )
     assert done.returncode == 0 and plain.returncode == 0 and plain.stderr == b""

@@ -29,7 +29,9 @@ def test_the_chapters_stand_in_order_under_names_of_their_own() -> None:
     assert [chapter.number for chapter in course.CHAPTERS] == list(range(13))
     assert len({chapter.word for chapter in course.CHAPTERS}) == 13
     assert course.CHAPTERS[6].stem == "06_loop"
-    assert all(chapter.question.endswith("?") and chapter.minutes > 0 for chapter in course.CHAPTERS)
+    assert all(
+        chapter.question.endswith("?") and chapter.minutes > 0 for chapter in course.CHAPTERS
+    )
 
 
 def seconds_to_read(path: Path) -> float:
@@ -85,7 +87,9 @@ def test_the_whole_is_the_sum() -> None:
     cards = [exercise.minutes for chapter in course.CHAPTERS for exercise in chapter.exercises()]
     assert len(cards) >= 79 and abs(exercises - sum(cards) / 60) <= 0.5
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert f"{reading} hours of reading and {exercises} hours of exercises" in " ".join(readme.split())
+    assert f"{reading} hours of reading and {exercises} hours of exercises" in " ".join(
+        readme.split()
+    )
 
 
 def test_available_are_those_with_a_notebook(clone: Path) -> None:
@@ -102,7 +106,9 @@ def test_a_chapter_is_found_by_each_of_its_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lopo", "13", "", "6_loop", "006"])
 def test_an_unknown_chapter_is_answered_with_those_there_are(name: str) -> None:
-    with pytest.raises(CourseError, match=f"no chapter '{name}'.*00_start, 01_bits, .*12_frontiers"):
+    with pytest.raises(
+        CourseError, match=f"no chapter '{name}'.*00_start, 01_bits, .*12_frontiers"
+    ):
         course.find(name)
 
 
@@ -111,14 +117,19 @@ def test_a_chapter_without_exercises_has_none() -> None:
 
 
 def test_the_exercises_are_those_the_chapter_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, module = types.ModuleType("amp_course.fake"), types.ModuleType("amp_course.fake.exercises")
+    package, module = (
+        types.ModuleType("amp_course.fake"),
+        types.ModuleType("amp_course.fake.exercises"),
+    )
     module.ALL = ["one", "two"]
     monkeypatch.setitem(sys.modules, package.__name__, package)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert course.Chapter(99, "fake", "?", 1).exercises() == ("one", "two")
 
 
-def test_a_library_that_a_chapter_lacks_is_not_taken_for_no_exercises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_a_chapter_lacks_is_not_taken_for_no_exercises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(name: str) -> None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
@@ -131,9 +142,13 @@ def test_the_root_is_the_named_folder(clone: Path) -> None:
     assert course_root() == clone.resolve()
 
 
-def test_a_wrong_name_is_refused_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_name_is_refused_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path / "gone"))
-    with pytest.raises(CourseError, match=r"AMP_COURSE_ROOT is .*gone, which has no folder notebooks/: set it to"):
+    with pytest.raises(
+        CourseError, match=r"AMP_COURSE_ROOT is .*gone, which has no folder notebooks/: set it to"
+    ):
         course_root()
 
 
@@ -141,7 +156,9 @@ def test_a_wrong_name_is_refused_with_the_cure(tmp_path: Path, monkeypatch: pyte
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that does not lie in a clone, and a current folder."""
     monkeypatch.delenv("AMP_COURSE_ROOT", raising=False)
-    monkeypatch.setattr("amp_course.kit.paths.__file__", str(tmp_path / "site" / "amp_course" / "kit" / "paths.py"))
+    monkeypatch.setattr(
+        "amp_course.kit.paths.__file__", str(tmp_path / "site" / "amp_course" / "kit" / "paths.py")
+    )
     inner = tmp_path / "clone" / "my_work" / "deep"
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
@@ -162,7 +179,10 @@ def test_the_root_is_looked_for_upward(elsewhere: Path) -> None:
 
 
 def test_no_root_at_all_says_what_to_do(elsewhere: Path) -> None:
-    with pytest.raises(CourseError, match="run this in the folder where you cloned the course, or set AMP_COURSE_ROOT"):
+    with pytest.raises(
+        CourseError,
+        match="run this in the folder where you cloned the course, or set AMP_COURSE_ROOT",
+    ):
         course_root()
 
 

@@ -38,7 +38,9 @@ def test_the_gpu_tests_are_collected_without_jupyter_and_pytests_plugins():
         "sys.exit(pytest.main(['-q', '--collect-only', '-m', 'gpu', '-p', 'no:cacheprovider']))"
     )
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = [line for line in done.stdout.splitlines() if "::" in line]
     assert len(found) > 20 and all(line.startswith("tests/gpu/") for line in found)

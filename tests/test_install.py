@@ -75,13 +75,18 @@ def set_up(clone: Path, *arguments: str, **environment: str) -> tuple[int, str, 
 
 def installed(clone: Path) -> bool:
     code = "import importlib.metadata as m; print(m.version('tiny'))"
-    return subprocess.run([clone / ".venv/bin/python", "-c", code], capture_output=True).returncode == 0
+    return (
+        subprocess.run([clone / ".venv/bin/python", "-c", code], capture_output=True).returncode
+        == 0
+    )
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone that is set up; tests copy it or leave it working."""
-    clone = make_clone(tmp_path_factory.mktemp("ready") / "a clone")  # a space in the path, as readers have
+    clone = make_clone(
+        tmp_path_factory.mktemp("ready") / "a clone"
+    )  # a space in the path, as readers have
     code, out, err = set_up(clone)
     assert code == 0, out + err
     return clone
@@ -127,7 +132,9 @@ def test_an_old_python_gets_one_line(old: str, tmp_path: Path) -> None:
 def test_the_same_line_without_an_old_python(module: types.ModuleType, monkeypatch, capsys) -> None:
     monkeypatch.setattr(module.sys, "version_info", (3, 8, 10, "final", 0))
     assert module.main([]) == 1
-    assert "amp_course needs Python 3.11 or newer; this is 3.8.10 at " in one_line(capsys.readouterr().err)
+    assert "amp_course needs Python 3.11 or newer; this is 3.8.10 at " in one_line(
+        capsys.readouterr().err
+    )
 
 
 def test_a_second_run_does_nothing_and_is_quick(ready: Path) -> None:
@@ -194,7 +201,9 @@ def test_a_half_made_venv_is_made_whole(ready: Path, damage: str) -> None:
     elif damage == "half a package":
         (site,) = venv.glob("lib/python*/site-packages")
         (site / "half-1.dist-info").mkdir()
-        (site / "half-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1\n")
+        (site / "half-1.dist-info" / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: half\nVersion: 1\n"
+        )
         (venv / "installed.json").unlink()
     else:
         (venv / "installed.json").write_text('{"requirements": "')
@@ -209,10 +218,14 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
     lost = make_clone(ready.parent / "lost", requires="surely-not-there")
     shutil.copytree(ready / ".venv", lost / ".venv", symlinks=True)
     began = time.perf_counter()
-    code, out, err = set_up(lost, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_CONFIG_FILE=os.devnull)
+    code, out, err = set_up(
+        lost, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_CONFIG_FILE=os.devnull
+    )
     assert code == 1
     assert "the package index cannot be reached. Check the network" in one_line(err)
-    assert "No matching distribution found for surely-not-there" in out  # pip's own words stay above it
+    assert (
+        "No matching distribution found for surely-not-there" in out
+    )  # pip's own words stay above it
     assert "surely-not-there" in (lost / ".venv/install.log").read_text()
     assert time.perf_counter() - began < 30
     assert not (lost / ".venv/installed.json").exists()
@@ -221,22 +234,37 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
 @pytest.mark.parametrize(
     "output, said",
     [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "the disk is full"),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "the disk is full",
+        ),
         ("OSError: [Errno 122] Disk quota exceeded", "the disk is full"),
         ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...", "PIP_CERT"),
-        ("WARNING: Retrying (Retry(total=0, connect=None)) after ...\nERROR: No matching distribution", "be reached"),
-        ("ERROR: Could not install packages: HTTPSConnectionPool: Max retries exceeded with url", "be reached"),
+        (
+            "WARNING: Retrying (Retry(total=0, connect=None)) after ...\nERROR: No matching distribution",
+            "be reached",
+        ),
+        (
+            "ERROR: Could not install packages: HTTPSConnectionPool: Max retries exceeded with url",
+            "be reached",
+        ),
         ("ERROR: Exception:\nERROR: Read timed out.", "be reached"),
         ("ERROR: [Errno 13] Permission denied: '/x'", "cannot be written"),
         ("[Errno 30] Read-only file system: '/x'", "cannot be written"),
-        ("ERROR: No matching distribution found for torch==2.13.0", "there is no torch 2.13.0 for Python 3."),
+        (
+            "ERROR: No matching distribution found for torch==2.13.0",
+            "there is no torch 2.13.0 for Python 3.",
+        ),
         (
             "ERROR: Ignored the following versions that require a different python version: 4.1.1 Requires-Python >=3.11.5\n"
             "ERROR: Could not find a version that satisfies the requirement soupsieve==4.1.1 (from versions: 0.4)\n"
             "ERROR: No matching distribution found for soupsieve==4.1.1",
             "soupsieve==4.1.1 needs another Python than 3.",
         ),
-        ("ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.12'", "x needs another Python than 3."),
+        (
+            "ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.12'",
+            "x needs another Python than 3.",
+        ),
         ("ERROR: No matching distribution found for six>=2", "pip found no six>=2 for Python 3."),
         (
             "WARNING: Location 'foo/torch/' is ignored: it is neither a file nor a directory.",
@@ -244,17 +272,31 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
         ),
         ("ERROR: HTTP error 403 while getting https://x", "refuses to serve you"),
         ("ERROR: HTTP error 503 while getting https://x", "is out of order"),
-        ("OSError('Tunnel connection failed: 407 Proxy Authentication Required')", "the proxy asks for a name"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "arrived damaged"),
+        (
+            "OSError('Tunnel connection failed: 407 Proxy Authentication Required')",
+            "the proxy asks for a name",
+        ),
+        (
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE",
+            "arrived damaged",
+        ),
         ("ERROR: ResolutionImpossible: for help visit", "PIP_CONSTRAINT"),
-        ("ERROR: Invalid requirement: '<<<<<<< HEAD'", "is damaged. Get them back with `git checkout"),
-        ("error: subprocess-exited-with-error\nERROR: Failed to build 'mpi4py' when", "mpi4py has no ready-made build"),
+        (
+            "ERROR: Invalid requirement: '<<<<<<< HEAD'",
+            "is damaged. Get them back with `git checkout",
+        ),
+        (
+            "error: subprocess-exited-with-error\nERROR: Failed to build 'mpi4py' when",
+            "mpi4py has no ready-made build",
+        ),
         ("MemoryError", "out of memory"),
         # a first retry that helped is not what went wrong
         ("WARNING: Retrying (Retry(total=2, connect=None)) after ...\nERROR: something else", None),
     ],
 )
-def test_trouble_is_named_with_its_cure(module: types.ModuleType, output: str, said: str | None) -> None:
+def test_trouble_is_named_with_its_cure(
+    module: types.ModuleType, output: str, said: str | None
+) -> None:
     explained = module.explain(output)
     assert explained is None if said is None else said in explained
     assert "\n" not in (explained or "")
@@ -265,7 +307,9 @@ def test_a_pin_for_another_python_is_named(ready: Path, tmp_path: Path) -> None:
     page = tmp_path / "simple" / "needs-new" / "index.html"
     page.parent.mkdir(parents=True)
     links = {version: f"needs_new-{version}-py3-none-any.whl" for version in ("1", "2")}
-    page.write_text(f'<a href="{links["1"]}">1</a> <a href="{links["2"]}" data-requires-python="&gt;=3.99">2</a>')
+    page.write_text(
+        f'<a href="{links["1"]}">1</a> <a href="{links["2"]}" data-requires-python="&gt;=3.99">2</a>'
+    )
     lost = make_clone(tmp_path / "lost", requires="needs-new")
     (lost / "constraints.txt").write_text("needs-new==2\ntorch==2.13.0\n")
     shutil.copytree(ready / ".venv", lost / ".venv", symlinks=True)
@@ -275,11 +319,15 @@ def test_a_pin_for_another_python_is_named(ready: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["PIP_TARGET", "PIP_PREFIX", "PIP_USER"])
-def test_settings_of_pips_that_lead_elsewhere_do_not_count(ready: Path, tmp_path: Path, setting: str) -> None:
+def test_settings_of_pips_that_lead_elsewhere_do_not_count(
+    ready: Path, tmp_path: Path, setting: str
+) -> None:
     clone = make_clone(tmp_path / "clone")
     shutil.copytree(ready / ".venv", clone / ".venv", symlinks=True)
     (clone / ".venv" / "installed.json").unlink()
-    code, out, err = set_up(clone, **{setting: "1" if setting == "PIP_USER" else str(tmp_path / "elsewhere")})
+    code, out, err = set_up(
+        clone, **{setting: "1" if setting == "PIP_USER" else str(tmp_path / "elsewhere")}
+    )
     assert (code, err) == (0, ""), out
     assert not (tmp_path / "elsewhere").exists()
 
@@ -313,10 +361,16 @@ def test_a_pip_that_is_killed_is_said(module: types.ModuleType, monkeypatch) -> 
         module.pip("-e", ".")
 
 
-def test_trouble_that_nobody_foresaw_ends_with_pips_last_word(module: types.ModuleType, monkeypatch) -> None:
-    monkeypatch.setattr(module, "run", lambda command, show=False: (1, "ERROR: first\nERROR: the moon is full\n"))
+def test_trouble_that_nobody_foresaw_ends_with_pips_last_word(
+    module: types.ModuleType, monkeypatch
+) -> None:
+    monkeypatch.setattr(
+        module, "run", lambda command, show=False: (1, "ERROR: first\nERROR: the moon is full\n")
+    )
     module.VENV.mkdir()
-    with pytest.raises(module.Stop, match=r"pip failed \(the moon is full\); all that it said is in .*install.log"):
+    with pytest.raises(
+        module.Stop, match=r"pip failed \(the moon is full\); all that it said is in .*install.log"
+    ):
         module.pip("-e", ".")
 
 
@@ -326,7 +380,9 @@ MAKEFILE = INSTALL.parents[1] / "Makefile"
 def make(python: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     clone = make_clone(tmp_path / "a clone")
     shutil.copy(MAKEFILE, clone)
-    return subprocess.run(["make", "lab", f"PYTHON={python}"], cwd=clone, capture_output=True, text=True)
+    return subprocess.run(
+        ["make", "lab", f"PYTHON={python}"], cwd=clone, capture_output=True, text=True
+    )
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
@@ -350,7 +406,9 @@ def test_make_with_python_2_says_the_same(tmp_path: Path) -> None:
     assert "does not run here as a Python 3" in make(str(pythons[0]), tmp_path).stderr
 
 
-def test_a_full_disk_is_seen_before_it_begins(module: types.ModuleType, monkeypatch, capsys) -> None:
+def test_a_full_disk_is_seen_before_it_begins(
+    module: types.ModuleType, monkeypatch, capsys
+) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=3e8))
     assert module.main([]) == 1
     assert "0.3 GB are free in " in one_line(capsys.readouterr().err)
@@ -364,22 +422,35 @@ def test_a_folder_that_cannot_be_written(module: types.ModuleType, monkeypatch, 
 
 
 def test_a_python_without_ensurepip(module: types.ModuleType, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else name)
+    monkeypatch.setattr(
+        module.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else name
+    )
     assert module.main([]) == 1
     line = one_line(capsys.readouterr().err)
     assert f"sudo apt install python3.{sys.version_info[1]}-venv" in line
 
 
-def test_another_build_of_torch_replaces_the_one_that_is_there(module: types.ModuleType, monkeypatch) -> None:
+def test_another_build_of_torch_replaces_the_one_that_is_there(
+    module: types.ModuleType, monkeypatch
+) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setattr(module, "run", lambda command, show=False: (calls.append(command), (0, ""))[1])
+    monkeypatch.setattr(
+        module, "run", lambda command, show=False: (calls.append(command), (0, ""))[1]
+    )
     module.VENV.mkdir()
     options = {"extra": "", "torch_index": "https://example.org/cpu"}
     module.install(types.SimpleNamespace(**options))
     torch, course = (call[call.index("install") :] for call in calls[-2:])
-    assert torch[-4:] == ["--index-url", "https://example.org/cpu", "torch==2.13.0", "--force-reinstall"]
+    assert torch[-4:] == [
+        "--index-url",
+        "https://example.org/cpu",
+        "torch==2.13.0",
+        "--force-reinstall",
+    ]
     assert course[-2:] == ["-e", "."]
-    module.install(types.SimpleNamespace(extra="test", torch_index=""))  # remembers the index; replaces nothing
+    module.install(
+        types.SimpleNamespace(extra="test", torch_index="")
+    )  # remembers the index; replaces nothing
     torch, course = (call[call.index("install") :] for call in calls[-2:])
     assert torch[-3:] == ["--index-url", "https://example.org/cpu", "torch==2.13.0"]
     assert course[-2:] == ["-e", ".[test]"]

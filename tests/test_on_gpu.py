@@ -31,7 +31,9 @@ def call(tmp_path_factory):
 
     def call(*arguments):
         environment = os.environ | {"PYTHON": str(folder / "python"), "OUT": str(folder / "out")}
-        return subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True), folder / "out"
+        return subprocess.run(
+            [SCRIPT, *arguments], env=environment, capture_output=True, text=True
+        ), folder / "out"
 
     return call
 
@@ -39,12 +41,23 @@ def call(tmp_path_factory):
 def test_a_part_that_hangs_costs_the_others_nothing(call):
     done, out = call("--seconds", "50", "tests", "notebooks", "loop", "bench")
     lines = [line.split() for line in (out / "report.txt").read_text().splitlines()]
-    verdicts = {line[0]: line[1] for line in lines if line[0] in ("tests", "notebooks", "loop", "bench")}
-    assert verdicts == {"tests": "TIMED", "notebooks": "passed", "loop": "passed", "bench": "FAILED"}
+    verdicts = {
+        line[0]: line[1] for line in lines if line[0] in ("tests", "notebooks", "loop", "bench")
+    }
+    assert verdicts == {
+        "tests": "TIMED",
+        "notebooks": "passed",
+        "loop": "passed",
+        "bench": "FAILED",
+    }
     assert done.returncode == 1 and (out / "report.txt").read_text() == done.stdout
     assert done.stdout.splitlines()[-1].startswith("2 of 4 parts failed: tests bench; ")
     assert "    | a test hangs" in done.stdout and "    | no memory left" in done.stdout
-    assert sorted(path.name for path in out.iterdir()) == ["logs.txt", "notebooks.tar.gz", "report.txt"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "logs.txt",
+        "notebooks.tar.gz",
+        "report.txt",
+    ]
     with tarfile.open(out / "notebooks.tar.gz") as kept:
         arguments = kept.extractfile("notebooks/arguments").read().decode()
     (limit,) = re.findall(r"notebooks .* of (\d+) s", done.stdout)

@@ -26,14 +26,18 @@ def pins() -> dict[str, Version]:
 
 def direct_requirements() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *extras["test"], *extras["peers"]]]
+    return [
+        Requirement(line) for line in [*PROJECT["dependencies"], *extras["test"], *extras["peers"]]
+    ]
 
 
 def conda_requirements() -> dict[str, str]:
     text = (ROOT / "environment.yml").read_text()
     lines = re.findall(r"^  - ([a-z][\w-]*)([<>=][^\s#]*)?(?:\s+#.*)?$", text, re.MULTILINE)
     return {
-        CONDA_NAMES.get(name, name): version for name, version in lines if name not in ("conda-forge", "nodefaults")
+        CONDA_NAMES.get(name, name): version
+        for name, version in lines
+        if name not in ("conda-forge", "nodefaults")
     }
 
 
@@ -52,10 +56,16 @@ def test_the_workflow_runs_each_row_of_the_matrix_with_its_python() -> None:
 
 
 def test_conda_and_pip_ask_for_the_same() -> None:
-    pip = {requirement.name: set(requirement.specifier) for requirement in map(Requirement, PROJECT["dependencies"])}
+    pip = {
+        requirement.name: set(requirement.specifier)
+        for requirement in map(Requirement, PROJECT["dependencies"])
+    }
     major, minor = map(int, newest_tested_python().split("."))
     pip["python"] = set(SpecifierSet(f"{PROJECT['requires-python']},<{major}.{minor + 1}"))
-    conda = {name: set(Requirement(name + version).specifier) for name, version in conda_requirements().items()}
+    conda = {
+        name: set(Requirement(name + version).specifier)
+        for name, version in conda_requirements().items()
+    }
     assert conda.pop("pip") == set()
     assert conda == pip
     assert "- -e ." in (ROOT / "environment.yml").read_text()
@@ -93,24 +103,41 @@ def test_each_pin_allows_the_lowest_python_and_the_newest() -> None:
 
 
 def test_the_pins_stand_in_order_once_each() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     names = [canonicalize_name(line.partition("==")[0]) for line in lines]
     assert names == sorted(set(names))
 
 
 def modules_after(code: str) -> set[str]:
     command = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split())
+    return set(
+        subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    )
 
 
 def test_importing_the_package_loads_nothing_else() -> None:
     assert modules_after("import amp_course") - modules_after("pass") == {"amp_course"}
 
 
-@pytest.mark.parametrize("module", ["amp_course.cli", "amp_course.course", "amp_course.work", "amp_course.lab"])
+@pytest.mark.parametrize(
+    "module", ["amp_course.cli", "amp_course.course", "amp_course.work", "amp_course.lab"]
+)
 def test_the_command_is_ready_without_torch_or_jupyter(module: str) -> None:
     loaded = {name.partition(".")[0] for name in modules_after(f"import {module}")}
-    assert not loaded & {"torch", "numpy", "matplotlib", "ipywidgets", "IPython", "sklearn", "jupyterlab", "tornado"}
+    assert not loaded & {
+        "torch",
+        "numpy",
+        "matplotlib",
+        "ipywidgets",
+        "IPython",
+        "sklearn",
+        "jupyterlab",
+        "tornado",
+    }
 
 
 def test_the_version_is_one() -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from tests.browser.every_panel import PANELS, make
 
-SETTABLE = (widgets.Dropdown, widgets.IntSlider, widgets.SelectionSlider, widgets.Text, widgets.ToggleButton)
+SETTABLE = (
+    widgets.Dropdown,
+    widgets.IntSlider,
+    widgets.SelectionSlider,
+    widgets.Text,
+    widgets.ToggleButton,
+)
 
 
 class Pictures(HTMLParser):
@@ -57,15 +63,25 @@ def other_values(control: Any) -> list[Any]:
     if isinstance(control, widgets.ToggleButton):
         return [not control.value]
     if isinstance(control, widgets.Text):
-        return {"number": ["2049", "-3"], "context length": ["4096", "100"], "RoPE base": ["500", "1e6"]}.get(
-            control.description, ["16", "32"]
-        )
+        return {
+            "number": ["2049", "-3"],
+            "context length": ["4096", "100"],
+            "RoPE base": ["500", "1e6"],
+        }.get(control.description, ["16", "32"])
     if isinstance(control, widgets.IntSlider):
-        near = control.value + control.step if control.value < control.max else control.value - control.step
+        near = (
+            control.value + control.step
+            if control.value < control.max
+            else control.value - control.step
+        )
         return [near, control.max if control.value < control.max else control.min]
     values = [one[1] if isinstance(one, tuple) else one for one in control.options]
     place = values.index(control.value)
-    return [one for one in (values[place - 1], values[(place + 1) % len(values)]) if one is not control.value]
+    return [
+        one
+        for one in (values[place - 1], values[(place + 1) % len(values)])
+        if one is not control.value
+    ]
 
 
 @pytest.mark.parametrize("name", PANELS)
@@ -84,12 +100,18 @@ def test_a_picture_never_changes_without_its_words(name: str) -> None:
             moved += before.drawn != after.drawn
             if len(before.drawn) != len(after.drawn):
                 continue
-            for old, new, said, says in zip(before.drawn, after.drawn, before.words, after.words, strict=True):
+            for old, new, said, says in zip(
+                before.drawn, after.drawn, before.words, after.words, strict=True
+            ):
                 if old != new and said == says:
                     silent.append((control.description, value, said[:60]))
         control.value = first
     assert not silent
-    assert moved or name in ("DtypeTrace", "LoopWorkbench", "StepExplorer")  # tables and text; a button that measures
+    assert moved or name in (
+        "DtypeTrace",
+        "LoopWorkbench",
+        "StepExplorer",
+    )  # tables and text; a button that measures
 
 
 def test_the_panel_that_measures_says_what_it_measured() -> None:

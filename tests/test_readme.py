@@ -17,7 +17,9 @@ README = TEXT[ROOT / "README.md"]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", TEXT[page]) + re.findall(r'(?:src|srcset|href)="([^"]+)"', TEXT[page])
+    links = re.findall(r"\]\(([^)\s]+)\)", TEXT[page]) + re.findall(
+        r'(?:src|srcset|href)="([^"]+)"', TEXT[page]
+    )
     inside = [link.split("#")[0] for link in links if not re.match(r"https?:|#|\.\./\.\./", link)]
     assert [link for link in inside if not (page.parent / link).exists()] == []
     # On the code host `../../` is the repository's own address: its actions and its deployments.
@@ -45,7 +47,9 @@ def test_a_diagnosed_answer_and_a_page_of_the_doctor_come_before_any_explanation
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    )
     named = set(re.findall(r"`make ([a-z-]+)", TEXT[page])) | set(
         re.findall(r"(?:^|&& )make ([a-z-]+)", TEXT[page], re.MULTILINE)
     )
@@ -71,7 +75,9 @@ def test_badges_are_true() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, svg in module.badges().items():
-        assert (ROOT / "docs" / "images" / name).read_text("utf-8") == svg, "run python tools/badges.py"
+        assert (ROOT / "docs" / "images" / name).read_text("utf-8") == svg, (
+            "run python tools/badges.py"
+        )
         assert name in README
 
 

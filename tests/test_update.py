@@ -14,20 +14,41 @@ from pathlib import Path
 
 import pytest
 
-GIT = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false"]
+GIT = [
+    "-c",
+    "user.name=a",
+    "-c",
+    "user.email=a@b",
+    "-c",
+    "init.defaultBranch=main",
+    "-c",
+    "commit.gpgsign=false",
+]
 CHAPTERS = ("05_scaler", "06_loop", "07_patterns")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def notebook(text: str, count: int | None = None, output: str = "") -> str:
     """A notebook as JupyterLab writes it; with a count, as after the cell was run."""
     outputs = [{"name": "stdout", "output_type": "stream", "text": [output]}] if output else []
-    cell = {"cell_type": "code", "execution_count": count, "metadata": {}, "outputs": outputs, "source": [text]}
+    cell = {
+        "cell_type": "code",
+        "execution_count": count,
+        "metadata": {},
+        "outputs": outputs,
+        "source": [text],
+    }
     return (
-        json.dumps({"cells": [cell], "metadata": {"run": count}, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+        json.dumps(
+            {"cells": [cell], "metadata": {"run": count}, "nbformat": 4, "nbformat_minor": 5},
+            indent=1,
+        )
+        + "\n"
     )
 
 
@@ -37,7 +58,11 @@ class Course:
     def __init__(self, root: Path) -> None:
         self.upstream, self.clone = root / "upstream", root / "the clone"
         self.work = self.clone / "my_work"
-        files = {f"{folder}/{name}.ipynb": notebook("1") for folder in ("notebooks", "exercises") for name in CHAPTERS}
+        files = {
+            f"{folder}/{name}.ipynb": notebook("1")
+            for folder in ("notebooks", "exercises")
+            for name in CHAPTERS
+        }
         files |= {
             ".gitignore": "my_work/\n.venv/\n",
             "README.md": "one\n",
@@ -56,34 +81,53 @@ class Course:
     def publish_version_2(self) -> None:
         """Change every notebook and an exercise, add a chapter and a module, remove a file, leave README alone."""
         files = {f"notebooks/{name}.ipynb": notebook("2") for name in CHAPTERS}
-        files |= {"exercises/06_loop.ipynb": notebook("2"), "notebooks/09_speed.ipynb": notebook("2")}
+        files |= {
+            "exercises/06_loop.ipynb": notebook("2"),
+            "notebooks/09_speed.ipynb": notebook("2"),
+        }
         files |= {"lib/code.py": "two = 2\n", "lib/new/module.py": "new = 2\n"}
         write(self.upstream, files)
         self.commit("version 2")
 
     def update(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command, env=self.environment(**environment), capture_output=True, text=True, timeout=100
+            self.command,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=100,
         )
 
     command = (sys.executable, "-m", "amp_course", "update")
 
     def environment(self, **more: str) -> dict[str, str]:
-        own = {"AMP_COURSE_ROOT": str(self.clone), "PYTHONPATH": str(Path(__file__).parents[1]), "LC_ALL": "C.UTF-8"}
+        own = {
+            "AMP_COURSE_ROOT": str(self.clone),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "LC_ALL": "C.UTF-8",
+        }
         return {**os.environ, **own, "AMP_COURSE_WORK": str(self.work), **more}
 
     def kept(self) -> dict[str, str]:
         """What updates put aside: name → text, all folders of that kind taken together."""
         folders = self.work.glob("before-update-*")
-        return {str(path.relative_to(folder)): path.read_text() for folder in folders for path in files_in(folder)}
+        return {
+            str(path.relative_to(folder)): path.read_text()
+            for folder in folders
+            for path in files_in(folder)
+        }
 
     def is_version_2(self) -> bool:
         same = git(self.clone, "rev-parse", "HEAD") == git(self.upstream, "rev-parse", "HEAD")
         return same and git(self.clone, "status", "--porcelain") == ""
 
     def snapshot(self) -> dict[str, str]:
-        found = {path: path.read_text() for path in files_in(self.clone) if ".git/" not in str(path)}
-        return {str(path): text for path, text in found.items() if not path.name.startswith(".update")}
+        found = {
+            path: path.read_text() for path in files_in(self.clone) if ".git/" not in str(path)
+        }
+        return {
+            str(path): text for path, text in found.items() if not path.name.startswith(".update")
+        }
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -105,7 +149,11 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # set where the tests are started by a hook of git's
+    for name in (
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+    ):  # set where the tests are started by a hook of git's
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     return Course(tmp_path)
@@ -134,7 +182,11 @@ def test_a_reader_who_ran_every_notebook_gets_version_2_and_loses_nothing(course
     (offered,) = course.work.glob("06_loop.new-*.ipynb")
     assert offered.read_text() == notebook("2") and str(offered) in done.stdout
     again = course.update()
-    assert "You have the newest version" in again.stdout and again.returncode == 0 and course.kept() == mine
+    assert (
+        "You have the newest version" in again.stdout
+        and again.returncode == 0
+        and course.kept() == mine
+    )
 
 
 def test_nothing_new_touches_nothing(course: Course) -> None:
@@ -154,7 +206,10 @@ def test_a_second_update_on_the_same_day_keeps_both(course: Course) -> None:
         write(course.upstream, {"notebooks/06_loop.ipynb": f"version {count}"})
         course.commit("next")
         assert course.update().returncode == 0
-    texts = [path.read_text() for path in sorted(course.work.glob("before-update-*/notebooks/06_loop.ipynb"))]
+    texts = [
+        path.read_text()
+        for path in sorted(course.work.glob("before-update-*/notebooks/06_loop.ipynb"))
+    ]
     assert texts == ["mine 1", "mine 2"]
 
 
@@ -165,32 +220,49 @@ def test_every_kind_of_change_is_kept(course: Course) -> None:
         "notebooks/09_speed.ipynb": "untracked, in the way of a new file",
         "lib/new": "a file where a folder is to come",
     }
-    write(course.clone, mine | {"README.md": "my notes", "scratch.txt": "untracked, in nobody's way"})
+    write(
+        course.clone, mine | {"README.md": "my notes", "scratch.txt": "untracked, in nobody's way"}
+    )
     (course.clone / "notebooks/05_scaler.ipynb").unlink()
     write(course.clone, {"notebooks/06_loop.ipynb": "staged"})
     git(course.clone, "add", "notebooks/06_loop.ipynb")
     write(course.clone, {"notebooks/06_loop.ipynb": "changed after that"})
     course.publish_version_2()
     assert course.update().returncode == 0
-    staged = {"staged/notebooks/06_loop.ipynb": "staged", "notebooks/06_loop.ipynb": "changed after that"}
+    staged = {
+        "staged/notebooks/06_loop.ipynb": "staged",
+        "notebooks/06_loop.ipynb": "changed after that",
+    }
     assert course.kept() == mine | staged
-    assert git(course.clone, "status", "--porcelain").splitlines() == [" M README.md", "?? scratch.txt"]
+    assert git(course.clone, "status", "--porcelain").splitlines() == [
+        " M README.md",
+        "?? scratch.txt",
+    ]
     assert (course.clone / "README.md").read_text() == "my notes"
     assert (course.clone / "notebooks/05_scaler.ipynb").read_text() == notebook("2")
 
 
 def test_a_folder_and_an_added_file_in_the_way(course: Course) -> None:
-    write(course.clone, {"notebooks/09_speed.ipynb/mine.txt": "in a folder", "lib/new/module.py": "added to git"})
+    write(
+        course.clone,
+        {"notebooks/09_speed.ipynb/mine.txt": "in a folder", "lib/new/module.py": "added to git"},
+    )
     git(course.clone, "add", "lib/new/module.py")
     course.publish_version_2()
     assert course.update().returncode == 0
-    assert course.kept() == {"notebooks/09_speed.ipynb/mine.txt": "in a folder", "lib/new/module.py": "added to git"}
+    assert course.kept() == {
+        "notebooks/09_speed.ipynb/mine.txt": "in a folder",
+        "lib/new/module.py": "added to git",
+    }
     assert course.is_version_2()
 
 
 def test_a_file_that_already_is_the_new_version_is_no_readers(course: Course) -> None:
     course.publish_version_2()
-    write(course.clone, {"notebooks/06_loop.ipynb": notebook("2"), "notebooks/09_speed.ipynb": notebook("2")})
+    write(
+        course.clone,
+        {"notebooks/06_loop.ipynb": notebook("2"), "notebooks/09_speed.ipynb": notebook("2")},
+    )
     assert course.update().returncode == 0
     assert course.kept() == {} and course.is_version_2()
 
@@ -219,7 +291,10 @@ def test_line_endings_of_windows_are_no_change(course: Course) -> None:
     assert course.update().returncode == 0
     (kept,) = course.work.glob("before-update-*/notebooks/*")
     assert kept.read_bytes() == notebook("1", count=3).replace("\n", "\r\n").encode()
-    assert changed.read_bytes() == notebook("2").replace("\n", "\r\n").encode() and course.is_version_2()
+    assert (
+        changed.read_bytes() == notebook("2").replace("\n", "\r\n").encode()
+        and course.is_version_2()
+    )
 
 
 def test_a_shallow_clone(course: Course, tmp_path: Path) -> None:
@@ -290,7 +365,9 @@ def test_what_cannot_be_updated_is_one_line_and_nothing_is_lost(course: Course, 
     before = sorted(course.snapshot().values())
 
     assert re.search(REFUSALS[hinder], one_line(course.update(**environment)))
-    assert sorted(course.snapshot().values())[: len(before)] == before or hinder is refuse_git_at_work
+    assert (
+        sorted(course.snapshot().values())[: len(before)] == before or hinder is refuse_git_at_work
+    )
     assert set(read_everything_texts(course)) >= {notebook("1", count=7, output="8.1 ms")}
 
 
@@ -315,7 +392,10 @@ def test_a_kill_at_any_moment_is_finished_by_the_next_run(course: Course) -> Non
         course.publish_version_2()
         marker = course.work / ".update-unfinished"
         process = subprocess.Popen(
-            course.command, env=course.environment(), start_new_session=True, stdout=subprocess.DEVNULL
+            course.command,
+            env=course.environment(),
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
         )
         while not marker.exists() and process.poll() is None:
             time.sleep(0.001)
@@ -338,9 +418,13 @@ def test_the_locks_that_a_killed_git_left_are_removed(course: Course, transactio
     mine = read_everything(course)
     course.publish_version_2()
     hook, count = course.clone / ".git/hooks/reference-transaction", course.clone / ".git/count"
-    hook.write_text(f'#!/bin/sh\necho >> "{count}"\n[ $(wc -l < "{count}") != {transaction} ] || kill -9 0\n')
+    hook.write_text(
+        f'#!/bin/sh\necho >> "{count}"\n[ $(wc -l < "{count}") != {transaction} ] || kill -9 0\n'
+    )
     hook.chmod(0o755)
-    killed = subprocess.run(course.command, env=course.environment(), start_new_session=True, capture_output=True)
+    killed = subprocess.run(
+        course.command, env=course.environment(), start_new_session=True, capture_output=True
+    )
     left = [*(course.clone / ".git").rglob("*.lock")]
     assert killed.returncode == -signal.SIGKILL and left
     hook.unlink()
@@ -356,7 +440,10 @@ def test_two_at_once(course: Course) -> None:
     mine = read_everything(course)
     course.publish_version_2()
     running = [
-        subprocess.Popen(course.command, env=course.environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen(
+            course.command, env=course.environment(), stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
     ]
     said = sorted(process.communicate(timeout=100)[1] for process in running)
     assert {process.returncode for process in running} <= {0, 2} and said[0] == ""
@@ -370,9 +457,15 @@ def test_two_at_once(course: Course) -> None:
 def test_a_full_disk_stops_it_and_loses_nothing(course: Course) -> None:
     """RLIMIT_FSIZE stands for the disk: no file may grow past it, neither git's nor ours."""
     mine = read_everything(course)
-    write(course.upstream, {"notebooks/06_loop.ipynb": "".join(str(random.random()) for _ in range(20_000))})
+    write(
+        course.upstream,
+        {"notebooks/06_loop.ipynb": "".join(str(random.random()) for _ in range(20_000))},
+    )
     course.publish_version_2()
-    write(course.upstream, {"notebooks/06_loop.ipynb": "".join(str(random.random()) for _ in range(20_000))})
+    write(
+        course.upstream,
+        {"notebooks/06_loop.ipynb": "".join(str(random.random()) for _ in range(20_000))},
+    )
     course.commit("large")
     limited = ["bash", "-c", 'trap "" XFSZ; ulimit -f 64; exec "$@"', "-", *course.command]
     done = subprocess.run(limited, env=course.environment(), capture_output=True, text=True)
@@ -391,15 +484,20 @@ def test_it_stops_while_jupyterlab_is_open_there(course: Course, tmp_path: Path)
         write(runtime, {"jpserver-1.json": json.dumps(entry)})
         done = course.update(JUPYTER_RUNTIME_DIR=str(runtime))
         assert (
-            "JupyterLab is running in" in one_line(done) and "save your notebooks, stop it with Ctrl-C" in done.stderr
+            "JupyterLab is running in" in one_line(done)
+            and "save your notebooks, stop it with Ctrl-C" in done.stderr
         )
         assert course.kept() == {} and set(mine.values()) <= set(kept_and_present(course))
-    assert course.update(JUPYTER_RUNTIME_DIR=str(runtime)).returncode == 0  # its record is there, but nothing listens
+    assert (
+        course.update(JUPYTER_RUNTIME_DIR=str(runtime)).returncode == 0
+    )  # its record is there, but nothing listens
 
 
 @pytest.mark.parametrize("made_by", ["make", "pip"])
 def test_changed_requirements_are_installed(course: Course, made_by: str) -> None:
-    noted = course.clone / ".venv" / "noted"  # tools/install.py or pip writes down how it was called
+    noted = (
+        course.clone / ".venv" / "noted"
+    )  # tools/install.py or pip writes down how it was called
     note = f"import sys, pathlib; pathlib.Path({str(noted)!r}).write_text(' '.join(sys.argv[1:]) + '.')"
     write(course.upstream, {"tools/install.py": note, "pyproject.toml": "2\n", "pip.py": note})
     course.commit("requirements")

@@ -33,7 +33,9 @@ class Desk:
     def files(self) -> dict[str, str]:
         """The reader's folder, less what the course keeps there for itself."""
         ours = (self.origins.name, ".exercises.lock")
-        return {path.name: path.read_text() for path in self.folder.iterdir() if path.name not in ours}
+        return {
+            path.name: path.read_text() for path in self.folder.iterdir() if path.name not in ours
+        }
 
 
 @pytest.fixture
@@ -136,7 +138,10 @@ def test_reset_keeps_the_old_copy_under_a_dated_name(desk: Desk) -> None:
     work.copy_missing()
     desk.copy.write_text("mine")
     saved, fresh = work.reset(find("loop"))
-    assert saved.path.name == "06_loop.saved-2026-11-21-1530.ipynb" and str(saved.path) in saved.message
+    assert (
+        saved.path.name == "06_loop.saved-2026-11-21-1530.ipynb"
+        and str(saved.path) in saved.message
+    )
     assert fresh.path == desk.copy
     desk.copy.write_text("mine again")
     work.reset(find("06"))
@@ -163,11 +168,15 @@ def test_reset_of_a_copy_that_is_not_there_makes_one(desk: Desk) -> None:
 
 
 def test_reset_of_a_chapter_without_exercises_names_those_with(desk: Desk) -> None:
-    with pytest.raises(CourseError, match=r"chapter 00_start has no exercises to reset: choose .*06_loop"):
+    with pytest.raises(
+        CourseError, match=r"chapter 00_start has no exercises to reset: choose .*06_loop"
+    ):
         work.reset(find("start"))
 
 
-def test_a_failed_reset_leaves_the_copy_where_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_reset_leaves_the_copy_where_it_was(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work.copy_missing()
     desk.copy.write_text("mine")
 
@@ -180,7 +189,9 @@ def test_a_failed_reset_leaves_the_copy_where_it_was(desk: Desk, monkeypatch: py
     assert desk.copy.read_text() == "mine"
 
 
-def test_a_kill_while_copying_leaves_no_half_notebook(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_copying_leaves_no_half_notebook(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(source: Path, target: Path) -> None:
         Path(target).write_text("fir")
         raise KeyboardInterrupt
@@ -192,7 +203,9 @@ def test_a_kill_while_copying_leaves_no_half_notebook(desk: Desk, monkeypatch: p
     monkeypatch.undo()
 
 
-def test_a_kill_while_noting_origins_leaves_the_old_ones(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_noting_origins_leaves_the_old_ones(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work.copy_missing()
     before = desk.origins.read_text()
     desk.exercise.write_text("second")
@@ -256,7 +269,9 @@ sys.argv[3] == "start" and work.copy_missing()
 
 def run_at_once(root: Path, what: str, processes: int = 2) -> None:
     gate = root / "gate"
-    commands = [[sys.executable, "-c", AT_ONCE, str(gate), str(number), what] for number in range(processes)]
+    commands = [
+        [sys.executable, "-c", AT_ONCE, str(gate), str(number), what] for number in range(processes)
+    ]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     while len(list(root.glob("gate.*"))) < processes:
         assert all(process.poll() is None for process in running)
@@ -275,7 +290,9 @@ def test_two_resets_at_once_lose_nothing(desk: Desk, tmp_path: Path) -> None:
     for pair in range(int(os.environ.get("RESET_PAIRS", "20"))):
         desk.copy.write_text(f"mine, {pair}")
         run_at_once(tmp_path, "reset")
-        expected.update([f"mine, {pair}", "first"])  # the second of the two puts the fresh copy of the first aside
+        expected.update(
+            [f"mine, {pair}", "first"]
+        )  # the second of the two puts the fresh copy of the first aside
     saved = Counter(path.read_text() for path in desk.folder.glob("06_loop.saved-*.ipynb"))
     assert saved == expected
     assert desk.copy.read_text() == "first" and not list(desk.folder.glob("*.part"))
@@ -290,7 +307,9 @@ def test_first_starts_at_once_all_succeed(desk: Desk, tmp_path: Path) -> None:
         assert len(desk.files()) == 31 and len(json.loads(desk.origins.read_text())) == 31
 
 
-def test_a_folder_that_another_command_holds_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_command_holds_is_said(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from amp_course.kit import files
 
     desk.folder.mkdir()

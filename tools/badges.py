@@ -1,4 +1,6 @@
-"""Draw the README's badges as SVG from what the project says of itself: `python tools/badges.py`. A test holds them to it."""
+"""Draw the README's badges as SVG from what the project says of itself: `python tools/badges.py`.
+A test holds them to it.
+"""
 
 import re
 import sys

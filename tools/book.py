@@ -1,7 +1,9 @@
-"""Build the course as a book: a site of static pages, from the outputs that the notebooks have stored. Nothing is run.
+"""Build the course as a book: a site of static pages, from the outputs that the notebooks have
+stored. Nothing is run.
 
-`make book` calls it. It prepares a folder of pages (book_pages.py makes those that are no notebooks), and lets Sphinx with
-myst-nb turn them into HTML, every warning an error. The pages ask no other host for anything.
+`make book` calls it. It prepares a folder of pages (book_pages.py makes those that are no
+notebooks), and lets Sphinx with myst-nb turn them into HTML, every warning an error. The pages ask
+no other host for anything.
 """
 
 import argparse
@@ -23,26 +25,42 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "book"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLAY = """:::{{tip}}
-This is a still picture. In JupyterLab its controls move, by mouse and by keyboard: `make lab`, then open
-`notebooks/{stem}.ipynb`.
-:::"""
+This is a still picture. In JupyterLab its controls move, by mouse and by keyboard: `make lab`, then
+open `notebooks/{stem}.ipynb`. :::"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Build the book; return 0, or Sphinx's exit code."""
     parser = argparse.ArgumentParser(description="Build the course as a book of static pages.")
-    parser.add_argument("--out", type=Path, default=OUT, help="the folder of the site (default: build/book)")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="the folder of the site (default: build/book)"
+    )
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         pages, caches = Path(folder) / "pages", Path(folder) / "caches"
         prepare(pages)
         shutil.rmtree(chosen.out, ignore_errors=True)
-        code = sphinx(["-q", "-W", "--keep-going", "-b", "html", "-d", str(caches), str(pages), str(chosen.out)])
+        code = sphinx(
+            [
+                "-q",
+                "-W",
+                "--keep-going",
+                "-b",
+                "html",
+                "-d",
+                str(caches),
+                str(pages),
+                str(chosen.out),
+            ]
+        )
     if code:
         return int(code)
     size = sum(file.stat().st_size for file in chosen.out.rglob("*") if file.is_file())
-    print(f"{chosen.out / 'index.html'}: {size / 2**20:.1f} MiB, built in {time.monotonic() - began:.0f} s")
+    print(
+        f"{chosen.out / 'index.html'}: {size / 2**20:.1f} MiB, built in "
+        f"{time.monotonic() - began:.0f} s"
+    )
     return 0
 
 
@@ -67,21 +85,29 @@ def read(folder: str, chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def chapter_page(chapter: Chapter) -> nbformat.NotebookNode:
-    """Return a chapter with its links turned to pages of the book, and a line on how to play under each panel."""
+    """Return a chapter with its links turned to pages of the book,
+    and a line on how to play under each panel.
+    """
     book = read("notebooks", chapter)
     cells = []
     for cell in book.cells:
         cells.append(keep_alt(turn_links(cell)))
-        if cell.cell_type == "code" and any(WIDGET in output.get("data", {}) for output in cell.outputs):
+        if cell.cell_type == "code" and any(
+            WIDGET in output.get("data", {}) for output in cell.outputs
+        ):
             cells.append(nbformat.v4.new_markdown_cell(PLAY.format(stem=chapter.stem)))
     book.cells = cells
     return book
 
 
 def exercise_page(chapter: Chapter) -> nbformat.NotebookNode:
-    """Return a chapter's exercises with their cards, which only the solutions have stored, and with their blanks."""
+    """Return a chapter's exercises with their cards, which only the solutions have stored,
+    and with their blanks.
+    """
     book = read("exercises", chapter)
-    stored = {cell.source: cell for cell in read("solutions", chapter).cells if cell.cell_type == "code"}
+    stored = {
+        cell.source: cell for cell in read("solutions", chapter).cells if cell.cell_type == "code"
+    }
     for cell in map(turn_links, book.cells):
         if cell.cell_type == "code" and cell.source in stored:
             cell.outputs = stored[cell.source].outputs
@@ -90,20 +116,28 @@ def exercise_page(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def turn_links(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Let links to the reader's own copies lead to the book's exercises, and links in outputs to pages and not to notebooks."""
+    """Let links to the reader's own copies lead to the book's exercises,
+    and links in outputs to pages and not to notebooks.
+    """
     stems = "|".join(chapter.stem for chapter in CHAPTERS)
     if cell.cell_type == "markdown":
-        cell.source = re.sub(rf"\(\.\./my_work/({stems})\.ipynb\)", r"(../exercises/\1.ipynb)", cell.source)
+        cell.source = re.sub(
+            rf"\(\.\./my_work/({stems})\.ipynb\)", r"(../exercises/\1.ipynb)", cell.source
+        )
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
         if "text/html" in data:
             html = re.sub(r'href="\.\./my_work/', 'href="../exercises/', data["text/html"])
-            data["text/html"] = re.sub(rf'href="((?:\.\./\w+/)?(?:{stems}))\.ipynb"', r'href="\1.html"', html)
+            data["text/html"] = re.sub(
+                rf'href="((?:\.\./\w+/)?(?:{stems}))\.ipynb"', r'href="\1.html"', html
+            )
     return cell
 
 
 def keep_alt(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Give myst-nb the words for a cell's picture where it looks for them; it drops those of the output."""
+    """Give myst-nb the words for a cell's picture where it looks for them;
+    it drops those of the output.
+    """
     for output in cell.get("outputs", ()):
         alt = output.get("metadata", {}).get("image/png", {}).get("alt")
         if alt:
@@ -112,8 +146,12 @@ def keep_alt(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def make_pdf(pages: Path) -> None:
-    """Print the sheet of five lines a chapter by Chromium, if there is one; the page links to it only then."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    """Print the sheet of five lines a chapter by Chromium, if there is one;
+    the page links to it only then.
+    """
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     sheet = pages / "more" / "sheet.pdf"
     if browser is None:
         print("no Chromium: the sheet is made without its PDF", file=sys.stderr)
@@ -121,12 +159,23 @@ def make_pdf(pages: Path) -> None:
     with tempfile.TemporaryDirectory() as profile:
         page = Path(profile) / "sheet.html"
         page.write_text(book_pages.sheet_html(), "utf-8")
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={profile}"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-pdf-header-footer",
+            f"--user-data-dir={profile}",
+        ]
         subprocess.run(
-            [browser, *flags, f"--print-to-pdf={sheet}", page.as_uri()], check=True, capture_output=True, timeout=60
+            [browser, *flags, f"--print-to-pdf={sheet}", page.as_uri()],
+            check=True,
+            capture_output=True,
+            timeout=60,
         )
     (pages / "more" / "sheet.md").write_text(
-        (pages / "more" / "sheet.md").read_text("utf-8") + "\n{download}`As a PDF, for the wall <sheet.pdf>`\n", "utf-8"
+        (pages / "more" / "sheet.md").read_text("utf-8")
+        + "\n{download}`As a PDF, for the wall <sheet.pdf>`\n",
+        "utf-8",
     )
 
 

@@ -1,4 +1,6 @@
-"""The pages of the book that are no notebooks: the sheet, the mistakes, the benchmarks, the machines and the public names."""
+"""The pages of the book that are no notebooks: the sheet, the mistakes, the benchmarks,
+the machines and the public names.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
             "Chapters", "Read any of them on its own, though each builds on those before.", stems
         ),
         "exercises/index": contents(
-            "Exercises", "To be solved in JupyterLab, where each answer is checked: `make lab`.", worked
+            "Exercises",
+            "To be solved in JupyterLab, where each answer is checked: `make lab`.",
+            worked,
         ),
         "api/index": contents(
             "The package",
@@ -67,14 +71,16 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
     }
     for name in ("tour", "setup", "keyboard", "notebook-ci", "teaching", "machines", "elsewhere"):
-        written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")  # fmt: skip
+        written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():
         (pages / f"{name}.md").write_text(with_address(text), "utf-8")
 
 
 def with_address(text: str) -> str:
-    """Return a page with the repository's address where GitHub Actions, which publishes the book, names it."""
+    """Return a page with the repository's address where GitHub Actions, which publishes the book,
+    names it.
+    """
     name = os.environ.get("GITHUB_REPOSITORY")
     address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
     return text.replace("<the address of the repository>", address) if name else text
@@ -127,10 +133,14 @@ def sheet_html() -> str:
     for chapter, lines in five_lines():
         items = re.split(r"^(?:\d+\.|-) ", lines, flags=re.MULTILINE)[1:]
         rows = "".join(f"<li>{_inline(' '.join(item.split()))}</li>" for item in items)
-        parts.append(f"<h2>{chapter.stem[:2]} · {escape(chapter.word)}: {escape(chapter.question)}</h2><ol>{rows}</ol>")
+        parts.append(
+            f"<h2>{chapter.stem[:2]} · {escape(chapter.word)}: "
+            f"{escape(chapter.question)}</h2><ol>{rows}</ol>"
+        )
     title = "Automatic mixed precision in PyTorch: the course on a sheet"
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{SHEET_STYLE}</style>'
+        f'<!doctype html><html lang="en"><meta '
+        f'charset="utf-8"><title>{title}</title><style>{SHEET_STYLE}</style>'
         f"<h1>{title}</h1>{''.join(parts)}</html>"
     )
 
@@ -147,8 +157,8 @@ def _inline(text: str) -> str:
 def mistakes_page(chapters: Sequence[Chapter]) -> str:
     """Return the mistakes that the checks explain, by chapter and exercise."""
     parts = [
-        "# Mistakes\n\nWhat people get wrong, and what the checks tell them, for instructors who ask what to teach next. "
-        "It gives answers away.\n"
+        "# Mistakes\n\nWhat people get wrong, and what the checks tell them, for instructors who "
+        "ask what to teach next. It gives answers away.\n"
     ]
     for chapter in chapters:
         exercises = chapter.exercises()
@@ -166,14 +176,19 @@ def _plain(text: str) -> str:
     """Keep words that are not ours from being read as Markdown; code stays code."""
     pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(
-        piece if piece.startswith("`") else re.sub(r"([\\*_\[\]<>#$~|])", r"\\\1", piece) for piece in pieces
+        piece if piece.startswith("`") else re.sub(r"([\\*_\[\]<>#$~|])", r"\\\1", piece)
+        for piece in pieces
     )
 
 
 def outside_links(source: Path) -> str:
-    """Return a page of the repository, its links to other files of the repository turned into plain words."""
+    """Return a page of the repository, its links to other files of the repository turned into plain
+    words.
+    """
     text = source.read_text("utf-8")
-    images = re.sub(r"!\[([^]]*)\]\((?:\.\./docs/|docs/)?images/([^)]+)\)", r"![\1](../images/\2)", text)
+    images = re.sub(
+        r"!\[([^]]*)\]\((?:\.\./docs/|docs/)?images/([^)]+)\)", r"![\1](../images/\2)", text
+    )
     return re.sub(r"(?<!!)\[([^]]+)\]\((?!https?:|#)[^)]+\)", r"\1", images)
 
 
@@ -185,7 +200,9 @@ def api_page(chapter: Chapter) -> str:
         thing = getattr(owner, name)
         where = "" if owner is package else f" ({owner.__name__})"
         parts.append(f"## {_plain(name)}{where}\n\n{_literal(f'{name}{_signature(thing)}')}\n")
-        document = inspect.getdoc(thing) if inspect.isroutine(thing) or inspect.isclass(thing) else None
+        document = (
+            inspect.getdoc(thing) if inspect.isroutine(thing) or inspect.isclass(thing) else None
+        )
         if document:
             first, _, rest = document.partition("\n\n")
             parts.append(_plain(first) + "\n" + (f"\n{_literal(rest)}\n" if rest.strip() else ""))

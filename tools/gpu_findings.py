@@ -1,7 +1,8 @@
-"""Audit the tests' steps and examine their scripts on the GPU, and print where the findings differ from those on a CPU.
+"""Audit the tests' steps and examine their scripts on the GPU, and print where the findings differ
+from those on a CPU.
 
-Each "cpu" in them becomes "cuda", and tensors are made there by default. Random numbers differ too, so look at each line: not
-every difference is a mistake of the tools. A part of `tools/on_gpu.sh`.
+Each "cpu" in them becomes "cuda", and tensors are made there by default. Random numbers differ too,
+so look at each line: not every difference is a mistake of the tools. A part of `tools/on_gpu.sh`.
 
     python tools/gpu_findings.py --seconds 60 [audit/ doctor/sound/ …]
 """
@@ -23,15 +24,21 @@ DEFAULT = 'import torch; torch.set_default_device("{}")'
 
 
 def copy_for(device, folder):
-    """Copy the tests to `folder`, with what names the CPU, or leaves the device of random numbers open, changed."""
+    """Copy the tests to `folder`, with what names the CPU,
+    or leaves the device of random numbers open, changed.
+    """
     shutil.copytree(
-        ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", ".*", "browser", "notebooks")
+        ROOT / "tests",
+        folder / "tests",
+        ignore=shutil.ignore_patterns("__pycache__", ".*", "browser", "notebooks"),
     )
     for path in [*(folder / "tests/audit").rglob("*.*"), *(folder / "tests/doctor").rglob("*.*")]:
         text = re.sub(r"""(["'])cpu\1""", rf"\1{device}\1", path.read_text("utf-8"))
         text = text.replace("torch.Generator()", "torch.Generator(torch.get_default_device())")
         if "/doctor/" in str(path):
-            text = re.sub(r"^import torch$", DEFAULT.format(device), text, count=1, flags=re.MULTILINE)
+            text = re.sub(
+                r"^import torch$", DEFAULT.format(device), text, count=1, flags=re.MULTILINE
+            )
         path.write_text(text, "utf-8")
 
 
@@ -70,7 +77,9 @@ def main():
         sys.path.insert(0, folder)
         from tests.findings.record import stored
 
-        before = {name: line for name, line in stored().items() if name.startswith(tuple(chosen.chosen))}
+        before = {
+            name: line for name, line in stored().items() if name.startswith(tuple(chosen.chosen))
+        }
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, str(ROOT)])
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(chosen.workers, context, begin, (device, folder))

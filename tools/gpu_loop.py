@@ -1,7 +1,9 @@
-"""Train a small net in fp16 on the GPU: the loop that `tools/on_gpu.sh` gives to the doctor and to `explain`.
+"""Train a small net in fp16 on the GPU: the loop that `tools/on_gpu.sh` gives to the doctor and to
+`explain`.
 
 python tools/gpu_loop.py                  the training, 60 updates
-python tools/gpu_loop.py --clip-scaled    the same with a fault: it clips gradients that are still scaled
+python tools/gpu_loop.py --clip-scaled    the same with a fault: it clips gradients that are still
+scaled
 python tools/gpu_loop.py --explain        where the time of a step goes
 """
 
@@ -13,7 +15,9 @@ from torch import nn
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 width, batch_size = (1024, 512) if device.type == "cuda" else (32, 16)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+model = nn.Sequential(
+    nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+)
 model.to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler(device.type)
@@ -21,7 +25,9 @@ teacher = torch.randn(64, 10, device=device)
 
 
 def train_step(x, y):
-    """Make one update with the batch `x`, (batch_size, 64), and its classes `y`; return the loss."""
+    """Make one update with the batch `x`, (batch_size, 64), and its classes `y`;
+    return the loss.
+    """
     optimizer.zero_grad()
     with torch.autocast(device.type, dtype=torch.float16):
         loss = nn.functional.cross_entropy(model(x), y)

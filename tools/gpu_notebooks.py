@@ -1,7 +1,9 @@
-"""Run notebooks as they are and save them with their outputs, each in a kernel of its own: a part of `tools/on_gpu.sh`.
+"""Run notebooks as they are and save them with their outputs, each in a kernel of its own: a part
+of `tools/on_gpu.sh`.
 
-A cell that fails does not stop its notebook, and a notebook that takes too long is saved as far as it got. Printed is what
-failed, and each cell that should show the same on any machine and shows something else. The exit code is 1 if there is any.
+A cell that fails does not stop its notebook, and a notebook that takes too long is saved as far as
+it got. Printed is what failed, and each cell that should show the same on any machine and shows
+something else. The exit code is 1 if there is any.
 
     python tools/gpu_notebooks.py --out FOLDER --seconds 200 09 06 04
 """
@@ -22,7 +24,9 @@ AT_ONCE = 3
 
 
 def run(path, out, deadline):
-    """Run a notebook until `deadline`, on the clock of time.monotonic(), and save it; return what is wrong with it."""
+    """Run a notebook until `deadline`, on the clock of time.monotonic(), and save it;
+    return what is wrong with it.
+    """
     stored, book = (nbformat.read(path, as_version=4) for _ in range(2))
     for cell in book.cells:
         if cell.cell_type == "code":
@@ -42,7 +46,9 @@ def run(path, out, deadline):
     try:
         client.execute()
     except (CellTimeoutError, DeadKernelError, RuntimeError) as error:
-        problems.append(f"not finished after {time.monotonic() - began:.0f} s: {str(error).splitlines()[0]}")
+        problems.append(
+            f"not finished after {time.monotonic() - began:.0f} s: {str(error).splitlines()[0]}"
+        )
     nbformat.write(book, out / path.name)
     for number, (cell, before) in enumerate(zip(book.cells, stored.cells, strict=True)):
         if cell.cell_type == "code" and cell.execution_count:
@@ -54,7 +60,9 @@ def run(path, out, deadline):
 
 
 def compare(cell, stored):
-    """Say which error a cell raised, or that it shows something else than what is stored and should be the same."""
+    """Say which error a cell raised, or that it shows something else than what is stored and should
+    be the same.
+    """
     tags = cell.metadata.get("tags", [])
     errors = [output for output in cell.outputs if output.output_type == "error"]
     if errors and "raises-exception" not in tags:
@@ -77,7 +85,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="where to save them")
     parser.add_argument("--seconds", type=int, required=True, help="for all of them")
-    parser.add_argument("--alone", default="", help="the number of one that measures times, which runs first and alone")
+    parser.add_argument(
+        "--alone",
+        default="",
+        help="the number of one that measures times, which runs first and alone",
+    )
     parser.add_argument("numbers", nargs="*", help="which: 06 for notebooks/06_loop.ipynb")
     chosen = parser.parse_args()
     deadline = time.monotonic() + chosen.seconds
@@ -88,7 +100,9 @@ def main():
         (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
         return run(path, chosen.out, until)
 
-    alone_until = deadline - 0.6 * chosen.seconds  # so that one that hangs leaves time for the others
+    alone_until = (
+        deadline - 0.6 * chosen.seconds
+    )  # so that one that hangs leaves time for the others
     alone = [one(chosen.alone, alone_until)] if chosen.alone else []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [*alone, *pool.map(one, chosen.numbers)]

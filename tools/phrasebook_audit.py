@@ -1,9 +1,10 @@
-"""Audit the loops of Accelerate and Fabric, sound and broken: `make test-phrasebook` runs this in the phrasebook's environment.
+"""Audit the loops of Accelerate and Fabric, sound and broken: `make test-phrasebook` runs this in
+the phrasebook's environment.
 
     python tools/phrasebook_audit.py accelerate
 
-Prints a table, and ends with 1 if a sound loop is accused, a broken one not found out, or something not put back. On a CPU the
-libraries use no scaler by themselves: for fp16 they are given one.
+Prints a table, and ends with 1 if a sound loop is accused, a broken one not found out, or something
+not put back. On a CPU the libraries use no scaler by themselves: for fp16 they are given one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from amp_course.audit import audit
 
-Loop = tuple[str, tuple[str, ...], Callable[..., Any], dict[str, Any]]  # name, faults, step, arguments
+Loop = tuple[
+    str, tuple[str, ...], Callable[..., Any], dict[str, Any]
+]  # name, faults, step, arguments
 MAX_NORM = 1.0
 
 
@@ -47,7 +50,9 @@ def broken(precision: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def accelerate_loops() -> Iterator[Loop]:
-    """Yield Accelerate's loop in each precision, also accumulating, with a scheduler that `prepare` has wrapped."""
+    """Yield Accelerate's loop in each precision, also accumulating,
+    with a scheduler that `prepare` has wrapped.
+    """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
@@ -57,7 +62,10 @@ def accelerate_loops() -> Iterator[Loop]:
         kind = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}[precision]
         accelerator = Accelerator(mixed_precision=kind, cpu=True, gradient_accumulation_steps=every)
         if precision == "fp16":
-            accelerator.scaler, accelerator.native_amp = torch.amp.GradScaler("cpu", init_scale=2.0**12), True
+            accelerator.scaler, accelerator.native_amp = (
+                torch.amp.GradScaler("cpu", init_scale=2.0**12),
+                True,
+            )
         model, batches = parts()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
@@ -67,7 +75,11 @@ def accelerate_loops() -> Iterator[Loop]:
             with accelerator.accumulate(model):
                 accelerator.backward(cross_entropy(model(x), y))
                 if accelerator.sync_gradients:
-                    clip = nn.utils.clip_grad_norm_ if wrong == "clipped by torch" else accelerator.clip_grad_norm_
+                    clip = (
+                        nn.utils.clip_grad_norm_
+                        if wrong == "clipped by torch"
+                        else accelerator.clip_grad_norm_
+                    )
                     clip(model.parameters(), MAX_NORM)
                 optimizer.step()
                 scheduler.step()
@@ -85,7 +97,10 @@ def accelerate_loops() -> Iterator[Loop]:
     for precision in ("fp32", "bf16", "fp16"):
         for wrong, faults in broken(precision):
             for every in (1,) if wrong else (1, 2):
-                name = f"{precision}, {every} micro-batch{'es' if every > 1 else ''}{', ' * bool(wrong)}{wrong}"
+                name = (
+                    f"{precision}, {every} "
+                    f"micro-batch{'es' if every > 1 else ''}{', ' * bool(wrong)}{wrong}"
+                )
                 yield name, faults, *make(precision, every, wrong)
 
 
@@ -104,7 +119,9 @@ def fabric_loops() -> Iterator[Loop]:
         fabric = Fabric(accelerator="cpu", devices=1, **options)
         fabric.launch()
         model, batches = parts()
-        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        model, optimizer = fabric.setup(
+            model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        )
 
         def step(x: Tensor, y: Tensor) -> None:
             fabric.backward(cross_entropy(model(x), y))

@@ -1,9 +1,11 @@
-"""Run one loop of the phrasebook in this process, and write as JSON what it did. `tools/phrasebook.py` starts one a library.
+"""Run one loop of the phrasebook in this process, and write as JSON what it did.
+`tools/phrasebook.py` starts one a library.
 
     python tools/phrasebook_run.py torch_amp fp32 bf16 fp16
 
-Every library gets the same network (64 → 128 → 10), the same first weights and the same batches of scikit-learn's digits, drawn
-by NumPy. Needs nothing of the course: the loops are in amp_course/recipes/phrasebook/loops and are loaded by path.
+Every library gets the same network (64 → 128 → 10), the same first weights and the same batches of
+scikit-learn's digits, drawn by NumPy. Needs nothing of the course: the loops are in
+amp_course/recipes/phrasebook/loops and are loaded by path.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ DISTRIBUTIONS = {
     "paddle": "paddlepaddle",
 }
 
-Layers = list[tuple[np.ndarray, np.ndarray]]  # (weight (outputs, inputs), bias (outputs,)) of each linear layer
+Layers = list[
+    tuple[np.ndarray, np.ndarray]
+]  # (weight (outputs, inputs), bias (outputs,)) of each linear layer
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
 
 def problem(seed: int = 0) -> tuple[Layers, Batches]:
-    """Draw the first weights, and batches of digits: inputs (32, 64) float32 in [0, 1], targets (32,) int64."""
+    """Draw the first weights, and batches of digits: inputs (32, 64) float32 in [0, 1], targets
+    (32,) int64.
+    """
     from sklearn.datasets import load_digits
 
     generator = np.random.default_rng(seed)
@@ -63,7 +69,9 @@ def load_loop(slug: str, folder: Path = LOOPS) -> ModuleType:
 
 
 def torch_problem(dtypes: set[str]) -> tuple[Any, list[Any]]:
-    """Build the network and the batches in PyTorch; `dtypes` collects what the first layer gives, as "bfloat16"."""
+    """Build the network and the batches in PyTorch; `dtypes` collects what the first layer gives,
+    as "bfloat16".
+    """
     import torch
     from torch import nn
 
@@ -73,8 +81,12 @@ def torch_problem(dtypes: set[str]) -> tuple[Any, list[Any]]:
         for layer, (weight, bias) in zip(model[::2], layers, strict=True):
             layer.weight.copy_(torch.from_numpy(weight))
             layer.bias.copy_(torch.from_numpy(bias))
-    model[0].register_forward_hook(lambda module, inputs, output: dtypes.add(str(output.dtype).removeprefix("torch.")))
-    return model, [(torch.from_numpy(inputs), torch.from_numpy(targets)) for inputs, targets in batches]
+    model[0].register_forward_hook(
+        lambda module, inputs, output: dtypes.add(str(output.dtype).removeprefix("torch."))
+    )
+    return model, [
+        (torch.from_numpy(inputs), torch.from_numpy(targets)) for inputs, targets in batches
+    ]
 
 
 def paddle_problem(dtypes: set[str]) -> tuple[Any, list[Any]]:
@@ -88,18 +100,24 @@ def paddle_problem(dtypes: set[str]) -> tuple[Any, list[Any]]:
     for place, (weight, bias) in zip((0, 2), layers, strict=True):
         model[place].weight.set_value(np.ascontiguousarray(weight.T))
         model[place].bias.set_value(bias)
-    model[0].register_forward_post_hook(lambda layer, inputs, output: dtypes.add(str(output.dtype).split(".")[-1]))
-    return model, [(paddle.to_tensor(inputs), paddle.to_tensor(targets)) for inputs, targets in batches]
+    model[0].register_forward_post_hook(
+        lambda layer, inputs, output: dtypes.add(str(output.dtype).split(".")[-1])
+    )
+    return model, [
+        (paddle.to_tensor(inputs), paddle.to_tensor(targets)) for inputs, targets in batches
+    ]
 
 
 def run(slug: str, setting: str) -> dict[str, Any]:
     """Run a loop once. setting: "bf16", or with Paddle's level, "bf16 O2".
 
-    Returns the losses, the dtypes that the first layer gave in the forward passes, what the library said about precision, and
-    the exception instead if it refused.
+    Returns the losses, the dtypes that the first layer gave in the forward passes, what the library
+    said about precision, and the exception instead if it refused.
     """
     loop, dtypes = load_loop(slug), set[str]()
-    build: Callable[[set[str]], tuple[Any, list[Any]]] = paddle_problem if slug == "paddle" else torch_problem
+    build: Callable[[set[str]], tuple[Any, list[Any]]] = (
+        paddle_problem if slug == "paddle" else torch_problem
+    )
     model, batches = build(dtypes)
     if slug == "accelerate":
         from accelerate.state import AcceleratorState
@@ -109,7 +127,11 @@ def run(slug: str, setting: str) -> dict[str, Any]:
         )  # its precision is the process's: a second run needs a new one
     found: dict[str, Any] = {"setting": setting, "losses": [], "refused": ""}
     said = io.StringIO()
-    with warnings.catch_warnings(record=True) as caught, redirect_stdout(said), redirect_stderr(said):
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
         warnings.simplefilter("always")
         try:
             found["losses"] = loop.train(model, batches, *setting.split())
@@ -117,13 +139,17 @@ def run(slug: str, setting: str) -> dict[str, Any]:
             found["refused"] = f"{type(error).__name__}: {error}"
     about = ("amp", "precision", "autocast", "scaler", "16")
     messages = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
-    found["said"] = [message for message in messages if any(word in message.lower() for word in about)]
+    found["said"] = [
+        message for message in messages if any(word in message.lower() for word in about)
+    ]
     found["dtypes"] = sorted(dtypes)
     return found
 
 
 def missing(names: list[str]) -> list[str]:
-    """Return those of the dotted names that the installed library does not have: ["torch.amp.autocat"] → the same."""
+    """Return those of the dotted names that the installed library does not have:
+    ["torch.amp.autocat"] → the same.
+    """
     return [name for name in names if not _resolves(name.split("."))]
 
 
@@ -143,7 +169,9 @@ def _resolves(parts: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the loop `arguments[0]` in each of the other settings, look for the names after "--names", print one line of JSON."""
+    """Run the loop `arguments[0]` in each of the other settings,
+    look for the names after "--names", print one line of JSON.
+    """
     slug, *rest = arguments
     names = rest[rest.index("--names") + 1 :] if "--names" in rest else []
     settings = rest[: rest.index("--names")] if "--names" in rest else rest

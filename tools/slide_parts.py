@@ -1,8 +1,10 @@
-"""Turn tagged cells into the HTML of a slide: prose, code, printed output, tables and figures, each as large as it can be.
+"""Turn tagged cells into the HTML of a slide: prose, code, printed output, tables and figures, each
+as large as it can be.
 
-Sizes are those of a font, in pixels of a slide of 1920 × 1080. The last row sits eight screen heights away. An eye of normal
-sight reads capitals of 5 minutes of arc; we ask for 6, which is a font of 20.7 pixels, or 1.9 % of the slide's height. Raised
-exponents may have 4.9, which is 16.9 pixels. tests/slides/ measures both in a browser.
+Sizes are those of a font, in pixels of a slide of 1920 × 1080. The last row sits eight screen
+heights away. An eye of normal sight reads capitals of 5 minutes of arc; we ask for 6, which is a
+font of 20.7 pixels, or 1.9 % of the slide's height. Raised exponents may have 4.9, which is 16.9
+pixels. tests/slides/ measures both in a browser.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from amp_course.kit.errors import CourseError
 LEAST = 22  # of code and output
 MOST = 44
 ROOM = (1630, 800)  # for code and output, inside their frame
-ASPECT, LEADING = 0.61, 1.36  # a letter's width in the widest of the fonts, and a line's height, in sizes of the font
+ASPECT, LEADING = (
+    0.61,
+    1.36,
+)  # a letter's width in the widest of the fonts, and a line's height, in sizes of the font
 SHOWN = 110  # pixels per inch of a figure in a notebook, as stored with it; as in kit.style
 KINDS = {"code", "output"}
 
@@ -54,19 +59,26 @@ def plain(text: str) -> str:
 
 
 def blocks(cells: Sequence[NotebookNode], chapter: str) -> list[tuple[str, str]]:
-    """Return what a slide of this chapter shows, as (kind, HTML): "text", "code", "output", "table" or "figure"."""
+    """Return what a slide of this chapter shows, as (kind, HTML):
+    "text", "code", "output", "table" or "figure".
+    """
     found: list[tuple[str, str]] = []
     for cell in cells:
         made = list(_block(cell, chapter))
         if cell.metadata.slideshow.slide_type == "fragment":
             made = [(kind, f'<div class="fragment">{html}</div>') for kind, html in made]
         found += made
-    size = size_of([html for kind, html in found if kind in KINDS], [html for kind, html in found if kind == "text"])
+    size = size_of(
+        [html for kind, html in found if kind in KINDS],
+        [html for kind, html in found if kind == "text"],
+    )
     return [(kind, _mono(kind, html, size) if kind in KINDS else html) for kind, html in found]
 
 
 def size_of(texts: Sequence[str], above: Sequence[str] = ()) -> int:
-    """Return the largest size, in pixels, at which all of these lines of code or output fit on one slide."""
+    """Return the largest size, in pixels, at which all of these lines of code or output fit on one
+    slide.
+    """
     if not texts:
         return MOST
     lines = [text.rstrip("\n").split("\n") for text in texts]
@@ -76,14 +88,17 @@ def size_of(texts: Sequence[str], above: Sequence[str] = ()) -> int:
     size = int(min(MOST, ROOM[0] / ASPECT / columns, height / LEADING / rows))
     if size < LEAST:
         raise SlideError(
-            f"{rows} lines of up to {columns} characters could not be read from the last row: choose a few by "
+            f"{rows} lines of up to {columns} characters could not be read from the last row: "
+            f"choose a few by "
             "metadata.amp_course.lines, or give the slide a text of its own"
         )
     return size
 
 
 def _block(cell: NotebookNode, chapter: str) -> Iterator[tuple[str, str]]:
-    """Give what a cell shows: its slide's own text if there is one, else its source, or its outputs."""
+    """Give what a cell shows: its slide's own text if there is one, else its source,
+    or its outputs.
+    """
     said = cell.metadata.get("amp_course", {})
     if said.get("slide"):
         yield "text", prose(said["slide"])
@@ -118,7 +133,9 @@ def _output(output: NotebookNode, lines: str | None) -> tuple[str, str]:
 
 
 def _chosen(text: str, lines: str | None) -> str:
-    """Return some lines of a text: "2-4" are its second to fourth, "1,3-4" leaves out the second; without the common indent."""
+    """Return some lines of a text: "2-4" are its second to fourth, "1,3-4" leaves out the second;
+    without the common indent.
+    """
     text = text.rstrip("\n")
     if not lines:
         return text
@@ -135,15 +152,21 @@ def _mono(kind: str, text: str, size: int) -> str:
     frame = re.fullmatch(r'(<div class="fragment">)(.*)(</div>)', text, re.DOTALL)
     before, inside, after = frame.groups() if frame else ("", text, "")
     inside = _coloured(inside) if kind == "code" else escape(inside, quote=False)
-    return f'{before}<pre class="{kind}" style="font-size:{size}px"><code>{inside}</code></pre>{after}'
+    return (
+        f'{before}<pre class="{kind}" style="font-size:{size}px"><code>{inside}</code></pre>{after}'
+    )
 
 
 def _coloured(code: str) -> str:
-    return highlight(code.rstrip("\n"), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
+    return highlight(
+        code.rstrip("\n"), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
+    ).rstrip("\n")
 
 
 def _figure(cell: NotebookNode, output: NotebookNode, chapter: str) -> str:
-    """Return a figure that fills its slide, with its words, its width in inches and the size of its smallest text in points."""
+    """Return a figure that fills its slide, with its words,
+    its width in inches and the size of its smallest text in points.
+    """
     data = output.data["image/png"].replace("\n", "")
     about = output.metadata.get("image/png", {})
     if not about.get("alt"):
@@ -153,6 +176,7 @@ def _figure(cell: NotebookNode, output: NotebookNode, chapter: str) -> str:
     inches = about["width"] / SHOWN
     exponents = " data-exponents" if has_exponents(*drawn) else ""
     return (
-        f'<img alt="{escape(about["alt"])}" width="{width}" height="{height}" data-inches="{inches:.2f}" '
-        f'data-points="{smallest_text(*drawn):g}"{exponents} src="data:image/png;base64,{data}">'
+        f'<img alt="{escape(about["alt"])}" width="{width}" height="{height}" '
+        f'data-inches="{inches:.2f}" data-points="{smallest_text(*drawn):g}"{exponents} '
+        f'src="data:image/png;base64,{data}">'
     )

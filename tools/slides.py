@@ -1,7 +1,9 @@
-"""Make the talks of the course: for each chapter a deck of slides, from cells tagged for it. Nothing is run.
+"""Make the talks of the course: for each chapter a deck of slides, from cells tagged for it.
+Nothing is run.
 
-`make slides` calls it; ARGS names chapters, or none for all. A deck is a page for reveal.js, of which build/slides gets a copy,
-so nothing is asked of another host. CONTRIBUTING.md says how a cell becomes a slide; slide_parts.py turns cells into HTML.
+`make slides` calls it; ARGS names chapters, or none for all. A deck is a page for reveal.js, of
+which build/slides gets a copy, so nothing is asked of another host. CONTRIBUTING.md says how a cell
+becomes a slide; slide_parts.py turns cells into HTML.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from amp_course.kit.errors import CourseError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "slides"
-STARTS, JOINS = ("slide", "subslide"), ("fragment", "notes")  # Jupyter's words: a new slide, and more of the one before
+STARTS, JOINS = (
+    ("slide", "subslide"),
+    ("fragment", "notes"),
+)  # Jupyter's words: a new slide, and more of the one before
 REVEAL = {  # what a deck needs of reveal.js, and the name that it gets
     "dist/reset.css": "reset.css",
     "dist/reveal.css": "reveal.css",
@@ -42,7 +47,9 @@ REVEAL = {  # what a deck needs of reveal.js, and the name that it gets
 
 @dataclass
 class Slide:
-    """One slide: its heading, its body in HTML, what to say and for how long, and how long the class works afterwards."""
+    """One slide: its heading, its body in HTML, what to say and for how long,
+    and how long the class works afterwards.
+    """
 
     title: str
     body: str
@@ -73,9 +80,15 @@ class Deck:
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the decks that are asked for, and the index of all; return the exit code."""
-    parser = argparse.ArgumentParser(prog="make slides ARGS=…", description="Make slides for a talk on each chapter.")
-    parser.add_argument("chapters", nargs="*", help="chapters by number or word, such as 5 or scaler (default: all)")
-    parser.add_argument("--out", type=Path, default=OUT, help="the folder of the decks (default: build/slides)")
+    parser = argparse.ArgumentParser(
+        prog="make slides ARGS=…", description="Make slides for a talk on each chapter."
+    )
+    parser.add_argument(
+        "chapters", nargs="*", help="chapters by number or word, such as 5 or scaler (default: all)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="the folder of the decks (default: build/slides)"
+    )
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     try:
@@ -93,7 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     (chosen.out / "index.html").write_text(index_html(decks, chosen.out), "utf-8")
     size = sum(file.stat().st_size for file in chosen.out.rglob("*") if file.is_file())
-    print(f"{chosen.out / 'index.html'}: {size / 2**20:.1f} MiB, made in {time.monotonic() - began:.0f} s")
+    print(
+        f"{chosen.out / 'index.html'}: {size / 2**20:.1f} MiB, made in "
+        f"{time.monotonic() - began:.0f} s"
+    )
     return 0
 
 
@@ -106,7 +122,9 @@ def copy_reveal(folder: Path) -> None:
 
 
 def deck_of(chapter: Chapter) -> Deck:
-    """Collect a chapter's slides; a SlideError names the cell in which something is missing or too long."""
+    """Collect a chapter's slides; a SlideError names the cell in which something is missing or too
+    long.
+    """
     book = nbformat.read(ROOT / "notebooks" / f"{chapter.stem}.ipynb", as_version=4)
     _, _, heading = book.cells[0].source.splitlines()[0].partition(" · ")
     deck = Deck(chapter, heading or chapter.word.capitalize())
@@ -115,7 +133,9 @@ def deck_of(chapter: Chapter) -> Deck:
             deck.slides.append(slide_of(group, chapter, opening=number == 0))
             deck.slides += [slide_of([cell], chapter) for cell in more_of(group[0])]
         except SlideError as error:
-            raise SlideError(f"notebooks/{chapter.stem}.ipynb, cell {group[0].id}: {error}") from None
+            raise SlideError(
+                f"notebooks/{chapter.stem}.ipynb, cell {group[0].id}: {error}"
+            ) from None
     if deck.slides:
         work = f" · exercises <b>{deck.exercise_minutes} min</b>" if deck.exercise_minutes else ""
         deck.slides[0].body += f'<p class="length">talk <b>{deck.minutes:g} min</b>{work}</p>'
@@ -138,7 +158,9 @@ def tagged(book: NotebookNode) -> Iterator[list[NotebookNode]]:
 
 
 def more_of(cell: NotebookNode) -> Iterator[NotebookNode]:
-    """Give the cell once more for each further slide that it is to make: metadata.amp_course.more lists what those say."""
+    """Give the cell once more for each further slide that it is to make:
+    metadata.amp_course.more lists what those say.
+    """
     for said in cell.metadata.get("amp_course", {}).get("more", ()):
         again = deepcopy(cell)
         again.metadata["amp_course"] = said
@@ -155,7 +177,11 @@ def slide_of(cells: Sequence[NotebookNode], chapter: Chapter, opening: bool = Fa
         raise SlideError("a slide needs metadata.amp_course.notes and .minutes")
     shown = [cell for cell in cells if cell.metadata.slideshow.slide_type != "notes"]
     five = FIVE in cells[0].source and not {"slide", "exercises"} & said.keys()
-    found = [("text", prose(raised(last_lines(cells[0].source))))] if five else blocks(shown, chapter.word)
+    found = (
+        [("text", prose(raised(last_lines(cells[0].source))))]
+        if five
+        else blocks(shown, chapter.word)
+    )
     kinds = [kind for kind, _ in found]
     if "figure" in kinds and len(found) > 1:
         raise SlideError("a figure gets a slide of its own")
@@ -171,7 +197,17 @@ def slide_of(cells: Sequence[NotebookNode], chapter: Chapter, opening: bool = Fa
         title = title or FIVE.removeprefix("## ")
     if not title:
         raise SlideError("a slide needs metadata.amp_course.title")
-    kind = "opening" if opening else "work" if numbers else "five" if five else kinds[0] if kinds else "text"
+    kind = (
+        "opening"
+        if opening
+        else "work"
+        if numbers
+        else "five"
+        if five
+        else kinds[0]
+        if kinds
+        else "text"
+    )
     return Slide(title, body, said["minutes"], "\n\n".join(notes), kind, work)
 
 
@@ -198,7 +234,9 @@ def exercise_list(chapter: Chapter, numbers: Sequence[int]) -> str:
 
 
 def now_you(numbers: Sequence[int]) -> str:
-    """Return the title of the slide that sends the class to work: (1, 2) → "Now you: exercises 1 and 2"."""
+    """Return the title of the slide that sends the class to work:
+    (1, 2) → "Now you: exercises 1 and 2".
+    """
     return f"Now you: {'exercise' if len(numbers) == 1 else 'exercises'} {listed(numbers)}"
 
 
@@ -229,20 +267,25 @@ def section(slide: Slide, deck: Deck, number: int) -> str:
     place = f"<span>{escape(name)}</span><span>slide {number} of {len(deck.slides)}</span>"
     heading = f"<h2>{prose(slide.title, inline=True)}</h2>"
     if slide.kind == "opening":
-        heading = f'<h1><span class="name">{escape(name)}</span> {prose(slide.title, inline=True)}</h1>'
+        heading = (
+            f'<h1><span class="name">{escape(name)}</span> {prose(slide.title, inline=True)}</h1>'
+        )
     length = f"{slide.minutes:g} {'minute' if slide.minutes == 1 else 'minutes'}"
     if slide.exercise_minutes:
         length += f", then {slide.exercise_minutes} for the exercises"
     seconds = round(60 * (slide.minutes + slide.exercise_minutes))
     return (
-        f'<section data-timing="{seconds}" aria-label="{escape(plain(slide.title))}"><div class="page {slide.kind}">'
-        f'<header>{heading}</header><div class="body">{slide.body}</div><footer>{place}</footer></div>'
-        f'<aside class="notes"><p><b>{length}.</b></p>{prose(slide.notes)}</aside></section>'
+        f'<section data-timing="{seconds}" aria-label="{escape(plain(slide.title))}"><div '
+        f'class="page {slide.kind}"><header>{heading}</header><div '
+        f'class="body">{slide.body}</div><footer>{place}</footer></div><aside '
+        f'class="notes"><p><b>{length}.</b></p>{prose(slide.notes)}</aside></section>'
     )
 
 
 def index_html(decks: Sequence[Deck], folder: Path) -> str:
-    """Return the page that lists the decks; a deck that was not made yet is listed without a link."""
+    """Return the page that lists the decks; a deck that was not made yet is listed without a
+    link.
+    """
     rows = []
     for deck in decks:
         chapter, question = deck.chapter, escape(deck.chapter.question)
@@ -251,7 +294,8 @@ def index_html(decks: Sequence[Deck], folder: Path) -> str:
         numbers = (len(deck.slides), f"{deck.minutes:g}", deck.exercise_minutes)
         cells = "".join(f"<td>{number}</td>" for number in numbers)
         rows.append(
-            f'<tr><th scope="row">{chapter.stem[:2]}</th><td>{escape(deck.title)}</td><td>{question}</td>{cells}</tr>'
+            f"<tr><th "
+            f'scope="row">{chapter.stem[:2]}</th><td>{escape(deck.title)}</td><td>{question}</td>{cells}</tr>'
         )
     sums = (
         sum(len(deck.slides) for deck in decks),
@@ -259,7 +303,9 @@ def index_html(decks: Sequence[Deck], folder: Path) -> str:
         sum(deck.exercise_minutes for deck in decks),
     )
     template = Template((ROOT / "docs" / "slides" / "index.html").read_text("utf-8"))
-    return template.substitute(rows="\n".join(rows), sums="".join(f"<td>{number}</td>" for number in sums))
+    return template.substitute(
+        rows="\n".join(rows), sums="".join(f"<td>{number}</td>" for number in sums)
+    )
 
 
 if __name__ == "__main__":

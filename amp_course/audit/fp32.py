@@ -149,7 +149,9 @@ class AgainstFp32:
         return Compared(gradient, parts, counts or sizes, True, rounded or [], counts is not None)
 
     def _left_over(self, update: Update, used: Used, number: int, exact: bool) -> None:
-        """Look whether the last pass of a call brings the loss's gradient, and others spoil that."""
+        """Look whether the last pass of a call brings the loss's gradient,
+        and others spoil that.
+        """
         call, last = used.step.call, used.parts[-1] if used.parts else None
         here = [one for one in used.parts if one.call == call]
         if not exact or last is None or len(here) < 2 or number not in last.arrived:

@@ -143,7 +143,9 @@ def _skips_a_loss_that_is_not_finite(run: Runner, number: int) -> bool:
 
 
 def _lowers_its_scale(run: Runner, place: tuple[int, int]) -> bool:
-    """Return True if the scaled loss is smaller after an update with an inf, at the same weights."""
+    """Return True if the scaled loss is smaller after an update with an inf,
+    at the same weights.
+    """
     losses = []
     for inject_inf in (frozenset[tuple[int, int]](), frozenset([place])):
         run.restart()

@@ -1,13 +1,15 @@
-"""Make the exercise notebooks from their masters in solutions/, and run notebooks so that their outputs are stored.
+"""Make the exercise notebooks from their masters in solutions/, and run notebooks so that their
+outputs are stored.
 
     python -m amp_course.authoring make     write exercises/ again
     python -m amp_course.authoring check    exit 1 if that would change anything
-    python -m amp_course.authoring run      run the notebooks whose stored outputs are out of date (or all, or those named)
+    python -m amp_course.authoring run      run the notebooks whose stored outputs are out of date
+    (or all, or those named)
     python -m amp_course.authoring new CHAPTER NAME      write a new exercise that works, to change
     python -m amp_course.authoring try NAME [FILE.py]    judge an answer, by default the solution's
 
-A master is in nbgrader's form: the lines between `### BEGIN SOLUTION` and `### END SOLUTION` are what the reader
-writes. A cell tagged `solution-only` has no place in the exercises.
+A master is in nbgrader's form: the lines between `### BEGIN SOLUTION` and `### END SOLUTION` are
+what the reader writes. A cell tagged `solution-only` has no place in the exercises.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ _EXERCISE_TAGS = {"raises-exception", "nbval-ignore-output"}
 
 def make_exercise(master: NotebookNode) -> NotebookNode:
     """Return the exercise notebook of a solution notebook: answers blanked, outputs cleared."""
-    from nbgrader.preprocessors import ClearSolutions  # here: nbgrader is for authors, readers do without it
+    from nbgrader.preprocessors import (
+        ClearSolutions,
+    )  # here: nbgrader is for authors, readers do without it
     from traitlets.config import Config
 
     config = Config()
     config.ClearSolutions.code_stub = {"python": BLANK}
     config.ClearSolutions.enforce_metadata = False
     book = nbformat.from_dict(master)
-    book.cells = [cell for cell in book.cells if "solution-only" not in cell.metadata.get("tags", [])]
+    book.cells = [
+        cell for cell in book.cells if "solution-only" not in cell.metadata.get("tags", [])
+    ]
     book, _ = ClearSolutions(config=config).preprocess(book, {})
     for cell in book.cells:
         tags = [tag for tag in cell.metadata.get("tags", []) if tag in _EXERCISE_TAGS]
@@ -54,7 +60,11 @@ def tidy(book: NotebookNode) -> NotebookNode:
     """Keep of a notebook's metadata only what every machine agrees on."""
     book.metadata = nbformat.from_dict(
         {
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "kernelspec": {
+                "display_name": "Python 3 (ipykernel)",
+                "language": "python",
+                "name": "python3",
+            },
             "language_info": {"name": "python"},
         }
     )
@@ -67,7 +77,10 @@ def texts() -> dict[Path, str]:
     """Return the path and the content of every exercise notebook, as made from solutions/ now."""
     root = course_root()
     return {
-        root / "exercises" / master.name: nbformat.writes(make_exercise(nbformat.read(master, as_version=4))) + "\n"
+        root / "exercises" / master.name: nbformat.writes(
+            make_exercise(nbformat.read(master, as_version=4))
+        )
+        + "\n"
         for master in sorted((root / "solutions").glob("*.ipynb"))
     }
 
@@ -81,13 +94,21 @@ def problems() -> list[str]:
         for path, text in wanted.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    strays = sorted(path.name for path in folder.glob("*") if path not in wanted and not path.name.startswith("."))
+    strays = sorted(
+        path.name
+        for path in folder.glob("*")
+        if path not in wanted and not path.name.startswith(".")
+    )
     return found + [f"{name} has no master in solutions/" for name in strays]
 
 
 def notebooks() -> list[Path]:
     """Return every notebook that is stored with its outputs."""
-    return [path for folder in ("notebooks", "solutions") for path in sorted((course_root() / folder).glob("*.ipynb"))]
+    return [
+        path
+        for folder in ("notebooks", "solutions")
+        for path in sorted((course_root() / folder).glob("*.ipynb"))
+    ]
 
 
 def out_of_date() -> dict[Path, str]:
@@ -97,9 +118,11 @@ def out_of_date() -> dict[Path, str]:
 
 
 def run(path: Path) -> None:
-    """Run a notebook from top to bottom, in its folder, and store it with its outputs and a stamp of what made them.
+    """Run a notebook from top to bottom, in its folder, and store it with its outputs and a stamp
+    of what made them.
 
-    Progress bars are off, so that no output depends on time more than it must; the reader's progress stays untouched.
+    Progress bars are off, so that no output depends on time more than it must; the reader's
+    progress stays untouched.
     """
     from nbclient import NotebookClient
 
@@ -117,7 +140,9 @@ def run(path: Path) -> None:
     report = json.loads(book.cells.pop().outputs[0].text)
     for cell in book.cells:
         for output in cell.get("outputs", []):
-            if output.output_type == "error":  # where torch is installed is nobody's business but this machine's
+            if (
+                output.output_type == "error"
+            ):  # where torch is installed is nobody's business but this machine's
                 output.traceback = [line.replace(sys.prefix, "…") for line in output.traceback]
     stamps.stamp(tidy(book), **report)
     nbformat.write(book, path)
@@ -125,7 +150,9 @@ def run(path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the verbs; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m amp_course.authoring", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m amp_course.authoring", description=__doc__.split("\n")[0]
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("make", help="write exercises/ again")
     verbs.add_parser("check", help="exit 1 if that would change anything")
@@ -178,7 +205,9 @@ def _run_notebooks(named: Sequence[Path], every: bool) -> int:
     os.environ["TQDM_DISABLE"] = "1"
     with tempfile.TemporaryDirectory() as work:
         os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")
-        chosen = dict.fromkeys(named or notebooks(), "asked for") if every or named else out_of_date()
+        chosen = (
+            dict.fromkeys(named or notebooks(), "asked for") if every or named else out_of_date()
+        )
         for number, (path, reason) in enumerate(chosen.items(), 1):
             print(f"[{number}/{len(chosen)}] running {path}: {reason}", flush=True)
             run(path.resolve())

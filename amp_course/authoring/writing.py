@@ -77,7 +77,8 @@ def _solved(chapter: Chapter, name: str) -> Path:
     path = course_root() / "solutions" / f"{chapter.stem}.ipynb"
     book = nbformat.read(path, as_version=4)
     source = (
-        f'def {name}(x):\n    """Return twice the numbers of x."""\n    ### BEGIN SOLUTION\n    return 2 * x\n'
+        f'def {name}(x):\n    """Return twice the numbers of x."""\n    ### BEGIN SOLUTION\n    '
+        f"return 2 * x\n"
         f"    ### END SOLUTION\n\n\nexercises.{name}.check({name})"
     )
     number = len(chapter.exercises()) + 1
@@ -138,7 +139,9 @@ def _exercise(name: str) -> Exercise:
 def _imports(exercise: Exercise) -> str:
     """Return all imports of the chapter's solutions, which an answer in a notebook finds."""
     path = course_root() / "solutions" / f"{find(exercise.chapter).stem}.ipynb"
-    cells = [one.source for one in nbformat.read(path, as_version=4).cells if one.cell_type == "code"]
+    cells = [
+        one.source for one in nbformat.read(path, as_version=4).cells if one.cell_type == "code"
+    ]
     lines = [line for cell in cells for line in cell.splitlines()]
     starts = ("import ", "from ")
     return "\n".join(line for line in lines if line.startswith(starts) and "(" not in line)

@@ -1,8 +1,10 @@
-"""Tell which operators stand above each op that runs: what Python called, and which casts are autocast's own.
+"""Tell which operators stand above each op that runs: what Python called, and which casts are
+autocast's own.
 
-PyTorch announces every operator that its dispatcher calls, those that C++ calls inside another operator included; its
-profiler listens to that. Autocast's kernel for an operator casts the arguments, then calls the same operator once more.
-So a cast is autocast's if it stands directly under an operator that has such a kernel and calls itself:
+PyTorch announces every operator that its dispatcher calls, those that C++ calls inside another
+operator included; its profiler listens to that. Autocast's kernel for an operator casts the
+arguments, then calls the same operator once more. So a cast is autocast's if it stands directly
+under an operator that has such a kernel and calls itself:
 
     matmul ─┬─ to ─ _to_copy       x @ w in a region: the cast is autocast's
             └─ matmul ─ mm
@@ -10,7 +12,8 @@ So a cast is autocast's if it stands directly under an operator that has such a 
              └─ _softmax
     to ─ _to_copy                  x.float(): the cast is the model's
 
-It makes no difference how the operator was called: as `@`, as a method, as a function, or by another operator in C++.
+It makes no difference how the operator was called: as `@`, as a method, as a function, or by
+another operator in C++.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from amp_course.autocast.records import CastBy
 
 _MARK = "amp_course.autocast.op "
 _OPERATOR = re.compile(r"(\w+)::(\w+)")
-_FUNCTION = 0  # of a RecordFunction's scopes: what the dispatcher calls, and Python's own autograd Functions
+# of a RecordFunction's scopes: what the dispatcher calls, and Python's own autograd Functions
+_FUNCTION = 0
 _CASTS = {"aten::to", "aten::_to_copy"}
 _CASTS_BY_NAME = {"aten::type_as"}  # operators that a model calls in order to cast, besides `to`
 # TorchScript writes autocast's casts into the program, as operators of their own.
@@ -41,7 +45,8 @@ _SCRIPTED = {"aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_pr
 class Caller:
     """Who called an op.
 
-    operator: the one that Python called, without its namespace: "matmul"; "" if Python called this op itself
+    operator: the one that Python called, without its namespace: "matmul"; "" if Python called this
+              op itself
     cast_by: who wanted a cast, if the op is one
     """
 
@@ -57,17 +62,21 @@ class _Frame:
 
 @contextmanager
 def recorded_calls(device_type: str, callers: dict[int, Caller]) -> Iterator[None]:
-    """Add the caller of each op that `marked` names inside, when the block ends; the device decides about the kernels.
+    """Add the caller of each op that `marked` names inside, when the block ends; the device decides
+    about the kernels.
 
     Raises RuntimeError if a profiler is already running in this thread.
     """
     try:
         # Not `torch.profiler`: that one writes to stderr and, in a CUDA build, asks for a driver.
-        config = ProfilerConfig(ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig())
+        config = ProfilerConfig(
+            ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
+        )
         _enable_profiler_legacy(config)
     except RuntimeError as error:
         raise RuntimeError(
-            "a profiler is already running here, and a trace needs PyTorch's for itself: call trace outside of it."
+            "a profiler is already running here, and a trace needs PyTorch's for itself: call "
+            "trace outside of it."
         ) from error
     try:
         yield
@@ -82,13 +91,17 @@ def marked(number: int) -> Any:
 
 
 def has_autocast_kernel(operator: str, device_type: str) -> bool:
-    """Return True if autocast has a kernel for an operator of this name, in any signature. Example: "linear" → True"""
+    """Return True if autocast has a kernel for an operator of this name, in any signature.
+    Example: "linear" → True
+    """
     packet = getattr(torch.ops.aten, operator, None)
     key = f"Autocast{device_type.upper()}"
     for overload in packet.overloads() if packet else ():
         name = f"aten::{operator}" if overload == "default" else f"aten::{operator}.{overload}"
         # Some overloads exist for TorchScript alone, and the dispatcher does not know them.
-        if torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+        if torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+            name, key
+        ):
             return True
     return False
 
@@ -100,10 +113,16 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
         if event.kind() == "pop" and stack:
             stack.pop()
         elif event.kind() == "push":
-            name = event.name() if event.scope() == _FUNCTION else ""  # "" for a label of the model's own, or a node
+            name = (
+                event.name() if event.scope() == _FUNCTION else ""
+            )  # "" for a label of the model's own, or a node
             if name.startswith(_MARK):
-                found[int(name.removeprefix(_MARK))] = [frame for frame in stack if frame.name != "PythonDispatchMode"]
-            above = next((frame for frame in reversed(stack) if frame.name != "PythonDispatchMode"), None)
+                found[int(name.removeprefix(_MARK))] = [
+                    frame for frame in stack if frame.name != "PythonDispatchMode"
+                ]
+            above = next(
+                (frame for frame in reversed(stack) if frame.name != "PythonDispatchMode"), None
+            )
             if above is not None and above.name == name:
                 above.calls_itself = True
             stack.append(_Frame(name))
@@ -111,7 +130,9 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
 
 
 def _caller(frames: list[_Frame], device_type: str) -> Caller:
-    """Read the operators above an op, the op itself the last of them, down to where Python called the first."""
+    """Read the operators above an op, the op itself the last of them,
+    down to where Python called the first.
+    """
     operators: list[_Frame] = []
     for frame in reversed(frames):
         if not _OPERATOR.fullmatch(frame.name):

@@ -1,4 +1,6 @@
-"""Attribute each cast to what made it, and each use of a weight to the cache: from what ran and who called it to `Op`s."""
+"""Attribute each cast to what made it, and each use of a weight to the cache:
+from what ran and who called it to `Op`s.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from amp_course.autocast.records import CastBy, Op
 def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int]) -> Iterator[Op]:
     """Yield what ran as `Op`s, in order.
 
-    lower: the dtype that the region lowers to; cached: ids of the weights that autocast's cache is for, those that need a
-    gradient. There is no cache among fake tensors: the second cast of such a weight, which a real device would take from its
-    cache, is left out, and its copy counts as taken from there.
+    lower: the dtype that the region lowers to; cached: ids of the weights that autocast's cache is
+           for, those that need a
+    gradient. There is no cache among fake tensors: the second cast of such a weight, which a real
+    device would take from its cache, is left out, and its copy counts as taken from there.
     """
     weights = recorder.weights
     copies: dict[int, str] = {}  # storage of a copy that autocast made → the weight's name
     used: set[int] = set()  # storages of copies that an op has read
-    cast_nodes: dict[int, str] = {}  # sequence number of the node of an inserted cast → what it cast
+    cast_nodes: dict[
+        int, str
+    ] = {}  # sequence number of the node of an inserted cast → what it cast
     for number, ran in enumerate(recorder.ran):
         caller = recorder.callers.get(number, Caller())
         cast = _cast_by(ran, caller, cast_nodes)
@@ -43,7 +48,17 @@ def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int
         call = ran.node[0] if ran.node and not ran.recomputed else caller.operator or ran.op
         reused = tuple(sorted(copies[storage] for storage in again))
         yield Op(
-            ran.phase, ran.module, call, ran.op, ran.inputs, ran.outputs, cast, source, ran.bytes, reused, ran.view
+            ran.phase,
+            ran.module,
+            call,
+            ran.op,
+            ran.inputs,
+            ran.outputs,
+            cast,
+            source,
+            ran.bytes,
+            reused,
+            ran.view,
         )
 
 

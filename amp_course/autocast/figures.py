@@ -19,15 +19,20 @@ _WIDE = 0.9  # of a chip, in columns
 
 
 def trace_figure(rows: Sequence[ModuleRow]) -> Figure:
-    """Draw modules as rows: dtypes going in and coming out as labelled chips, bytes of inserted casts as bars."""
-    told = "; ".join(f"{row.path} {_names(row.inputs)} to {_names(row.outputs)}" for row in rows[:8])
+    """Draw modules as rows: dtypes going in and coming out as labelled chips,
+    bytes of inserted casts as bars.
+    """
+    told = "; ".join(
+        f"{row.path} {_names(row.inputs)} to {_names(row.outputs)}" for row in rows[:8]
+    )
     figure, axes = new_figure(
         7.6,
         1.0 + 0.23 * max(1, len(rows)),
         columns=2,
         width_ratios=[2.3, 1],
         sharey=True,
-        alt=f"Modules with the dtypes that go in and come out, and the bytes cast on the way in: {told or 'none'}.",
+        alt=f"Modules with the dtypes that go in and come out, and the bytes cast on the way in: "
+        f"{told or 'none'}.",
     )
     doors, sizes = axes
     for place, row in enumerate(rows):
@@ -64,7 +69,11 @@ def _chips(axis: Any, x: float, y: float, dtypes: Sequence[torch.dtype]) -> None
         name = short(dtype)
         left = x + number * (_WIDE + 0.08)
         colour = FORMAT_COLOURS.get(name, _OTHER)
-        axis.add_patch(Rectangle((left, y - 0.36), _WIDE, 0.72, facecolor="white", edgecolor=colour, linewidth=1))
+        axis.add_patch(
+            Rectangle(
+                (left, y - 0.36), _WIDE, 0.72, facecolor="white", edgecolor=colour, linewidth=1
+            )
+        )
         axis.add_patch(Rectangle((left, y - 0.36), 0.14, 0.72, facecolor=colour, linewidth=0))
         axis.text(left + 0.5, y, name, fontsize=8, ha="center", va="center", color=INK)
     if not dtypes:
@@ -72,8 +81,12 @@ def _chips(axis: Any, x: float, y: float, dtypes: Sequence[torch.dtype]) -> None
 
 
 def frozen_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw the loss over steps, one line a name; the first is the right one: {"a region a step": […], …}."""
-    told = ", ".join(f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in losses.items())
+    """Draw the loss over steps, one line a name; the first is the right one: {"a region a step":
+    […], …}.
+    """
+    told = ", ".join(
+        f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in losses.items()
+    )
     figure, axis = new_figure(7.2, 2.8, alt=f"The loss over the steps of each training: {told}.")
     looks = ((COLOURS["amp_bf16"], "-"), (COLOURS["amp_fp16"], "--"), (FAINT, ":"))
     for (name, values), (colour, style) in zip(losses.items(), looks, strict=False):

@@ -1,4 +1,6 @@
-"""Keep a traced model as it was: clone its inputs, copy it to another device, and put back what a run changes."""
+"""Keep a traced model as it was: clone its inputs, copy it to another device,
+and put back what a run changes.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ from amp_course.kit.random_state import same_random_state
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Put back at the end: buffers (which, and what is in them), training mode, and the random states."""
+    """Put back at the end: buffers (which, and what is in them), training mode,
+    and the random states.
+    """
     buffers = [
-        (module, dict(module._buffers), {name: one.clone() for name, one in module._buffers.items() if one is not None})
+        (
+            module,
+            dict(module._buffers),
+            {name: one.clone() for name, one in module._buffers.items() if one is not None},
+        )
         for module in model.modules()
     ]
     modes = [(module, module.training) for module in model.modules()]
@@ -30,7 +38,9 @@ def restored(model: nn.Module) -> Iterator[None]:
             module.training = training
         with torch.no_grad():
             for module, held, values in buffers:
-                if not isinstance(module, torch.jit.ScriptModule):  # whose buffers cannot be exchanged
+                if not isinstance(
+                    module, torch.jit.ScriptModule
+                ):  # whose buffers cannot be exchanged
                     module._buffers.update(held)
                 for name, value in values.items():
                     buffer = held[name]
@@ -39,7 +49,9 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def cloned(arguments: Any) -> Any:
-    """Return the arguments with a clone in place of each tensor: what forward does to one in place stays its own affair."""
+    """Return the arguments with a clone in place of each tensor:
+    what forward does to one in place stays its own affair.
+    """
     done: dict[int, Tensor] = {}
 
     def clone(value: Any) -> Any:
@@ -53,28 +65,41 @@ def cloned(arguments: Any) -> Any:
     return tree_map(clone, arguments)
 
 
-def moved_copy(model: nn.Module, arguments: Any, device_type: str, fake: bool) -> tuple[nn.Module, Any]:
-    """Return a copy of the model and of the arguments on another device: without values if that is fake.
+def moved_copy(
+    model: nn.Module, arguments: Any, device_type: str, fake: bool
+) -> tuple[nn.Module, Any]:
+    """Return a copy of the model and of the arguments on another device: without values if that is
+    fake.
 
     Raises ValueError for a model that cannot be copied.
     """
-    move: Callable[[Tensor], Tensor] = _fake if fake else lambda tensor: tensor.detach().to(device_type)
-    # What deepcopy finds here it takes for copied: so no weight is copied twice, and tied ones stay tied.
+    move: Callable[[Tensor], Tensor] = (
+        _fake if fake else lambda tensor: tensor.detach().to(device_type)
+    )
+    # What deepcopy finds here it takes for copied: so no weight is copied twice, and tied ones stay
+    # tied.
     memo: dict[int, Any] = {}
     for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(move(weight), requires_grad=weight.requires_grad and not fake)
+        memo[id(weight)] = nn.Parameter(
+            move(weight), requires_grad=weight.requires_grad and not fake
+        )
     for buffer in model.buffers():
         memo[id(buffer)] = move(buffer)
     try:
         moved = copy.deepcopy(model, memo)
     except Exception as error:
         raise ValueError(
-            f"this {type(model).__name__} cannot be copied to {device_type!r} ({type(error).__name__}: {error}): keep its "
+            f"this {type(model).__name__} cannot be copied to {device_type!r} "
+            f"({type(error).__name__}: {error}): keep its "
             "tensors as parameters or buffers (register_buffer), or trace it where it is."
         ) from error
 
     def moved_input(value: Any) -> Any:
-        return move(value).requires_grad_(value.requires_grad and not fake) if isinstance(value, Tensor) else value
+        return (
+            move(value).requires_grad_(value.requires_grad and not fake)
+            if isinstance(value, Tensor)
+            else value
+        )
 
     return moved, tree_map(moved_input, arguments)
 
@@ -86,8 +111,14 @@ def _fake(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def no_device_asked() -> Iterator[None]:
-    """Let `contiguous()` and `x[…]` be called on fake tensors: in C they ask for the device before they come to any op."""
-    for name, method in (("contiguous", _contiguous), ("__getitem__", _get), ("__setitem__", lambda *_: None)):
+    """Let `contiguous()` and `x[…]` be called on fake tensors:
+    in C they ask for the device before they come to any op.
+    """
+    for name, method in (
+        ("contiguous", _contiguous),
+        ("__getitem__", _get),
+        ("__setitem__", lambda *_: None),
+    ):
         setattr(Tensor, name, method)
     try:
         yield
@@ -96,15 +127,23 @@ def no_device_asked() -> Iterator[None]:
             delattr(Tensor, name)
 
 
-def _contiguous(tensor: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-    return tensor if tensor.is_contiguous(memory_format=memory_format) else tensor.clone(memory_format=memory_format)
+def _contiguous(
+    tensor: Tensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> Tensor:
+    return (
+        tensor
+        if tensor.is_contiguous(memory_format=memory_format)
+        else tensor.clone(memory_format=memory_format)
+    )
 
 
 def _get(tensor: Tensor, index: Any) -> Tensor:
     """Return `tensor[index]` by the ops that it is made of."""
     items = list(index) if isinstance(index, tuple) else [index]
     wide = sum(
-        item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1 for item in items if item is not None
+        item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+        for item in items
+        if item is not None
     )
     if any(item is Ellipsis for item in items):
         at = next(place for place, item in enumerate(items) if item is Ellipsis)
@@ -114,7 +153,9 @@ def _get(tensor: Tensor, index: Any) -> Tensor:
         if item is None:
             tensor = tensor.unsqueeze(dim)
         elif isinstance(item, slice):
-            tensor = torch.ops.aten.slice(tensor, dim, item.start, item.stop, 1 if item.step is None else item.step)
+            tensor = torch.ops.aten.slice(
+                tensor, dim, item.start, item.stop, 1 if item.step is None else item.step
+            )
         elif isinstance(item, int) and not isinstance(item, bool):
             tensor = tensor.select(dim, item)
             continue
@@ -122,13 +163,24 @@ def _get(tensor: Tensor, index: Any) -> Tensor:
             picked[dim] = torch.as_tensor(item, device=tensor.device)
             dim += picked[dim].ndim - 1 if picked[dim].dtype == torch.bool else 0
         dim += 1
-    return torch.ops.aten.index(tensor, [picked.get(place) for place in range(max(picked) + 1)]) if picked else tensor
+    return (
+        torch.ops.aten.index(tensor, [picked.get(place) for place in range(max(picked) + 1)])
+        if picked
+        else tensor
+    )
 
 
 def without_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on fake tensors whose device is not there: those that write into a tensor would ask for it."""
+    """Run an op on fake tensors whose device is not there:
+    those that write into a tensor would ask for it.
+    """
     if func is torch.ops.aten.copy_.default:
         return args[0]
     if func._schema.name.endswith(("batch_norm", "batch_norm_legit")) and args[5]:  # training
-        args = (*args[:3], None, None, *args[5:])  # without the running averages, which it would update in place
+        args = (
+            *args[:3],
+            None,
+            None,
+            *args[5:],
+        )  # without the running averages, which it would update in place
     return func(*args, **kwargs)

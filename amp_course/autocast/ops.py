@@ -1,7 +1,8 @@
-"""Say how to call each op that a policy is asked about: the published ones, and some that every model has.
+"""Say how to call each op that a policy is asked about: the published ones, and some that every
+model has.
 
-An op is a function and a description of its arguments, so that the probe can build them in any dtype on any device,
-real or fake.
+An op is a function and a description of its arguments, so that the probe can build them in any
+dtype on any device, real or fake.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Make = Callable[[Tensor], Tensor]  # turns a float32 tensor of the op's into one of the dtype that is tried
+Make = Callable[
+    [Tensor], Tensor
+]  # turns a float32 tensor of the op's into one of the dtype that is tried
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,11 @@ class Floats:
     def build(self, make: Make, device: str) -> Tensor:
         """Return the tensor, of a dtype that `make` chooses."""
         count = max(1, torch.Size(self.shape).numel())
-        # Not the global random stream, which belongs to the learner; and no two rows alike, for the solvers.
-        values = (torch.arange(1, count + 1, device=device, dtype=torch.float32) * 0.618034) % 0.8 + 0.1
+        # Not the global random stream, which belongs to the learner; and no two rows alike, for the
+        # solvers.
+        values = (
+            torch.arange(1, count + 1, device=device, dtype=torch.float32) * 0.618034
+        ) % 0.8 + 0.1
         return make(values.reshape(self.shape))
 
 
@@ -58,7 +64,9 @@ class Whole:
 
 @dataclass(frozen=True)
 class SampleCall:
-    """A call: `function(*arguments, **options)`, with Floats, Positive and Whole standing for tensors."""
+    """A call: `function(*arguments, **options)`, with Floats,
+    Positive and Whole standing for tensors.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -72,7 +80,9 @@ class SampleCall:
                 return [built(one) for one in argument]
             return argument.build(make, device) if hasattr(argument, "build") else argument
 
-        return tuple(map(built, self.arguments)), {name: built(one) for name, one in self.options.items()}
+        return tuple(map(built, self.arguments)), {
+            name: built(one) for name, one in self.options.items()
+        }
 
 
 def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> SampleCall:
@@ -83,7 +93,9 @@ def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> Sample
             return [read(one) for one in argument]
         return Floats(argument) if isinstance(argument, tuple) else argument
 
-    return SampleCall(function, tuple(map(read, arguments)), {name: read(one) for name, one in options.items()})
+    return SampleCall(
+        function, tuple(map(read, arguments)), {name: read(one) for name, one in options.items()}
+    )
 
 
 def _ints(*shape: int, value: int = 1) -> Whole:
@@ -122,20 +134,59 @@ _PRODUCTS = {
     "conv_transpose3d": _op(F.conv_transpose3d, VOLUME, (2, 3, 3, 3, 3)),
     "conv_tbc": _op(torch.conv_tbc, (6, 1, 2), (3, 2, 3), (3,)),
     "_convolution": _op(
-        torch._convolution, IMAGE, (3, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, True, True
+        torch._convolution,
+        IMAGE,
+        (3, 2, 3, 3),
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        False,
+        False,
+        True,
+        True,
     ),
     "RNNCell": _op(torch.rnn_tanh_cell, M, M, M, M),
     "GRUCell": _op(torch.gru_cell, M, M, (9, 3), (9, 3), (9,), (9,)),
     "LSTMCell": _op(torch.lstm_cell, M, [M, M], (12, 3), (12, 3), (12,), (12,)),
     "mkldnn_rnn_layer": _op(
-        A.mkldnn_rnn_layer, (2, 1, 3), (12, 3), (12, 3), (12,), (12,), (1, 1, 3), (1, 1, 3), False, [], 2, 3, 1, True, False,
-        False, False,
+        A.mkldnn_rnn_layer,
+        (2, 1, 3),
+        (12, 3),
+        (12, 3),
+        (12,),
+        (12,),
+        (1, 1, 3),
+        (1, 1, 3),
+        False,
+        [],
+        2,
+        3,
+        1,
+        True,
+        False,
+        False,
+        False,
     ),
-    "scaled_dot_product_attention": _op(F.scaled_dot_product_attention, (1, 1, 4, 8), (1, 1, 4, 8), (1, 1, 4, 8)),
+    "scaled_dot_product_attention": _op(
+        F.scaled_dot_product_attention, (1, 1, 4, 8), (1, 1, 4, 8), (1, 1, 4, 8)
+    ),
     "_native_multi_head_attention": _op(
-        torch._native_multi_head_attention, (1, 4, 8), (1, 4, 8), (1, 4, 8), 8, 2, (24, 8), (24,), (8, 8), (8,)
+        torch._native_multi_head_attention,
+        (1, 4, 8),
+        (1, 4, 8),
+        (1, 4, 8),
+        8,
+        2,
+        (24, 8),
+        (24,),
+        (8, 8),
+        (8,),
     ),
-}  # fmt: skip
+}
 
 _POINTWISE = {
     "__pow__": _op(lambda a: a**2.5, M),
@@ -145,12 +196,21 @@ _POINTWISE = {
     "pow": _op(torch.pow, M, M),
     **{
         name: _op(getattr(torch, name), M)
-        for name in "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan".split()
+        for name in "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh "
+        "tan".split()
     },
     "softplus": _op(F.softplus, M),
-    **{name: _op(getattr(torch, name), M) for name in "abs sqrt sin cos tanh sigmoid erf relu".split()},
-    **{name: _op(getattr(F, name), M) for name in "gelu silu mish elu leaky_relu hardswish".split()},
-    **{name: _op(getattr(torch, name), M, M) for name in "add sub mul div maximum minimum atan2".split()},
+    **{
+        name: _op(getattr(torch, name), M)
+        for name in "abs sqrt sin cos tanh sigmoid erf relu".split()
+    },
+    **{
+        name: _op(getattr(F, name), M) for name in "gelu silu mish elu leaky_relu hardswish".split()
+    },
+    **{
+        name: _op(getattr(torch, name), M, M)
+        for name in "add sub mul div maximum minimum atan2".split()
+    },
     "add_": _op(lambda a, b: a.add_(b), M, M),
     "addcdiv": _op(torch.addcdiv, M, M, M),
     "addcmul": _op(torch.addcmul, M, M, M),
@@ -196,7 +256,9 @@ _NORMS = {
     "rms_norm": _op(lambda x, w: F.rms_norm(x, (3,), w), M, (3,)),
     "group_norm": _op(lambda x, w, b: F.group_norm(x, 2, w, b), IMAGE, (2,), (2,)),
     "instance_norm": _op(F.instance_norm, IMAGE),
-    "batch_norm": _op(lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b), IMAGE, (2,), (2,), (2,), (2,)),
+    "batch_norm": _op(
+        lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b), IMAGE, (2,), (2,), (2,), (2,)
+    ),
 }
 
 _LOSSES = {
@@ -221,9 +283,13 @@ _LOSSES = {
     "cosine_embedding_loss": _op(F.cosine_embedding_loss, M, M, _ints(3)),
     "triplet_margin_loss": _op(F.triplet_margin_loss, M, M, M),
     "ctc_loss": _op(
-        lambda x, y, i, o: F.ctc_loss(x, y, i, o), (4, 1, 3), _ints(1, 2), Whole((1,), 4), Whole((1,), 2)
+        lambda x, y, i, o: F.ctc_loss(x, y, i, o),
+        (4, 1, 3),
+        _ints(1, 2),
+        Whole((1,), 4),
+        Whole((1,), 2),
     ),
-}  # fmt: skip
+}
 
 _SHAPES = {
     "cat": _op(torch.cat, [M, M]),
@@ -239,8 +305,12 @@ _SHAPES = {
     "adaptive_avg_pool2d": _op(F.adaptive_avg_pool2d, IMAGE, 2),
     "adaptive_avg_pool3d": _op(F.adaptive_avg_pool3d, VOLUME, 2),
     "adaptive_max_pool3d": _op(F.adaptive_max_pool3d, VOLUME, 2),
-    "fractional_max_pool2d": _op(F.fractional_max_pool2d, IMAGE, 2, output_size=2, _random_samples=(1, 2, 2)),
-    "fractional_max_pool3d": _op(F.fractional_max_pool3d, VOLUME, 2, output_size=2, _random_samples=(1, 2, 3)),
+    "fractional_max_pool2d": _op(
+        F.fractional_max_pool2d, IMAGE, 2, output_size=2, _random_samples=(1, 2, 2)
+    ),
+    "fractional_max_pool3d": _op(
+        F.fractional_max_pool3d, VOLUME, 2, output_size=2, _random_samples=(1, 2, 3)
+    ),
     "max_unpool2d": _op(F.max_unpool2d, (1, 2, 1, 1), _ints(1, 2, 1, 1), 2),
     "max_unpool3d": _op(F.max_unpool3d, (1, 2, 1, 1, 1), _ints(1, 2, 1, 1, 1), 2),
     "reflection_pad1d": _op(A.reflection_pad1d, (1, 2, 6), [1, 1]),
@@ -254,22 +324,33 @@ _SHAPES = {
     "grid_sampler": _op(torch.grid_sampler, IMAGE, (1, 3, 3, 2), 0, 0, False),
     "grid_sampler_2d": _op(torch.grid_sampler_2d, IMAGE, (1, 3, 3, 2), 0, 0, False),
     "grid_sampler_3d": _op(torch.grid_sampler_3d, VOLUME, (1, 3, 3, 3, 3), 0, 0, False),
-    "_grid_sampler_2d_cpu_fallback": _op(A._grid_sampler_2d_cpu_fallback, IMAGE, (1, 3, 3, 2), 0, 0, False),
-    "fake_quantize_per_tensor_affine": _op(torch.fake_quantize_per_tensor_affine, M, 0.1, 0, 0, 255),
+    "_grid_sampler_2d_cpu_fallback": _op(
+        A._grid_sampler_2d_cpu_fallback, IMAGE, (1, 3, 3, 2), 0, 0, False
+    ),
+    "fake_quantize_per_tensor_affine": _op(
+        torch.fake_quantize_per_tensor_affine, M, 0.1, 0, 0, 255
+    ),
 }
 
 S = Positive(3)
 
 _LINALG = {
-    **{f"fft_{name}": _op(getattr(torch.fft, name), M) for name in "fft ifft fft2 ifft2 fftn ifftn".split()},
-    **{f"fft_{name}": _op(getattr(torch.fft, name), M) for name in "rfft irfft rfft2 irfft2 rfftn irfftn".split()},
+    **{
+        f"fft_{name}": _op(getattr(torch.fft, name), M)
+        for name in "fft ifft fft2 ifft2 fftn ifftn".split()
+    },
+    **{
+        f"fft_{name}": _op(getattr(torch.fft, name), M)
+        for name in "rfft irfft rfft2 irfft2 rfftn irfftn".split()
+    },
     **{f"fft_{name}": _op(getattr(torch.fft, name), M) for name in "hfft ihfft".split()},
     "stft": _op(lambda x, w: torch.stft(x, 4, window=w, return_complex=True), (16,), (4,)),
     "polar": _op(torch.polar, M, M),
     "view_as_complex": _op(torch.view_as_complex, (3, 2)),
     **{
         f"linalg_{name}": _op(getattr(torch.linalg, name), S)
-        for name in "cond matrix_rank cholesky cholesky_ex svdvals svd eigvals eigvalsh eig eigh inv inv_ex qr".split()
+        for name in "cond matrix_rank cholesky cholesky_ex svdvals svd eigvals eigvalsh eig eigh "
+        "inv inv_ex qr".split()
     },
     "linalg_solve": _op(torch.linalg.solve, S, M),
     "linalg_lstsq": _op(torch.linalg.lstsq, S, M),

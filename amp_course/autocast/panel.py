@@ -1,4 +1,6 @@
-"""`DtypeTrace`: look into a model under autocast: dtypes at every module's door, inserted casts, and the ops inside."""
+"""`DtypeTrace`: look into a model under autocast: dtypes at every module's door, inserted casts,
+and the ops inside.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,12 @@ _COURSE: dict[str, Callable[[], Built]] = {
 
 
 class DtypeTrace(Panel):
-    """Choose a model, a device's policy, a dtype and a direction; a test drives it: panel.dtype.value = torch.float16.
+    """Choose a model, a device's policy, a dtype and a direction; a test drives it:
+    panel.dtype.value = torch.float16.
 
-    `DtypeTrace(model, *inputs)` shows your own model next to the course's three. `panel.trace` is what is shown. Traces are
-    kept, so that the same choice shows at once. What goes wrong in a model is told, and the view stays as it was.
+    `DtypeTrace(model, *inputs)` shows your own model next to the course's three. `panel.trace` is
+    what is shown. Traces are kept, so that the same choice shows at once. What goes wrong in a
+    model is told, and the view stays as it was.
     """
 
     def __init__(self, model: nn.Module | None = None, *inputs: Any) -> None:
@@ -58,14 +62,20 @@ class DtypeTrace(Panel):
         names = [*self._models, *_COURSE]
         self.model = _menu(names, "model", "whose forward and backward pass is traced")
         cuda = "CUDA (fake: no GPU)" if is_fake("cuda") else "CUDA"
-        self.policy = _menu([("CPU", "cpu"), (cuda, "cuda")], "policy", "the device whose rules autocast follows")
+        self.policy = _menu(
+            [("CPU", "cpu"), (cuda, "cuda")], "policy", "the device whose rules autocast follows"
+        )
         self.dtype = _menu(
             [("bf16", torch.bfloat16), ("fp16", torch.float16), ("off", None)],
             "autocast to",
             "the lower dtype, or none",
         )
-        self.phase = _menu(["forward", "backward"], "pass", "the forward pass, or the gradients’ way back")
-        self.module = _menu(["(model)"], "look into", "the module whose ops are listed under the table")
+        self.phase = _menu(
+            ["forward", "backward"], "pass", "the forward pass, or the gradients’ way back"
+        )
+        self.module = _menu(
+            ["(model)"], "look into", "the module whose ops are listed under the table"
+        )
         rows = [_row(self.model, self.policy), _row(self.dtype, self.phase), self.module]
         super().__init__("DtypeTrace: what did autocast decide?", rows, widgets.HTML(layout=_FULL))
         self.trace: Trace | None = None
@@ -85,7 +95,9 @@ class DtypeTrace(Panel):
                         torch.manual_seed(_SEED)
                         self._models[name] = _COURSE[name]()
                 model, inputs = self._models[name]
-                self._traces[name, policy, dtype] = trace(model, *inputs, device_type=policy, dtype=dtype)
+                self._traces[name, policy, dtype] = trace(
+                    model, *inputs, device_type=policy, dtype=dtype
+                )
         return self._traces[name, policy, dtype]
 
     def _redraw(self, change: Any = None) -> None:
@@ -94,7 +106,9 @@ class DtypeTrace(Panel):
         except (TraceError, TypeError, ValueError) as error:
             return self.tell(f"<b>Nothing changed.</b> {escape(str(error))}")
         self.tell(escape("; ".join(note[:1].upper() + note[1:] for note in shown.notes)))
-        if self.trace is None or [row.path for row in shown.modules] != [row.path for row in self.trace.modules]:
+        if self.trace is None or [row.path for row in shown.modules] != [
+            row.path for row in self.trace.modules
+        ]:
             paths = [row.path for row in shown.modules]
             self._filling = True  # the menu's own change is no choice of the reader's
             self.module.options = paths
@@ -108,12 +122,16 @@ class DtypeTrace(Panel):
             self.view.value = panel_html(self.trace, self.phase.value, self.module.value)
 
     def still(self) -> Figure:
-        """Return the modules of the forward pass as a picture; an empty one if nothing could be traced."""
+        """Return the modules of the forward pass as a picture;
+        an empty one if nothing could be traced.
+        """
         return trace_figure(self.trace.modules if self.trace else ())
 
 
 def _menu(options: list[Any], description: str, tooltip: str) -> widgets.Dropdown:
-    return widgets.Dropdown(options=options, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW)
+    return widgets.Dropdown(
+        options=options, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW
+    )
 
 
 def _row(*children: widgets.Widget) -> widgets.HBox:

@@ -34,9 +34,11 @@ VERDICTS = {
 class Probed:
     """What autocast did to one op.
 
-    outputs: the dtype that came out for inputs of "fp32", of the "lower" dtype, and "mixed" (the first one lower, the
-             rest float32); None where the call raised, as many kernels do for a dtype that they lack
-    message: what was raised, for a verdict of "refused" or "cannot run"; else what is worth a remark, or empty
+    outputs: the dtype that came out for inputs of "fp32", of the "lower" dtype, and "mixed" (the
+             first one lower, the rest float32); None where the call raised, as many kernels do for
+             a dtype that they lack
+    message: what was raised, for a verdict of "refused" or "cannot run"; else what is worth a
+             remark, or empty
     """
 
     op: str
@@ -48,7 +50,9 @@ class Probed:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A place where a printed list says something else than the probe; `listed` is "not listed" for an omission."""
+    """A place where a printed list says something else than the probe;
+    `listed` is "not listed" for an omission.
+    """
 
     op: str
     listed: str
@@ -66,11 +70,16 @@ class Policy:
     probed: dict[str, Probed] = field(repr=False)
 
     def __getitem__(self, op: str) -> Probed:
-        """Return one op's row. Raises KeyError, with the names that begin alike, for an op that was not asked."""
+        """Return one op's row. Raises KeyError, with the names that begin alike,
+        for an op that was not asked.
+        """
         try:
             return self.probed[op]
         except KeyError:
-            near = ", ".join(name for name in self.probed if name.startswith(op[:3])) or "none that begins so"
+            near = (
+                ", ".join(name for name in self.probed if name.startswith(op[:3]))
+                or "none that begins so"
+            )
             raise KeyError(f"{op!r} was not probed; there is: {near}") from None
 
     def __iter__(self) -> Iterator[Probed]:
@@ -86,8 +95,9 @@ class Policy:
     def disagreements(self, source: str = "text") -> list[Disagreement]:
         """Return where a printed list says something else than the probe, and why, op by op.
 
-        source: "text" for the two CUDA lists of a post of 2023-08-16 (see `published`), "reference" for PyTorch's own
-                reference of this kind of device. Ops that could not be run are no disagreement: nothing is known of them.
+        source: "text" for the two CUDA lists of a post of 2023-08-16 (see `published`), "reference"
+                for PyTorch's own reference of this kind of device. Ops that could not be run are no
+                disagreement: nothing is known of them.
         Raises ValueError for another source, and for a reference that PyTorch has not printed.
         """
         lists = _lists(source, self.device_type)
@@ -97,23 +107,30 @@ class Policy:
             said = listed.get(row.op, "not listed")
             agrees = row.verdict == said or (said == "not listed" and row.verdict == "unchanged")
             if not agrees and row.verdict != "cannot run":
-                rows.append(Disagreement(row.op, said, row.verdict, _why(row, said, source, self.device_type)))
+                rows.append(
+                    Disagreement(
+                        row.op, said, row.verdict, _why(row, said, source, self.device_type)
+                    )
+                )
         return rows
 
     def __str__(self) -> str:
         lines = [f"{len(self)} ops under autocast({self.device_type!r}, {self.dtype}){self._how()}"]
         for verdict, meaning in VERDICTS.items():
             if ops := self.having(verdict):
-                lines.append(f"\n{verdict}: {meaning.format(lower=dtype_name(self.dtype))} ({len(ops)})")
-                lines.append(textwrap.fill(" ".join(ops), 100, initial_indent="  ", subsequent_indent="  "))
+                lines.append(
+                    f"\n{verdict}: {meaning.format(lower=dtype_name(self.dtype))} ({len(ops)})"
+                )
+                lines.append(
+                    textwrap.fill(" ".join(ops), 100, initial_indent="  ", subsequent_indent="  ")
+                )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br>"
-            f"<small>{len(ops)} {'op' if len(ops) == 1 else 'ops'}</small></th>"
-            f"<td style='text-align:left'><em>{meaning.format(lower=dtype_name(self.dtype))}</em><br>"
-            f"{' '.join(f'<code>{html.escape(op)}</code>' for op in ops)}</td></tr>"
+            f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br><small>{len(ops)} "
+            f"{'op' if len(ops) == 1 else 'ops'}</small></th><td "
+            f"style='text-align:left'><em>{meaning.format(lower=dtype_name(self.dtype))}</em><br>{' '.join(f'<code>{html.escape(op)}</code>' for op in ops)}</td></tr>"
             for verdict, meaning in VERDICTS.items()
             if (ops := self.having(verdict))
         )
@@ -132,16 +149,30 @@ def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:
         return REFERENCE[device_type]
     printed = ", ".join(map(repr, REFERENCE))
     raise ValueError(
-        f"there is no list {source!r} for {device_type!r}: ask for 'text', or for 'reference' on one of {printed}."
+        f"there is no list {source!r} for {device_type!r}: ask for 'text', or for 'reference' on "
+        f"one of {printed}."
     )
 
 
 # What the rules below cannot know of an op, by device.
 _OF_ITS_OWN = {
-    ("cpu", "_convolution"): "PyTorch casts in its older signature; this call has the newer one, with allow_tf32",
-    ("cpu", "GRUCell"): "built from linear, which is cast; the hidden state stays float32, and so does what comes out",
-    ("cpu", "LSTMCell"): "built from linear, which is cast; the cell state stays float32, and so does what comes out",
-    ("cpu", "mv"): "the CPU's list has mm, bmm and matmul, no mv; `matrix @ vector` is a matmul, and is cast",
+    (
+        "cpu",
+        "_convolution",
+    ): "PyTorch casts in its older signature; this call has the newer one, with allow_tf32",
+    (
+        "cpu",
+        "GRUCell",
+    ): "built from linear, which is cast; the hidden state stays float32, and so does what comes "
+    "out",
+    (
+        "cpu",
+        "LSTMCell",
+    ): "built from linear, which is cast; the cell state stays float32, and so does what comes out",
+    (
+        "cpu",
+        "mv",
+    ): "the CPU's list has mm, bmm and matmul, no mv; `matrix @ vector` is a matmul, and is cast",
 }
 
 
@@ -149,14 +180,22 @@ def _why(row: Probed, said: str, source: str, device_type: str) -> str:
     if own := _OF_ITS_OWN.get((device_type, row.op)):
         return own
     device = device_type.upper()
-    reference = {op: verdict for verdict, ops in REFERENCE.get(device_type, {}).items() for op in ops}
+    reference = {
+        op: verdict for verdict, ops in REFERENCE.get(device_type, {}).items() for op in ops
+    }
     if source == "text" and reference.get(row.op) == row.verdict:
         reason = (
-            "the text leaves it out" if device == "CUDA" else f"the text's lists are CUDA's, the {device} has its own"
+            "the text leaves it out"
+            if device == "CUDA"
+            else f"the text's lists are CUDA's, the {device} has its own"
         )
         return f"{reason}: PyTorch's reference has it under {row.verdict!r}"
     if row.verdict == "unchanged":
-        reason = "the reference is wrong here" if source == "reference" else "the text's lists are CUDA's"
+        reason = (
+            "the reference is wrong here"
+            if source == "reference"
+            else "the text's lists are CUDA's"
+        )
         return f"{reason}: the {device} has no cast for it, so the inputs' dtypes decide"
     if has_autocast_kernel(row.op, device_type):
         return "PyTorch casts it, though its reference does not say so"

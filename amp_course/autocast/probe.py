@@ -1,7 +1,8 @@
 """Run ops under autocast and see what it did to each: nothing here is looked up in a list.
 
-Every op is called with float32 inputs, with inputs of the lower dtype and with a mixture, with autocast on and off.
-What came out and which casts were inserted tell the policy that it stands under. Autograd is not looked at.
+Every op is called with float32 inputs, with inputs of the lower dtype and with a mixture, with
+autocast on and off. What came out and which casts were inserted tell the policy that it stands
+under. Autograd is not looked at.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from amp_course.kit.dtypes import dtype_name
 
 @dataclass
 class _Outcome:
-    """One call: the dtype that came out (the first kernel's where no float did), its casts, or what it raised."""
+    """One call: the dtype that came out (the first kernel's where no float did), its casts,
+    or what it raised.
+    """
 
     dtype: torch.dtype | None = None
     casts: list[torch.dtype] = field(default_factory=list)
@@ -42,7 +45,11 @@ class _Kernels(TorchDispatchMode):
         self.casts: list[torch.dtype] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        given = [
+            leaf
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        ]
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
             if out.dtype != args[0].dtype:
@@ -53,7 +60,9 @@ class _Kernels(TorchDispatchMode):
 
 
 def _float_of(result: Any, kernels: list[torch.dtype]) -> torch.dtype | None:
-    """Return the first float dtype of a result, a complex one's part, or else what the first kernel was given."""
+    """Return the first float dtype of a result, a complex one's part,
+    or else what the first kernel was given.
+    """
     for leaf in tree_leaves(result):
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
             return leaf.dtype.to_real()
@@ -85,14 +94,18 @@ def _verdict(on: dict[str, _Outcome], off: dict[str, _Outcome], dtype: torch.dty
     if on["lower"].dtype == torch.float32 and off["lower"].dtype != torch.float32:
         return "fp32"
     mixed, plain = on["mixed"], off["mixed"]
-    if mixed.dtype == torch.float32 and (plain.dtype != torch.float32 or mixed.casts != plain.casts):
+    if mixed.dtype == torch.float32 and (
+        plain.dtype != torch.float32 or mixed.casts != plain.casts
+    ):
         return "widest"
     return "unchanged"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what old ops warn of, and what fake tensors log of a call that fails: both are in the table."""
+    """Keep back what old ops warn of, and what fake tensors log of a call that fails:
+    both are in the table.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -111,19 +124,23 @@ def probe_op(name: str, op: SampleCall, group: str, device_type: str, dtype: tor
     verdict = _verdict(on, off, dtype)
     message = on["fp32"].error
     if verdict == "lower" and on["fp32"].dtype != dtype:
-        message = f"its products run in {dtype_name(dtype)}; a float32 input makes what comes out float32"
+        message = (
+            f"its products run in {dtype_name(dtype)}; a float32 input makes what comes out float32"
+        )
     return Probed(name, group, verdict, {how: on[how].dtype for how in given}, message)
 
 
 def probe_policy(device_type: str, dtype: torch.dtype) -> Policy:
     """Run every op of `OPS` under autocast on a kind of device, and return what it did to each.
 
-    "cuda" is asked on fake tensors, with a GPU or without one: a call that no kernel is meant for, such as that of
-    `_grid_sampler_2d_cpu_fallback`, ends the process on a real one. An op that cannot be run so is listed as such. The global
-    random stream is not touched.
+    "cuda" is asked on fake tensors, with a GPU or without one: a call that no kernel is meant for,
+    such as that of `_grid_sampler_2d_cpu_fallback`, ends the process on a real one. An op that
+    cannot be run so is listed as such. The global random stream is not touched.
 
-    Raises ValueError for a device without autocast, and for a dtype other than bfloat16 and float16.
-    Example: probe_policy("cpu", torch.bfloat16)["layer_norm"].verdict → "unchanged"; "cuda", float16 → "fp32"
+    Raises ValueError for a device without autocast, and for a dtype other than bfloat16 and
+    float16.
+    Example: probe_policy("cpu", torch.bfloat16)["layer_norm"].verdict → "unchanged"; "cuda",
+             float16 → "fp32"
     """
     check_region(device_type, dtype)
     fake = device_type == "cuda"

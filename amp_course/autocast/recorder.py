@@ -1,8 +1,9 @@
 """Watch a model run: each op that really runs, with its dtypes and the module that called it.
 
-A `TorchDispatchMode` sees the ops, below autocast and autograd, and numbers them for `call_stack`, which knows the operators
-above each. `nn.Module.__call__` is wrapped, so that the module at work is known. Neither touches a result. In the backward
-pass autograd's sequence numbers tell the module: a node of the graph belongs to the call during which it was made.
+A `TorchDispatchMode` sees the ops, below autocast and autograd, and numbers them for `call_stack`,
+which knows the operators above each. `nn.Module.__call__` is wrapped, so that the module at work is
+known. Neither touches a result. In the backward pass autograd's sequence numbers tell the module: a
+node of the graph belongs to the call during which it was made.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from amp_course.kit.tensors import tensors_in
 
 @dataclass(frozen=True)
 class Ran:
-    """One op as it was seen when it ran; `casts.ops_of` makes an `Op` of it once its caller is known.
+    """One op as it was seen when it ran; `casts.ops_of` makes an `Op` of it once its caller is
+    known.
 
-    node: autograd's node that ran it, by name and sequence number; made: the number of the node that it made itself
-    weight: the parameter that it casts, if it is a cast; copy: the storage of what a cast returned; read: storages that it
+    node: autograd's node that ran it, by name and sequence number; made: the number of the node
+          that it made itself
+    weight: the parameter that it casts, if it is a cast; copy: the storage of what a cast returned;
+            read: storages that it
     read of such copies of weights
     """
 
@@ -69,7 +73,9 @@ class Recorder:
         named = self.model.named_modules()
         self._paths = {id(module): path.replace("_orig_mod.", "") or ROOT for path, module in named}
         self._open: list[Call] = []
-        self._copies: dict[int, Tensor] = {}  # by storage; the tensor keeps its storage from being reused
+        self._copies: dict[
+            int, Tensor
+        ] = {}  # by storage; the tensor keeps its storage from being reused
         self._thread = threading.get_ident()
 
     @property
@@ -113,7 +119,11 @@ class Recorder:
 
     def note(self, function: Any, args: Any, result: Any) -> None:
         """Write one op down."""
-        name, inputs, outputs = function._schema.name.split("::")[-1], list(tensors_in(args)), list(tensors_in(result))
+        name, inputs, outputs = (
+            function._schema.name.split("::")[-1],
+            list(tensors_in(args)),
+            list(tensors_in(result)),
+        )
         node = torch._C._current_autograd_node() if self.phase == "backward" else None
         is_cast = name == "_to_copy" and inputs[0].dtype != outputs[0].dtype
         weight = id(inputs[0]) if is_cast and id(inputs[0]) in self.weights else 0
@@ -131,7 +141,9 @@ class Recorder:
                 is_cast,
                 (node.name(), node._sequence_nr()) if node is not None else None,
                 bool(self._open) and self.phase == "backward",
-                _sequence_number() - 1 if torch.is_grad_enabled() and any(one.requires_grad for one in inputs) else -1,
+                _sequence_number() - 1
+                if torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+                else -1,
                 weight,
                 outputs[0].nbytes if is_cast else 0,
                 copy,
@@ -154,14 +166,21 @@ class _Dispatch(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         recorder, options = self._recorder, kwargs or {}
         if func.namespace == "prim":  # questions such as "on which device?", which fake tensors ask
             return func(*args, **options)
         if (key := _kernel_made_of_ops(func, args, recorder.device_type)) is not None:
-            # Its parts come here one by one, in the state of autocast that they have when nobody watches.
-            on = _autocast_was_on(recorder.device_type) and not _autocast_has(func, recorder.device_type)
+            # Its parts come here one by one, in the state of autocast that they have when nobody
+            # watches.
+            on = _autocast_was_on(recorder.device_type) and not _autocast_has(
+                func, recorder.device_type
+            )
             torch.set_autocast_enabled(recorder.device_type, on)
             try:
                 with self:
@@ -169,13 +188,19 @@ class _Dispatch(TorchDispatchMode):
             finally:
                 torch.set_autocast_enabled(recorder.device_type, False)
         with marked(len(recorder.ran)):
-            result = without_device(func, args, options) if recorder.fake else func(*args, **options)
+            result = (
+                without_device(func, args, options) if recorder.fake else func(*args, **options)
+            )
         recorder.note(func, (args, options), result)
         return result
 
 
-def _kernel_made_of_ops(func: Any, args: tuple[Any, ...], device_type: str) -> torch._C.DispatchKey | None:
-    """Return the key of an op's kernel that only calls other ops; None for an op that computes something itself."""
+def _kernel_made_of_ops(
+    func: Any, args: tuple[Any, ...], device_type: str
+) -> torch._C.DispatchKey | None:
+    """Return the key of an op's kernel that only calls other ops;
+    None for an op that computes something itself.
+    """
     if any(isinstance(value, Tensor) and value.is_nested for value in args):
         return None
     if func is torch.ops.aten._transformer_encoder_layer_fwd.default:  # the encoder's fast path
@@ -183,11 +208,19 @@ def _kernel_made_of_ops(func: Any, args: tuple[Any, ...], device_type: str) -> t
         return key
     # Autograd takes such ops apart; inference_mode passes them on whole.
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return composite if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite.name) else None
+    return (
+        composite
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite.name)
+        else None
+    )
 
 
 def _autocast_has(func: Any, device_type: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), f"Autocast{device_type.upper()}"))
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), f"Autocast{device_type.upper()}"
+        )
+    )
 
 
 def _autocast_was_on(device_type: str) -> bool:
@@ -202,7 +235,9 @@ def _sequence_number() -> int:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return an address that a tensor and its views share; 0 for one without a storage of its own, such as a sparse one."""
+    """Return an address that a tensor and its views share;
+    0 for one without a storage of its own, such as a sparse one.
+    """
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):

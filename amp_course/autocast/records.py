@@ -1,4 +1,6 @@
-"""What a trace consists of: ops, calls of modules, a row for each module, and the names of dtypes."""
+"""What a trace consists of: ops, calls of modules, a row for each module,
+and the names of dtypes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-ROOT, LOSS = "(model)", "(loss)"  # the module path of the model itself, and of the loss that came with it
+ROOT, LOSS = (
+    "(model)",
+    "(loss)",
+)  # the module path of the model itself, and of the loss that came with it
 Phase = Literal["forward", "backward"]
 CastBy = Literal["", "autocast", "model", "op", "gradient"]
 
@@ -19,11 +24,15 @@ CastBy = Literal["", "autocast", "model", "op", "gradient"]
 class Op:
     """One op that ran.
 
-    module: the path of the module that called it; op: what ran; inputs, outputs: dtypes of its tensors
-    call: the operator that Python called, such as "matmul" for `@`; in the backward pass the node of autograd's graph
-    cast: who made it, if it is a cast: "autocast"; "model" for `.float()` and the like; "op" if the called operator casts
-          on its own account, as `softmax(dtype=…)` does; "gradient" for autograd's way back through a cast of autocast's
-    source: what was cast, a weight's name or "activation"; bytes: the size of the copy that this made
+    module: the path of the module that called it; op: what ran; inputs, outputs: dtypes of its
+            tensors
+    call: the operator that Python called, such as "matmul" for `@`; in the backward pass the node
+          of autograd's graph
+    cast: who made it, if it is a cast: "autocast"; "model" for `.float()` and the like; "op" if the
+          called operator casts on its own account, as `softmax(dtype=…)` does; "gradient" for
+          autograd's way back through a cast of autocast's
+    source: what was cast, a weight's name or "activation"; bytes: the size of the copy that this
+            made
     reused: weights whose copy already existed, from an earlier use in this region
     """
 
@@ -57,8 +66,10 @@ class ModuleRow:
     """What happened in one module: in its own forward, not in that of the modules inside it.
 
     inputs, outputs: the float dtypes that went in and came out, over all `calls`, each once
-    casts, cast_bytes: the casts that autocast inserted before its ops; reused: how often a weight came from the cache
-    computed: the dtypes that its backward ops returned; back_casts, back_bytes: gradients cast on their way back
+    casts, cast_bytes: the casts that autocast inserted before its ops; reused: how often a weight
+                       came from the cache
+    computed: the dtypes that its backward ops returned; back_casts, back_bytes: gradients cast on
+              their way back
     """
 
     path: str
@@ -76,9 +87,11 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Record:
-    """What a model did under autocast, as data: iterate over its ops, or ask for a module: `record["linear1"]`.
+    """What a model did under autocast, as data: iterate over its ops, or ask for a module:
+    `record["linear1"]`.
 
-    dtype: what autocast lowered to, None for off; fake: traced on fake tensors, because this machine lacks the device
+    dtype: what autocast lowered to, None for off; fake: traced on fake tensors, because this
+           machine lacks the device
     notes: what is worth knowing, such as why there is no backward pass
     """
 
@@ -94,7 +107,9 @@ class Record:
         return iter(self.ops)
 
     def __getitem__(self, path: str) -> ModuleRow:
-        """Return a module's row. Raises KeyError, with the paths that there are, for one that was not called."""
+        """Return a module's row. Raises KeyError, with the paths that there are,
+        for one that was not called.
+        """
         for row in self.modules:
             if row.path == path:
                 return row
@@ -106,11 +121,15 @@ class Record:
         return [op for op in self.ops if op.module == path and op.phase == phase]
 
     def casts(self, phase: Phase = "forward") -> list[Op]:
-        """Return the casts that autocast inserted; for "backward", the gradients' way back through them.
+        """Return the casts that autocast inserted; for "backward", the gradients' way back through
+        them.
 
-        A checkpoint runs part of the forward pass again during the backward pass: its casts belong to the first kind.
+        A checkpoint runs part of the forward pass again during the backward pass: its casts belong
+        to the first kind.
         """
-        return [op for op in self.ops if op.cast == ("autocast" if phase == "forward" else "gradient")]
+        return [
+            op for op in self.ops if op.cast == ("autocast" if phase == "forward" else "gradient")
+        ]
 
     def cast_bytes(self, phase: Phase = "forward") -> int:
         """Return the bytes of the copies that these casts made."""
@@ -118,7 +137,9 @@ class Record:
 
     @property
     def recomputed(self) -> list[Op]:
-        """The casts that autocast inserted during the backward pass, where a checkpoint recomputed its forward pass."""
+        """The casts that autocast inserted during the backward pass,
+        where a checkpoint recomputed its forward pass.
+        """
         return [op for op in self.casts() if op.phase == "backward"]
 
     @property
@@ -134,10 +155,14 @@ def dtypes(tensors: Iterable[Tensor]) -> tuple[torch.dtype, ...]:
 
 def floats(found: Iterator[torch.dtype]) -> tuple[torch.dtype, ...]:
     """Return the float and complex dtypes among some, each once, in order."""
-    return tuple(dict.fromkeys(dtype for dtype in found if dtype.is_floating_point or dtype.is_complex))
+    return tuple(
+        dict.fromkeys(dtype for dtype in found if dtype.is_floating_point or dtype.is_complex)
+    )
 
 
-def module_rows(calls: Iterable[Call], ops: Iterable[Op], kind_of_root: str) -> tuple[ModuleRow, ...]:
+def module_rows(
+    calls: Iterable[Call], ops: Iterable[Op], kind_of_root: str
+) -> tuple[ModuleRow, ...]:
     """Sum up calls and ops, module by module, in the order of the first call."""
     calls, ops = list(calls), list(ops)
     rows = []

@@ -1,4 +1,5 @@
-"""Trace a model under autocast: which dtype each op ran in, and which casts autocast inserted, forward and backward.
+"""Trace a model under autocast: which dtype each op ran in, and which casts autocast inserted,
+forward and backward.
 
 The model may be anybody's. It is run once, on clones of the inputs, and left as it was found.
 """
@@ -24,7 +25,9 @@ from amp_course.kit.tensors import tensors_in
 
 
 class TraceError(RuntimeError):
-    """The model raised while it was traced; `trace` holds what had run by then, and `__cause__` what was raised."""
+    """The model raised while it was traced; `trace` holds what had run by then,
+    and `__cause__` what was raised.
+    """
 
     def __init__(self, message: str, trace: Trace) -> None:
         super().__init__(message)
@@ -50,21 +53,24 @@ def trace(
     backward: bool = True,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Run `model(*inputs, **kwargs)` once under autocast, then its backward pass, and write down every op.
+    """Run `model(*inputs, **kwargs)` once under autocast, then its backward pass, and write down
+    every op.
 
-    device_type: whose policy; None for that of the model's device. If the model is elsewhere, a copy of it is traced on
-                 that device, and on fake tensors for "cuda" without a GPU: then dtypes are seen, values and the backward
-                 pass are not.
+    device_type: whose policy; None for that of the model's device. If the model is elsewhere, a
+                 copy of it is traced on that device, and on fake tensors for "cuda" without a GPU:
+                 then dtypes are seen, values and the backward pass are not.
     dtype: what autocast lowers to; None traces without autocast
-    loss: output → scalar, computed inside the region; without one, the backward pass starts from ones in each float output
+    loss: output → scalar, computed inside the region; without one, the backward pass starts from
+          ones in each float output
 
-    The model's weights, `.grad`, buffers and training mode, the inputs, the random state and autocast's are as before.
-    Weights that forward itself overwrites, and plain Python attributes that it sets, are not put back. Compiled code
-    runs uncompiled, and `notes` says so.
+    The model's weights, `.grad`, buffers and training mode, the inputs, the random state and
+    autocast's are as before. Weights that forward itself overwrites, and plain Python attributes
+    that it sets, are not put back. Compiled code runs uncompiled, and `notes` says so.
 
-    Raises TypeError for what is no nn.Module and for a loss that cannot be called; ValueError for a device or dtype without
-    autocast, for tensors on several devices or on "meta", and for a loss that is no scalar; RuntimeError inside a profiler;
-    TraceError, with what had run, if the model or the loss raises.
+    Raises TypeError for what is no nn.Module and for a loss that cannot be called; ValueError for a
+    device or dtype without autocast, for tensors on several devices or on "meta", and for a loss
+    that is no scalar; RuntimeError inside a profiler; TraceError, with what had run, if the model
+    or the loss raises.
     Example: trace(SimpleNet(8), torch.randn(2, 8))["linear2"].inputs → (torch.bfloat16,)
     """
     _check_arguments(model, loss)
@@ -95,12 +101,18 @@ def trace(
         def so_far() -> Trace:
             ops = tuple(ops_of(recorder, dtype, cached))
             told = (COMPILED, *notes) if compiled or compiled_ran() else tuple(notes)
-            return Trace(name, device_type, dtype, fake, ops, module_rows(recorder.calls, ops, name), told)
+            return Trace(
+                name, device_type, dtype, fake, ops, module_rows(recorder.calls, ops, name), told
+            )
 
         try:
             stack.callback(torch.clear_autocast_cache)
-            torch.clear_autocast_cache()  # of the region around this call, if any: else its casts would be missing here
-            with recorder.watch(), region(device_type, dtype or torch.bfloat16, enabled=dtype is not None):
+            # of the region around this call, if any: else its casts would be missing here
+            torch.clear_autocast_cache()
+            with (
+                recorder.watch(),
+                region(device_type, dtype or torch.bfloat16, enabled=dtype is not None),
+            ):
                 output = model(*arguments[0], **arguments[1])
                 if loss is not None:
                     doing = f"the loss, called with what {name} returned,"
@@ -108,7 +120,9 @@ def trace(
                         output = loss(output)
                         call.outputs = dtypes(tensors_in(output))
             starts = _starts(output, loss is not None)
-            leaves = [leaf for leaf in [*model.parameters(), *tensors_in(arguments)] if leaf.requires_grad]
+            leaves = [
+                leaf for leaf in [*model.parameters(), *tensors_in(arguments)] if leaf.requires_grad
+            ]
             if why := _no_backward(backward, fake, starts, leaves):
                 notes.append(why)
             else:
@@ -124,16 +138,22 @@ def trace(
         return so_far()
 
 
-_PROFILED = "a profiler is running, and a trace needs PyTorch's profiler for itself: call trace outside of it."
+_PROFILED = (
+    "a profiler is running, and a trace needs PyTorch's profiler for itself: call trace "
+    "outside of it."
+)
 
 
 def _check_arguments(model: Any, loss: Any) -> None:
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else _a(type(model).__name__)
-        raise TypeError(f"trace needs an nn.Module, but got {got}: pass the model itself, then its inputs.")
+        raise TypeError(
+            f"trace needs an nn.Module, but got {got}: pass the model itself, then its inputs."
+        )
     if loss is not None and not callable(loss):
         raise TypeError(
-            f"loss is a function from the model's output to a scalar, and you passed {_a(type(loss).__name__)}: write, for "
+            f"loss is a function from the model's output to a scalar, and you passed "
+            f"{_a(type(loss).__name__)}: write, for "
             "example, loss=lambda output: F.mse_loss(output, target)."
         )
     if torch.autograd._profiler_enabled():
@@ -149,25 +169,40 @@ class _BadLoss(ValueError):
 
 
 def _one_device(model: nn.Module, arguments: Any) -> str | None:
-    """Return the kind of device that the model and the inputs are on; None if there is no tensor at all."""
-    where = {"the model": {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]}}
+    """Return the kind of device that the model and the inputs are on;
+    None if there is no tensor at all.
+    """
+    where = {
+        "the model": {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]}
+    }
     where["the inputs"] = {tensor.device.type for tensor in tensors_in(arguments)}
     found = set().union(*where.values())
     if "meta" in found:
         raise ValueError(
             "a tensor is on the 'meta' device, which has no autocast, in "
-            f"{' and '.join(who for who, devices in where.items() if 'meta' in devices)}: make it on 'cpu' (trace runs it once)."
+            f"{' and '.join(who for who, devices in where.items() if 'meta' in devices)}: make it "
+            f"on 'cpu' (trace runs it once)."
         )
     if len(found) > 1:
-        held = "; ".join(f"{who} on {', '.join(sorted(devices))}" for who, devices in where.items() if devices)
-        raise ValueError(f"tensors are on several devices ({held}): bring all to one with .to(device).")
+        held = "; ".join(
+            f"{who} on {', '.join(sorted(devices))}" for who, devices in where.items() if devices
+        )
+        raise ValueError(
+            f"tensors are on several devices ({held}): bring all to one with .to(device)."
+        )
     return next(iter(found), None)
 
 
 def _starts(output: Any, is_loss: bool) -> list[Tensor]:
     if is_loss and not (isinstance(output, Tensor) and output.numel() == 1):
-        got = f"a tensor of {tuple(output.shape)}" if isinstance(output, Tensor) else f"{type(output).__name__}"
-        raise _BadLoss(f"loss gave {got}, and a backward pass starts from a scalar: take its mean() or sum().")
+        got = (
+            f"a tensor of {tuple(output.shape)}"
+            if isinstance(output, Tensor)
+            else f"{type(output).__name__}"
+        )
+        raise _BadLoss(
+            f"loss gave {got}, and a backward pass starts from a scalar: take its mean() or sum()."
+        )
     return [tensor for tensor in tensors_in(output) if tensor.requires_grad]
 
 
@@ -175,15 +210,19 @@ def _no_backward(wanted: bool, fake: bool, starts: list[Tensor], leaves: list[Te
     if not wanted:
         return "no backward pass: you asked for none."
     if fake:
-        return "no backward pass: autograd needs a real GPU. Each backward op runs in the dtype of its forward op."
+        return (
+            "no backward pass: autograd needs a real GPU. Each backward op runs in the dtype of "
+            "its forward op."
+        )
     if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
         return "no backward pass: gradients are switched off here (no_grad or inference_mode)."
     if not starts or not leaves:
         return "no backward pass: nothing in the output depends on a tensor that needs a gradient."
     if "CheckpointFunctionBackward" in _node_names(starts):
         return (
-            "no backward pass: the model has re-entrant checkpoints, which only run under backward(), and that would write "
-            "into the model's .grad. Trace it with checkpoint(…, use_reentrant=False)."
+            "no backward pass: the model has re-entrant checkpoints, which only run under "
+            "backward(), and that would write into the model's .grad. Trace it with checkpoint(…, "
+            "use_reentrant=False)."
         )
     return ""
 
@@ -202,13 +241,22 @@ def _node_names(starts: Iterable[Tensor]) -> set[str]:
 
 def _explained(error: Exception, recorder: Recorder, doing: str) -> str:
     last = recorder.ran[-1] if recorder.ran else None
-    at = f"after {len(recorder.ran)} ops, the last one {last.op} in {last.module}" if last else "before any op ran"
+    at = (
+        f"after {len(recorder.ran)} ops, the last one {last.op} in {last.module}"
+        if last
+        else "before any op ran"
+    )
     text = f"{doing} raised {type(error).__name__} {at}: {error}"
-    if recorder.fake and isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        text += " This op's result depends on values, and a fake tensor has none: trace it with device_type='cpu'."
+    if recorder.fake and isinstance(
+        error, DataDependentOutputException | DynamicOutputShapeException
+    ):
+        text += (
+            " This op's result depends on values, and a fake tensor has none: trace it with "
+            "device_type='cpu'."
+        )
     elif recorder.fake:
         text += (
-            " (These are fake tensors, because there is no GPU here. If it runs with device_type='cpu', look for tensors "
-            "that are neither parameters nor buffers.)"
+            " (These are fake tensors, because there is no GPU here. If it runs with "
+            "device_type='cpu', look for tensors that are neither parameters nor buffers.)"
         )
     return text

@@ -1,4 +1,6 @@
-"""Show a trace: as text, as a table in a notebook, and as what `DtypeTrace` shows. Data in, strings out."""
+"""Show a trace: as text, as a table in a notebook, and as what `DtypeTrace` shows.
+Data in, strings out.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def trace_text(trace: Record) -> str:
             row.kind,
             _names(row.inputs),
             _names(row.outputs),
-            *(f"{number:,}" if number else "" for number in (row.casts, row.cast_bytes, row.reused)),
+            *(
+                f"{number:,}" if number else ""
+                for number in (row.casts, row.cast_bytes, row.reused)
+            ),
         ]
         for row in trace.modules
     ]
@@ -40,28 +45,41 @@ def trace_text(trace: Record) -> str:
 
 
 def trace_table(trace: Record) -> str:
-    """Return a trace as the HTML of a notebook: its modules forward, and backward if there is that."""
+    """Return a trace as the HTML of a notebook: its modules forward,
+    and backward if there is that.
+    """
     backward = module_table(trace, "backward") if trace.has_backward else ""
     ending = "<br>".join(escape(line) for line in _ending(trace))
-    return f'<div style="color:{INK}"><b>{escape(heading(trace))}</b>{module_table(trace, "forward")}{backward}{ending}</div>'
+    return (
+        f"<div "
+        f'style="color:{INK}"><b>{escape(heading(trace))}</b>{module_table(trace, "forward")}{backward}{ending}</div>'
+    )
 
 
 def heading(trace: Record) -> str:
     """Say what was traced: 'SimpleNet under autocast("cpu", bf16)'."""
     how = f'autocast("{trace.device_type}", {short(trace.dtype)})' if trace.dtype else "no autocast"
-    return f"{trace.name} under {how}{', on fake tensors: there is no such device here' if trace.fake else ''}"
+    return (
+        f"{trace.name} under "
+        f"{how}{', on fake tensors: there is no such device here' if trace.fake else ''}"
+    )
 
 
 def panel_html(trace: Record, phase: Phase, selected: str) -> str:
-    """Return the panel's HTML: totals, the modules in one direction, and the ops of the selected one."""
+    """Return the panel's HTML: totals, the modules in one direction,
+    and the ops of the selected one.
+    """
     return (
-        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite">{_totals(trace, phase)}</div>'
+        f'<div style="color:{INK};line-height:1.5"><div role="status" '
+        f'aria-live="polite">{_totals(trace, phase)}</div>'
         f"{module_table(trace, phase, selected)}{_ops_table(trace, phase, selected)}</div>"
     )
 
 
 def module_table(trace: Record, phase: Phase, selected: str = "") -> str:
-    """Return one row a module: forward, the dtypes at its door; backward, those that its gradients were computed in."""
+    """Return one row a module: forward, the dtypes at its door;
+    backward, those that its gradients were computed in.
+    """
     forward = phase == "forward"
     head = (
         ("module", "kind", "in → out", "casts", "bytes", "reused")
@@ -72,8 +90,9 @@ def module_table(trace: Record, phase: Phase, selected: str = "") -> str:
     rows = "".join(_module_row(row, forward, most, row.path == selected) for row in trace.modules)
     cells = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in head)
     return (
-        f'<div style="overflow-x:auto"><table aria-label="modules, {phase}" style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid {GRID}">{cells}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div style="overflow-x:auto"><table aria-label="modules, {phase}" '
+        f'style="border-collapse:collapse;margin:4px 0"><thead><tr style="border-bottom:1px solid '
+        f'{GRID}">{cells}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
@@ -87,18 +106,25 @@ def chips(dtypes: Sequence[torch.dtype]) -> str:
 def chip(name: str) -> str:
     """Return a format's name as a framed label in its colour. Example: "fp16" """
     return (
-        '<span style="display:inline-block;min-width:2.5em;text-align:center;padding:0 2px;border-radius:3px;'
-        f'border:1px solid {FORMAT_COLOURS.get(name, _OTHER)};border-left-width:7px">{escape(name)}</span>'
+        '<span style="display:inline-block;min-width:2.5em;text-align:center;padding:0 '
+        "2px;border-radius:3px;"
+        f"border:1px solid "
+        f'{FORMAT_COLOURS.get(name, _OTHER)};border-left-width:7px">{escape(name)}</span>'
     )
 
 
 def _module_row(row: ModuleRow, forward: bool, most: int, selected: bool) -> str:
     depth = row.path.count(".") + (not row.path.startswith("("))
     steps = row.path.split(".")
-    last = steps[-2:] if steps[-1].isdigit() else steps[-1:]  # in a list of modules, "blocks.0" says more than "0"
+    last = (
+        steps[-2:] if steps[-1].isdigit() else steps[-1:]
+    )  # in a list of modules, "blocks.0" says more than "0"
     name = escape(".".join(last)) + (f" × {row.calls}" if row.calls > 1 else "")
     mark = "▸ " if selected else ""
-    path = f'<span title="{escape(row.path)}" style="margin-left:{depth * 0.8:.1f}em">{mark}{name}</span>'
+    path = (
+        f'<span title="{escape(row.path)}" '
+        f'style="margin-left:{depth * 0.8:.1f}em">{mark}{name}</span>'
+    )
     cells = [path, escape(row.kind)]
     if forward:
         cells += [f"{chips(row.inputs)} → {chips(row.outputs)}", _number(row.casts)]
@@ -124,25 +150,31 @@ def _bar(size: int, most: int) -> str:
         return ""
     width = max(1, round(48 * size / most))
     bar = (
-        f'<span aria-hidden="true" style="display:inline-block;width:{width}px;height:0.7em;background:{FAINT}"></span>'
+        f'<span aria-hidden="true" '
+        f'style="display:inline-block;width:{width}px;height:0.7em;background:{FAINT}"></span>'
     )
     return f"{bar} {size:,}"
 
 
 def _totals(trace: Record, phase: Phase) -> str:
     if phase == "backward" and not trace.has_backward:
-        return escape("; ".join(note[:1].upper() + note[1:] for note in trace.notes)) or "No backward pass."
+        return (
+            escape("; ".join(note[:1].upper() + note[1:] for note in trace.notes))
+            or "No backward pass."
+        )
     casts = trace.casts(phase)
     weights = sum(op.source != "activation" for op in casts)
     reused = sum(row.reused for row in trace.modules)
     if phase == "backward":
         said = (
-            f"<b>{len(casts)}</b> gradient{'s' * (len(casts) != 1)} cast back, <b>{trace.cast_bytes(phase):,}</b> bytes"
+            f"<b>{len(casts)}</b> gradient{'s' * (len(casts) != 1)} cast back, "
+            f"<b>{trace.cast_bytes(phase):,}</b> bytes"
         )
     else:
         said = (
-            f"<b>{len(casts)}</b> {_casts(len(casts))} inserted ({weights} of weights, {len(casts) - weights} of activations), "
-            f"<b>{trace.cast_bytes(phase):,}</b> bytes; {reused} {_casts(reused)} of weights saved by the cache"
+            f"<b>{len(casts)}</b> {_casts(len(casts))} inserted ({weights} of weights, "
+            f"{len(casts) - weights} of activations), <b>{trace.cast_bytes(phase):,}</b> bytes; "
+            f"{reused} {_casts(reused)} of weights saved by the cache"
         )
     return f"{escape(heading(trace))}: {said}."
 
@@ -154,7 +186,10 @@ def _casts(number: int) -> str:
 def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
     ops = [op for op in trace.of(selected, phase) if not op.view]
     if not ops:
-        return f'<div style="color:{FAINT}">{escape(selected)}: no op of its own in the {phase} pass.</div>'
+        return (
+            f'<div style="color:{FAINT}">{escape(selected)}: no op of its own in the {phase} '
+            f"pass.</div>"
+        )
     rows = "".join(
         f'<tr><td style="{_CELL}">{escape(op.call)}</td><td style="{_CELL}">{escape(op.op)}</td>'
         f'<td style="{_CELL}">{chips(_once(op.inputs))} → {chips(_once(op.outputs))}</td>'
@@ -163,10 +198,14 @@ def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
     )
     more = f"<div>… and {len(ops) - _MOST_OPS:,} more ops</div>" if len(ops) > _MOST_OPS else ""
     called = "called" if phase == "forward" else "node of the graph"
-    head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in (called, "op that ran", "in → out", ""))
+    head = "".join(
+        f'<th scope="col" style="{_CELL}">{name}</th>'
+        for name in (called, "op that ran", "in → out", "")
+    )
     return (
-        f'<div style="overflow-x:auto;border-top:1px solid {GRID};margin-top:6px">'
-        f'<table aria-label="ops of {escape(selected)}, {phase}" style="border-collapse:collapse;margin:4px 0">'
+        f'<div style="overflow-x:auto;border-top:1px solid {GRID};margin-top:6px"><table '
+        f'aria-label="ops of {escape(selected)}, {phase}" '
+        f'style="border-collapse:collapse;margin:4px 0">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
     )
 
@@ -193,6 +232,13 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 def _ending(trace: Record) -> list[str]:
     reused, casts = sum(row.reused for row in trace.modules), len(trace.casts())
-    again = f" ({len(trace.recomputed)} of them while a checkpoint recomputed)" if trace.recomputed else ""
-    total = f"{casts} {_casts(casts)} inserted, {trace.cast_bytes():,} bytes{again}; {reused} saved by the weight cache"
+    again = (
+        f" ({len(trace.recomputed)} of them while a checkpoint recomputed)"
+        if trace.recomputed
+        else ""
+    )
+    total = (
+        f"{casts} {_casts(casts)} inserted, {trace.cast_bytes():,} bytes{again}; {reused} "
+        f"saved by the weight cache"
+    )
     return [total, *trace.notes]

@@ -1,4 +1,6 @@
-"""Chapter 01: number formats as data, their patterns read and written one by one, tensors rounded into any of them."""
+"""Chapter 01: number formats as data, their patterns read and written one by one,
+tensors rounded into any of them.
+"""
 
 from amp_course.bits.formats import (
     BF16,

@@ -19,13 +19,18 @@ from amp_course.kit.style import new_figure, title
 def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
     """Draw the fields of formats to scale, one bit one square, one format a row."""
     rows = [
-        f"{fmt.name} 1 sign, {fmt.exponent_bits} exponent, {fmt.significand_bits} significand bits" for fmt in formats
+        f"{fmt.name} 1 sign, {fmt.exponent_bits} exponent, {fmt.significand_bits} significand bits"
+        for fmt in formats
     ]
     alt = f"The bits of each format, to scale: {'; '.join(rows)}."
     figure, axis = new_figure(8, 0.7 + 0.32 * len(formats), alt=alt)
     for row, fmt in enumerate(formats[::-1]):
         left = 0
-        widths = (("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits))
+        widths = (
+            ("sign", 1),
+            ("exponent", fmt.exponent_bits),
+            ("significand", fmt.significand_bits),
+        )
         for name, width in widths:
             colour, letter = FIELDS[name]
             axis.barh(row, width, left=left, height=0.72, color=colour, edgecolor="white", lw=1.5)
@@ -34,7 +39,15 @@ def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
             label = letter if width < 5 else f"{width} {name}"
             if width > 1 or fmt.bits < 40:
                 size = 7 if width < 3 else 8
-                axis.text(left + width / 2, row, label, color="white", fontsize=size, ha="center", va="center")
+                axis.text(
+                    left + width / 2,
+                    row,
+                    label,
+                    color="white",
+                    fontsize=size,
+                    ha="center",
+                    va="center",
+                )
             left += width
         axis.text(left + 0.6, row, f"{fmt.bits} bits", fontsize=8, va="center", color=INK)
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in formats[::-1]], fontsize=8)
@@ -46,14 +59,22 @@ def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
     return figure
 
 
-def number_line_figure(lines: Sequence[tuple[str, Mapping[FloatFormat, Sequence[float]]]]) -> Figure:
-    """Draw the values of formats as ticks on number lines: one panel for each (title, {format: values})."""
+def number_line_figure(
+    lines: Sequence[tuple[str, Mapping[FloatFormat, Sequence[float]]]],
+) -> Figure:
+    """Draw the values of formats as ticks on number lines:
+    one panel for each (title, {format: values}).
+    """
     drawn = [
-        f"{head} ({', '.join(f'{len(of)} values of {fmt.name}' for fmt, of in rows.items())})" for head, rows in lines
+        f"{head} ({', '.join(f'{len(of)} values of {fmt.name}' for fmt, of in rows.items())})"
+        for head, rows in lines
     ]
     height = 0.95 * len(lines) + 0.3 * sum(len(rows) for _, rows in lines)
     figure, axes = new_figure(
-        8, height, rows=len(lines), alt=f"Number lines with a tick for each value. {'; '.join(drawn)}."
+        8,
+        height,
+        rows=len(lines),
+        alt=f"Number lines with a tick for each value. {'; '.join(drawn)}.",
     )
     for axis, (head, rows) in zip(axes if len(lines) > 1 else [axes], lines, strict=True):
         for row, (fmt, values) in enumerate(list(rows.items())[::-1]):
@@ -70,11 +91,17 @@ def number_line_figure(lines: Sequence[tuple[str, Mapping[FloatFormat, Sequence[
 
 
 def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
-    """Draw how many positive values each format has from 2^e up to 2^(e+1): {format: {e: count}}."""
+    """Draw how many positive values each format has from 2^e up to 2^(e+1): {format: {e:
+    count}}.
+    """
     peaks = [
-        f"{fmt.name} has up to {max(by.values())}, from 2^{min(by)} to 2^{max(by) + 1}" for fmt, by in counts.items()
+        f"{fmt.name} has up to {max(by.values())}, from 2^{min(by)} to 2^{max(by) + 1}"
+        for fmt, by in counts.items()
     ]
-    alt = f"How many values lie between one power of two and the next: {'; '.join(peaks)}; fewer towards the small end."
+    alt = (
+        f"How many values lie between one power of two and the next: {'; '.join(peaks)}; fewer "
+        f"towards the small end."
+    )
     figure, axis = new_figure(7.2, 3, alt=alt)
     for fmt, by_exponent in counts.items():
         axis.step(
@@ -88,28 +115,46 @@ def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
         )
     axis.set_yscale("log", base=2)
     axis.set_xlabel("power of two", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, ncols=len(counts), loc="lower right", bbox_to_anchor=(1, 1))
-    title(axis, "Values from one power of two to the next", "log scale; the slopes on the left are subnormals")
+    axis.legend(
+        fontsize=8, frameon=False, ncols=len(counts), loc="lower right", bbox_to_anchor=(1, 1)
+    )
+    title(
+        axis,
+        "Values from one power of two to the next",
+        "log scale; the slopes on the left are subnormals",
+    )
     return figure
 
 
 def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[int]) -> Figure:
-    """Draw the spacing of formats against magnitude: {format: the ulp at 2^e for each e in exponents}."""
+    """Draw the spacing of formats against magnitude: {format:
+    the ulp at 2^e for each e in exponents}.
+    """
     alt = (
-        f"The gap to the next number against magnitude, for {', '.join(fmt.name for fmt in gaps)}: each line doubles with "
+        f"The gap to the next number against magnitude, for {', '.join(fmt.name for fmt in gaps)}: "
+        f"each line doubles with "
         "every power of two and is flat where numbers are subnormal."
     )
     figure, axis = new_figure(7.2, 3.4, alt=alt)
     sizes = [math.ldexp(1.0, exponent) for exponent in exponents]
     for fmt, values in gaps.items():
-        axis.plot(sizes, values, color=FORMAT_COLOURS[fmt.name], ls=FORMAT_LINES[fmt.name], lw=1.8, label=fmt.name)
+        axis.plot(
+            sizes,
+            values,
+            color=FORMAT_COLOURS[fmt.name],
+            ls=FORMAT_LINES[fmt.name],
+            lw=1.8,
+            label=fmt.name,
+        )
     axis.axhline(2, color=FAINT, lw=0.8, ls=":")
     note = " gap 2: every integer is exact up to where a line gets here"
     axis.text(sizes[0], 2, note, fontsize=8, color=FAINT, va="bottom")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xlabel("magnitude |x|", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, ncols=len(gaps), loc="lower right", bbox_to_anchor=(1, 1))
+    axis.legend(
+        fontsize=8, frameon=False, ncols=len(gaps), loc="lower right", bbox_to_anchor=(1, 1)
+    )
     title(axis, "The gap to the next number (ulp)", "log-log; flat where numbers are subnormal")
     return figure
 
@@ -117,15 +162,29 @@ def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[
 def range_figure(formats: Sequence[FloatFormat]) -> Figure:
     """Draw each format's range, subnormals hatched, and its decimal digits of precision."""
     rows = [
-        f"{fmt.name} from {fmt.smallest_subnormal:.2g} to {fmt.max:.3g}, {_digits(fmt):.1f} digits" for fmt in formats
+        f"{fmt.name} from {fmt.smallest_subnormal:.2g} to {fmt.max:.3g}, {_digits(fmt):.1f} digits"
+        for fmt in formats
     ]
     alt = f"Range and decimal digits of each format: {'; '.join(rows)}."
-    figure, (left, right) = new_figure(8, 0.9 + 0.3 * len(formats), columns=2, width_ratios=[3, 1.1], alt=alt)
+    figure, (left, right) = new_figure(
+        8, 0.9 + 0.3 * len(formats), columns=2, width_ratios=[3, 1.1], alt=alt
+    )
     for row, fmt in enumerate(formats[::-1]):
         colour = FORMAT_COLOURS[fmt.name]
-        low, normal, high = (math.log10(x) for x in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max))
+        low, normal, high = (
+            math.log10(x) for x in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max)
+        )
         left.barh(row, high - normal, left=normal, color=colour, height=0.62)
-        left.barh(row, normal - low, left=low, color="white", edgecolor=colour, hatch="////", height=0.62, lw=0.8)
+        left.barh(
+            row,
+            normal - low,
+            left=low,
+            color="white",
+            edgecolor=colour,
+            hatch="////",
+            height=0.62,
+            lw=0.8,
+        )
         digits = _digits(fmt)
         right.barh(row, digits, color=colour, height=0.62)
         right.text(digits, row, f" {digits:.1f}", fontsize=8, va="center")
@@ -141,11 +200,16 @@ def range_figure(formats: Sequence[FloatFormat]) -> Figure:
 
 
 def bits_figure(pattern: int, fmt: FloatFormat) -> Figure:
-    """Draw the bits of a pattern as squares, its value above them and the formula below: 0x2E66 in fp16 → 0.09997…"""
+    """Draw the bits of a pattern as squares, its value above them and the formula below:
+    0x2E66 in fp16 → 0.09997…
+    """
     across = 32
     lines = -(-fmt.bits // across)
     value = number_text(exact_value(pattern, fmt))
-    alt = f"The bits of a number in {fmt.name}, {pattern:0{fmt.bits}b}: sign, exponent, significand; the value is {value}."
+    alt = (
+        f"The bits of a number in {fmt.name}, {pattern:0{fmt.bits}b}: sign, exponent, "
+        f"significand; the value is {value}."
+    )
     figure, axis = new_figure(7.2, 1.05 + 0.55 * lines, alt=alt)
     places = [("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits)]
     names = [name for name, width in places for _ in range(width)]
@@ -153,11 +217,34 @@ def bits_figure(pattern: int, fmt: FloatFormat) -> Figure:
         row, column = divmod(at, across)
         colour, letter = FIELDS[name]
         on = pattern >> (fmt.bits - 1 - at) & 1
-        square = Rectangle((column, -1.7 * row), 0.9, 1, facecolor=colour if on else "white", edgecolor=colour, lw=1.2)
+        square = Rectangle(
+            (column, -1.7 * row),
+            0.9,
+            1,
+            facecolor=colour if on else "white",
+            edgecolor=colour,
+            lw=1.2,
+        )
         axis.add_patch(square)
         ink = "white" if on else INK
-        axis.text(column + 0.45, 0.5 - 1.7 * row, str(on), color=ink, fontsize=10, ha="center", va="center_baseline")
-        axis.text(column + 0.45, -0.35 - 1.7 * row, letter, color=colour, fontsize=8, ha="center", va="center_baseline")
+        axis.text(
+            column + 0.45,
+            0.5 - 1.7 * row,
+            str(on),
+            color=ink,
+            fontsize=10,
+            ha="center",
+            va="center_baseline",
+        )
+        axis.text(
+            column + 0.45,
+            -0.35 - 1.7 * row,
+            letter,
+            color=colour,
+            fontsize=8,
+            ha="center",
+            va="center_baseline",
+        )
     axis.set_xlim(-0.2, max(min(fmt.bits, across), 24))
     axis.set_ylim(-1.7 * (lines - 1) - 1.3, 1.1)
     axis.set_axis_off()
@@ -177,7 +264,13 @@ def _digits(fmt: FloatFormat) -> float:
 def _formula_text(pattern: int, fmt: FloatFormat) -> str:
     fields, width = split(pattern, fmt), fmt.significand_bits
     if kind(pattern, fmt) in ("infinity", "NaN"):
-        return f"exponent field {fields.exponent}, significand {fields.significand}: {kind(pattern, fmt)}"
+        return (
+            f"exponent field {fields.exponent}, significand {fields.significand}: "
+            f"{kind(pattern, fmt)}"
+        )
     hidden, field = (1, fields.exponent) if fields.exponent else (0, 1)
     over = f"2{raised(width)}" if width > 16 else str(2**width)
-    return f"(−1){raised(fields.sign)} · 2{raised(field - fmt.bias)} · ({hidden} + {fields.significand} / {over})"
+    return (
+        f"(−1){raised(fields.sign)} · 2{raised(field - fmt.bias)} · ({hidden} + "
+        f"{fields.significand} / {over})"
+    )

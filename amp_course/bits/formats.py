@@ -1,8 +1,9 @@
-"""Number formats as data, and what follows from them: the only place that spells out a format's constants.
+"""Number formats as data, and what follows from them: the only place that spells out a format's
+constants.
 
-A format is a sign bit, exponent bits and significand bits, a bias, and a rule for its special patterns. Largest value,
-smallest value and spacing all follow. No arithmetic here: `scalar.py` reads and writes single patterns, `rounding.py`
-rounds tensors.
+A format is a sign bit, exponent bits and significand bits, a bias, and a rule for its special
+patterns. Largest value, smallest value and spacing all follow. No arithmetic here: `scalar.py`
+reads and writes single patterns, `rounding.py` rounds tensors.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class FloatFormat:
                       "finite": every pattern is a number (OCP fp6 and fp4)
     torch_name:       torch's name of the dtype, or None where torch has none
 
-    Raises TypeError for widths that are not ints; ValueError for widths beyond fp64's, a range that a Python float cannot
-    hold, or unknown specials.
+    Raises TypeError for widths that are not ints; ValueError for widths beyond fp64's, a range that
+    a Python float cannot hold, or unknown specials.
     Example: FloatFormat.of(5, 10).max → 65504.0
-    Source: IEEE 754-2019; Micikevicius et al. 2022 (arXiv:2209.05433) for fp8; OCP Microscaling Formats v1.0 for fp6, fp4.
+    Source: IEEE 754-2019; Micikevicius et al. 2022 (arXiv:2209.05433) for fp8; OCP Microscaling
+            Formats v1.0 for fp6, fp4.
     """
 
     name: str
@@ -46,33 +48,45 @@ class FloatFormat:
 
     def __post_init__(self) -> None:
         if self.specials not in get_args(Specials):
-            raise ValueError(f"{self.name}: unknown specials {self.specials!r}: choose “ieee”, “fn” or “finite”")
+            raise ValueError(
+                f"{self.name}: unknown specials {self.specials!r}: choose “ieee”, “fn” or “finite”"
+            )
         for what in ("exponent_bits", "significand_bits", "bias"):
             if type(getattr(self, what)) is not int:
-                raise TypeError(f"{self.name}: {what} has to be an int, not {getattr(self, what)!r}")
+                raise TypeError(
+                    f"{self.name}: {what} has to be an int, not {getattr(self, what)!r}"
+                )
         least = 1 if self.specials == "finite" else 2
         if not least <= self.exponent_bits <= WIDEST_EXPONENT:
             raise ValueError(
-                f"{self.name}: {self.exponent_bits} exponent bits: a format with “{self.specials}” specials takes {least} to "
-                f"{WIDEST_EXPONENT}"
+                f"{self.name}: {self.exponent_bits} exponent bits: a format with “{self.specials}” "
+                f"specials takes {least} to {WIDEST_EXPONENT}"
             )
-        fewest = 1 if self.specials == "ieee" else 0  # inf and NaN share an exponent field: one bit tells them apart
+        fewest = (
+            1 if self.specials == "ieee" else 0
+        )  # inf and NaN share an exponent field: one bit tells them apart
         if not fewest <= self.significand_bits <= WIDEST_SIGNIFICAND:
             raise ValueError(
-                f"{self.name}: {self.significand_bits} significand bits: a format with “{self.specials}” specials takes {fewest} "
-                f"to {WIDEST_SIGNIFICAND}"
+                f"{self.name}: {self.significand_bits} significand bits: a format with "
+                f"“{self.specials}” specials takes {fewest} to {WIDEST_SIGNIFICAND}"
             )
         if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
             raise ValueError(
-                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} some numbers would be outside "
-                "fp64's range: take fewer bits, or a bias nearer to IEEE's 2^(exponent bits − 1) − 1"
+                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} "
+                f"some numbers would be outside "
+                "fp64's range: take fewer bits, or a bias nearer to IEEE's 2^(exponent bits − 1) − "
+                "1"
             )
 
     @classmethod
-    def of(cls, exponent_bits: int, significand_bits: int, specials: Specials = "ieee") -> FloatFormat:
+    def of(
+        cls, exponent_bits: int, significand_bits: int, specials: Specials = "ieee"
+    ) -> FloatFormat:
         """Return a format of your own widths with IEEE's bias: of(4, 3).name → "E4M3"."""
         name = f"E{exponent_bits}M{significand_bits}"
-        in_range = isinstance(exponent_bits, int) and 0 < exponent_bits <= WIDEST_EXPONENT  # else it is refused below
+        in_range = (
+            isinstance(exponent_bits, int) and 0 < exponent_bits <= WIDEST_EXPONENT
+        )  # else it is refused below
         bias = ieee_bias(exponent_bits) if in_range else 0
         return cls(name, exponent_bits, significand_bits, bias, specials)
 
@@ -119,7 +133,9 @@ class FloatFormat:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive number: 2^−24 for fp16. Without significand bits it is the smallest normal."""
+        """The smallest positive number: 2^−24 for fp16.
+        Without significand bits it is the smallest normal.
+        """
         return math.ldexp(1.0, self.min_exponent - self.significand_bits)
 
     @property
@@ -129,9 +145,11 @@ class FloatFormat:
 
     @property
     def decimal_digits(self) -> int:
-        """How many decimal digits always survive conversion to the format and back: 3 for fp16, 2 for bf16.
+        """How many decimal digits always survive conversion to the format and back: 3 for fp16, 2
+        for bf16.
 
-        Source: C's FLT_DIG, floor((p − 1) · log10 2) with p significand bits, counting the hidden one.
+        Source: C's FLT_DIG, floor((p − 1) · log10 2) with p significand bits, counting the hidden
+                one.
         """
         return math.floor(self.significand_bits * math.log10(2))
 
@@ -152,7 +170,9 @@ def ieee_bias(exponent_bits: int) -> int:
 
 FP64 = FloatFormat("fp64", 11, 52, 1023, "ieee", "float64")
 FP32 = FloatFormat("fp32", 8, 23, 127, "ieee", "float32")
-TF32 = FloatFormat("tf32", 8, 10, 127, "ieee")  # how tensor cores read an fp32 input; stored in 32 bits
+TF32 = FloatFormat(
+    "tf32", 8, 10, 127, "ieee"
+)  # how tensor cores read an fp32 input; stored in 32 bits
 BF16 = FloatFormat("bf16", 8, 7, 127, "ieee", "bfloat16")
 FP16 = FloatFormat("fp16", 5, 10, 15, "ieee", "float16")
 FP8_E5M2 = FloatFormat("fp8 E5M2", 5, 2, 15, "ieee", "float8_e5m2")

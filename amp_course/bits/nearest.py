@@ -1,6 +1,7 @@
 """The exact number and what a format makes of it: what is lost, and why.
 
-Exact means exact: a Fraction, so that neither a typed 2049 nor a typed 0.1 has been rounded before a format rounds it.
+Exact means exact: a Fraction, so that neither a typed 2049 nor a typed 0.1 has been rounded before
+a format rounds it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from amp_course.bits.scalar import decode, encode, neighbours
 
 Exact = Fraction | float  # a float stands only for what no Fraction can be: −0, inf, −inf, NaN
 
-# exact; rounded down or up; too small, so 0; too large, so inf or, without inf, the largest; NaN where there is none
+# exact; rounded down or up; too small, so 0; too large, so inf or, without inf, the largest; NaN
+# where there is none
 RunResult = Literal["exact", "down", "up", "zero", "infinity", "largest", "none"]
 
 
@@ -44,8 +46,14 @@ class Nearest:
 
     @property
     def relative(self) -> Fraction | None:
-        """|error| over |exact number|; None where there is no error to speak of, or the number is 0."""
-        return abs(self.error / Fraction(self.exact)) if self.error is not None and self.exact else None
+        """|error| over |exact number|; None where there is no error to speak of,
+        or the number is 0.
+        """
+        return (
+            abs(self.error / Fraction(self.exact))
+            if self.error is not None and self.exact
+            else None
+        )
 
 
 def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
@@ -62,7 +70,9 @@ def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
     if not is_finite(exact):
         return Nearest(exact, fmt, pattern, value, "largest")
     error = Fraction(value) - Fraction(exact)
-    far = neighbours(pattern, fmt)[error < 0]  # the other of the two numbers that the exact one lies between
+    far = neighbours(pattern, fmt)[
+        error < 0
+    ]  # the other of the two numbers that the exact one lies between
     tie = math.isfinite(far) and Fraction(far) - Fraction(exact) == -error
     if value == 0:
         return Nearest(exact, fmt, pattern, value, "zero", tie)
@@ -72,13 +82,21 @@ def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
 
 
 def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
-    """Return a pattern's value, as a Fraction where it can be one: 0x3C00 in fp16 → Fraction(1, 1)."""
+    """Return a pattern's value, as a Fraction where it can be one:
+    0x3C00 in fp16 → Fraction(1, 1).
+    """
     value = decode(pattern, fmt)
-    return Fraction(value) if math.isfinite(value) and (value or math.copysign(1, value) > 0) else value
+    return (
+        Fraction(value)
+        if math.isfinite(value) and (value or math.copysign(1, value) > 0)
+        else value
+    )
 
 
 def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
-    """Return the pattern nearest to an exact number, as `encode`; raise a ValueError that a reader understands for NaN."""
+    """Return the pattern nearest to an exact number, as `encode`;
+    raise a ValueError that a reader understands for NaN.
+    """
     try:
         return encode(exact, fmt)
     except ValueError:
@@ -95,7 +113,10 @@ def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
     """
     value = decode(pattern, fmt)
     if math.isnan(value):
-        raise ValueError("NaN is neither above nor below any number, so it has no neighbours: start from a number")
+        raise ValueError(
+            "NaN is neither above nor below any number, so it has no neighbours: start from a "
+            "number"
+        )
     if value == (math.inf if up else -math.inf):
         raise ValueError(f"nothing is {'above inf' if up else 'below −inf'}: step the other way")
     found = neighbours(pattern, fmt)[up]

@@ -19,7 +19,9 @@ _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 def number_text(value: Exact, digits: int = DIGITS) -> str:
-    """Write a number as people read it: 0.5 → "0.5", 2^−24 → "2⁻²⁴ ≈ 5.9605 × 10⁻⁸", NaN → "NaN"."""
+    """Write a number as people read it: 0.5 → "0.5", 2^−24 → "2⁻²⁴ ≈ 5.9605 × 10⁻⁸",
+    NaN → "NaN".
+    """
     special = _special(value)
     if special:
         return special
@@ -39,7 +41,9 @@ def short_text(value: Exact) -> str:
 
 
 def full_text(value: Exact, digits: int = 60) -> str:
-    """Write a finite binary number to its last digit, or as k × 2ⁿ where it has too many: never rounded."""
+    """Write a finite binary number to its last digit, or as k × 2ⁿ where it has too many:
+    never rounded.
+    """
     number = Fraction(value)
     decimal, exact = decimal_text(number, digits, plain=range(-digits, digits))
     if exact:
@@ -49,9 +53,13 @@ def full_text(value: Exact, digits: int = 60) -> str:
 
 
 def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[str, bool]:
-    """Write the decimal of that many digits, and say whether it is exact: 1/3, 2 → ("0.33", False)."""
+    """Write the decimal of that many digits, and say whether it is exact:
+    1/3, 2 → ("0.33", False).
+    """
     context = Context(prec=digits, Emin=-999_999, Emax=999_999)
-    rounded = context.divide(Decimal(number.numerator), Decimal(number.denominator)).normalize(context)
+    rounded = context.divide(Decimal(number.numerator), Decimal(number.denominator)).normalize(
+        context
+    )
     exact = Fraction(rounded) == number
     sign, figures, _ = rounded.as_tuple()
     power = rounded.adjusted() if rounded else 0
@@ -70,17 +78,25 @@ def power_text(number: Fraction) -> str:
     odd, exponent = odd_part(number)
     if abs(odd) >= _ODD_PART:
         return ""
-    return f"{signed(odd)} × 2{raised(exponent)}" if abs(odd) > 1 else f"{'−' if odd < 0 else ''}2{raised(exponent)}"
+    return (
+        f"{signed(odd)} × 2{raised(exponent)}"
+        if abs(odd) > 1
+        else f"{'−' if odd < 0 else ''}2{raised(exponent)}"
+    )
 
 
 def odd_part(number: Fraction) -> tuple[int, int]:
-    """Split a binary number other than 0 into an odd integer and a power of two: 12 → (3, 2), −1/4 → (−1, −2)."""
+    """Split a binary number other than 0 into an odd integer and a power of two:
+    12 → (3, 2), −1/4 → (−1, −2).
+    """
     twos = (number.numerator & -number.numerator).bit_length() - 1
     return number.numerator >> twos, twos - (number.denominator.bit_length() - 1)
 
 
 def typed_text(value: Exact) -> str:
-    """Write a format's value so that `parse.read` reads it back, in few characters: 2^−14 → "2^-14", 0.5 → "0.5"."""
+    """Write a format's value so that `parse.read` reads it back, in few characters:
+    2^−14 → "2^-14", 0.5 → "0.5".
+    """
     special = _special(value)
     if special:
         return special.replace("−", "-")

@@ -35,7 +35,10 @@ _PICKS: dict[str, tuple[str, Callable[[FloatFormat], Exact]]] = {
     "1": ("one", lambda fmt: Fraction(1)),
     "0.1": ("a tenth, which no binary format holds exactly", lambda fmt: Fraction(1, 10)),
     "largest": ("the format's largest number", lambda fmt: Fraction(fmt.max)),
-    "smallest normal": ("the smallest number with full precision", lambda fmt: Fraction(fmt.smallest_normal)),
+    "smallest normal": (
+        "the smallest number with full precision",
+        lambda fmt: Fraction(fmt.smallest_normal),
+    ),
     "smallest": ("the smallest number above 0", lambda fmt: Fraction(fmt.smallest_subnormal)),
     "inf": ("infinity", lambda fmt: math.inf),
     "NaN": ("not a number", lambda fmt: math.nan),
@@ -43,10 +46,12 @@ _PICKS: dict[str, tuple[str, Callable[[FloatFormat], Exact]]] = {
 
 
 class BitExplorer(Panel):
-    """A number's bits as buttons, with its value, formula, neighbours, and what every format makes of it.
+    """A number's bits as buttons, with its value, formula, neighbours, and what every format makes
+    of it.
 
-    A test drives it: panel.format.value = "fp16"; panel.text.value = "2049"; panel.bits[15].value = True (by weight,
-    the sign comes last); panel.picks["NaN"].click(); panel.up.click(). `value`, `pattern`, `fmt` and `exact` tell the
+    A test drives it: panel.format.value = "fp16"; panel.text.value = "2049"; panel.bits[15].value =
+    True (by weight, the sign comes last); panel.picks["NaN"].click(); panel.up.click(). `value`,
+    `pattern`, `fmt` and `exact` tell the
     state: exact is the number as typed, which is rounded again when the format changes.
     """
 
@@ -59,7 +64,12 @@ class BitExplorer(Panel):
         self._rows: dict[tuple[int, int], list[widgets.Widget]] = {}
         self._is_updating = False
         self._chosen = self.fmt.name
-        super().__init__("BitExplorer: what do these bits say?", self._controls(), widgets.HTML(), side_by_side=False)
+        super().__init__(
+            "BitExplorer: what do these bits say?",
+            self._controls(),
+            widgets.HTML(),
+            side_by_side=False,
+        )
         self.message.add_class("amp-message")
         self.add_class("amp-bits")
         self._lay_out()
@@ -83,7 +93,10 @@ class BitExplorer(Panel):
             tooltip="the format that reads the bits; your number is rounded to it",
         )
         self.exponent_bits = widgets.IntText(
-            value=4, description="exponent bits", style=WIDE, tooltip="from 1, or 2 with inf and NaN, to 11"
+            value=4,
+            description="exponent bits",
+            style=WIDE,
+            tooltip="from 1, or 2 with inf and NaN, to 11",
         )
         self.significand_bits = widgets.IntText(
             value=3, description="significand bits", style=WIDE, tooltip="stored bits, 0 to 52"
@@ -178,14 +191,18 @@ class BitExplorer(Panel):
             return
         specials = cast(Specials, self.specials.value)
         try:
-            self._use(FloatFormat.of(self.exponent_bits.value, self.significand_bits.value, specials))
+            self._use(
+                FloatFormat.of(self.exponent_bits.value, self.significand_bits.value, specials)
+            )
         except ValueError as error:
             self._refuse(error)
 
     # What follows from that.
 
     def _use(self, fmt: FloatFormat) -> None:
-        """Round the exact number, not what the former format made of it, into a format; raise ValueError for NaN."""
+        """Round the exact number, not what the former format made of it, into a format;
+        raise ValueError for NaN.
+        """
         self.pattern = pattern_for(self.exact, fmt)
         self.fmt, self._chosen = fmt, self.format.value
         self._lay_out()
@@ -210,7 +227,9 @@ class BitExplorer(Panel):
         self.tell(f"<span class='amp-refused'><b>Nothing changed.</b> {escape(str(error))}.</span>")
 
     def _lay_out(self) -> None:
-        """Name and arrange the buttons for the format's bits; each is made once, when a format first needs it."""
+        """Name and arrange the buttons for the format's bits;
+        each is made once, when a format first needs it.
+        """
         fmt = self.fmt
         while len(self._made) < fmt.bits:
             self._made.append(self._new_bit())
@@ -226,7 +245,9 @@ class BitExplorer(Panel):
         (self.add_class if fmt.bits <= _ROOMY else self.remove_class)("amp-roomy")
 
     def _new_bit(self) -> widgets.ToggleButton:
-        shared = {"layout": self._made[0].layout, "style": self._made[0].style} if self._made else {}
+        shared = (
+            {"layout": self._made[0].layout, "style": self._made[0].style} if self._made else {}
+        )
         bit = widgets.ToggleButton(**shared)
         bit.add_class("amp-bit")
         bit.observe(self._toggled, "value")
@@ -236,14 +257,20 @@ class BitExplorer(Panel):
         """Box the bits by field and, within a field, by hex digit."""
         top, cut = self.fmt.bits - 1, self.fmt.significand_bits
         made = []
-        for name, first, last in (("sign", top, top), ("exponent", top - 1, cut), ("significand", cut - 1, 0)):
+        for name, first, last in (
+            ("sign", top, top),
+            ("exponent", top - 1, cut),
+            ("significand", cut - 1, 0),
+        ):
             fours: dict[int, list[widgets.Widget]] = {}
             for weight in range(first, last - 1, -1):
                 fours.setdefault(weight // 4, []).append(self.bits[weight])
             if not fours:
                 continue
             count = first - last + 1
-            head = widgets.HTML(f"<b>{FIELDS[name][1]}</b> {name}" + (f", {count} bits" if count > 1 else ""))
+            head = widgets.HTML(
+                f"<b>{FIELDS[name][1]}</b> {name}" + (f", {count} bits" if count > 1 else "")
+            )
             head.add_class("amp-name")
             nibbles = [_classed(widgets.HBox(bits), "amp-nibble") for bits in fours.values()]
             group = widgets.VBox([head, _classed(widgets.HBox(nibbles), "amp-nibbles")])

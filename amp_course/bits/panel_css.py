@@ -1,7 +1,8 @@
-"""The style sheet of `BitExplorer`, in the colours of the reader's theme. No data here, and no widgets.
+"""The style sheet of `BitExplorer`, in the colours of the reader's theme. No data here, and no
+widgets.
 
-A bit's button holds its name, for screen readers, at font size 0. The visible 0 or 1 comes from the style sheet, so it
-changes the moment the button is clicked, before the kernel knows about it.
+A bit's button holds its name, for screen readers, at font size 0. The visible 0 or 1 comes from the
+style sheet, so it changes the moment the button is clicked, before the kernel knows about it.
 """
 
 from __future__ import annotations

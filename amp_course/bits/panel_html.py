@@ -1,4 +1,5 @@
-"""What `BitExplorer` shows, as HTML and SVG: a pattern, the exact number behind it and a format in, a string out.
+"""What `BitExplorer` shows, as HTML and SVG: a pattern, the exact number behind it and a format in,
+a string out.
 
 The bits themselves are the panel's buttons; all styling is in `panel_css.py`.
 """
@@ -11,7 +12,14 @@ from html import escape
 
 from amp_course.bits.formats import FORMATS, FloatFormat
 from amp_course.bits.nearest import Exact, Nearest, exact_value, is_finite, is_nan, nearest
-from amp_course.bits.numerals import DIGITS, decimal_text, full_text, number_text, short_text, signed
+from amp_course.bits.numerals import (
+    DIGITS,
+    decimal_text,
+    full_text,
+    number_text,
+    short_text,
+    signed,
+)
 from amp_course.bits.panel_css import TINT
 from amp_course.bits.parse import hex_text
 from amp_course.bits.scalar import Fields, kind, neighbours, split, ulp
@@ -26,7 +34,9 @@ _FORMULA = "(−1)<sup>s</sup> · 2<sup>e − bias</sup> · 1.m"
 
 
 def explorer_view(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
-    """Return everything below the bits: the value, the formula, the neighbours, and the table of all formats."""
+    """Return everything below the bits: the value, the formula, the neighbours,
+    and the table of all formats.
+    """
     return (
         f'<div class="amp-bits-view">{headline(pattern, fmt)}'
         f'<div class="amp-reading">{formula(pattern, fmt)}{number_line(pattern, fmt, exact)}</div>'
@@ -35,7 +45,9 @@ def explorer_view(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
 
 
 def headline(pattern: int, fmt: FloatFormat) -> str:
-    """Return the value in large type, its class, its hex pattern, its ulp, and the full decimal where that is cut."""
+    """Return the value in large type, its class, its hex pattern, its ulp,
+    and the full decimal where that is cut.
+    """
     value, what = exact_value(pattern, fmt), kind(pattern, fmt)
     facts = [("class", what), ("hex", f"<code>{hex_text(pattern, fmt)}</code>")]
     if is_finite(value):
@@ -73,7 +85,14 @@ def formula(pattern: int, fmt: FloatFormat) -> str:
         scaled if is_all else f"≈ {scaled}",
     ]
     rows += [
-        _row("formula", [f"(−1)<sup>{fields.sign}</sup>", f"2<sup>{field} − {signed(fmt.bias)}</sup>", fraction]),
+        _row(
+            "formula",
+            [
+                f"(−1)<sup>{fields.sign}</sup>",
+                f"2<sup>{field} − {signed(fmt.bias)}</sup>",
+                fraction,
+            ],
+        ),
         _row("number", number, end="" if long else end),  # the long value is told once, above
     ]
     return f"<table class='amp-fields'>{''.join(rows)}</table>"
@@ -85,7 +104,9 @@ def reading(pattern: int, fmt: FloatFormat) -> str:
     if what in ("infinity", "NaN"):
         return _special_reason(split(pattern, fmt), fmt)
     if what == "normal":
-        return f"value = {_FORMULA}, with a bias of {signed(fmt.bias)} and a hidden 1 before the point"
+        return (
+            f"value = {_FORMULA}, with a bias of {signed(fmt.bias)} and a hidden 1 before the point"
+        )
     why = "an exponent field of 0 is read as 1, and there is no hidden 1 before the point"
     return f"value = {_FORMULA.replace('1.m', '0.m')}: {why}" + (
         "" if what == "zero" else ", so fewer bits of precision are left"
@@ -93,7 +114,9 @@ def reading(pattern: int, fmt: FloatFormat) -> str:
 
 
 def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
-    """Return a picture of the value between its neighbours, the interval that rounds to it, and the exact number."""
+    """Return a picture of the value between its neighbours, the interval that rounds to it,
+    and the exact number.
+    """
     value = exact_value(pattern, fmt)
     if not is_finite(value):
         return ""
@@ -106,7 +129,9 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
     def x(number: Fraction) -> float:
         return _LINE_WIDTH / 2 + _REACH * float((number - here) / reach)
 
-    left = x((low + here) / 2) if not is_nan(below) else 10  # without inf, all that lies beyond comes back to the end
+    left = (
+        x((low + here) / 2) if not is_nan(below) else 10
+    )  # without inf, all that lies beyond comes back to the end
     right = x((here + high) / 2) if not is_nan(above) else _LINE_WIDTH - 10
     shade = FIELDS["significand"][0] + TINT
     parts = [svg.box(left, y - 9, right - left, 18, shade), svg.line(10, y, _LINE_WIDTH - 10, y)]
@@ -125,7 +150,12 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
         if low <= exact <= high:
             spot, anchor, name, arrow = x(Fraction(exact)), "middle", short_text(exact), "▼"
         elif exact > high:
-            spot, anchor, name, arrow = _LINE_WIDTH - 12, "end", f"{short_text(exact)}, far off", "►"
+            spot, anchor, name, arrow = (
+                _LINE_WIDTH - 12,
+                "end",
+                f"{short_text(exact)}, far off",
+                "►",
+            )
         else:
             spot, anchor, name, arrow = 12, "start", f"{short_text(exact)}, far off", "◄"
         parts += [
@@ -134,8 +164,13 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
         ]
     label = f"{short_text(value)} between {short_text(below)} and {short_text(above)}"
     arrow = " &nbsp;▼ the exact number" if exact != value and low <= exact <= high else ""
-    caption = f"<p>shaded: everything that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
-    return f"<div class='amp-line'>{svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label)}{caption}</div>"
+    caption = (
+        f"<p>shaded: everything that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
+    )
+    return (
+        f"<div "
+        f"class='amp-line'>{svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label)}{caption}</div>"
+    )
 
 
 def table(exact: Exact, current: FloatFormat) -> str:
@@ -158,19 +193,28 @@ def table(exact: Exact, current: FloatFormat) -> str:
 
 
 def rounding_note(found: Nearest) -> str:
-    """Say in a sentence what became of a number: "2049 is not in fp16: rounded to 2048, 1 too small." and why."""
+    """Say in a sentence what became of a number: "2049 is not in fp16: rounded to 2048, 1 too
+    small." and why.
+    """
     name, fmt = number_text(found.exact), escape(found.fmt.name)
     value, largest = number_text(found.value), number_text(Fraction(found.fmt.max))
     if found.fate == "exact":
         return f"{name} is in {fmt} exactly." if is_finite(found.exact) else f"{fmt} has {name}."
     if found.fate in ("infinity", "largest"):
-        past = f"{name} is past the largest number of {fmt}, {'−' if _negative(found.exact) else ''}{largest}"
-        return f"{past}{', and it has no inf' if found.fate == 'largest' else ''}: it becomes <b>{value}</b>."
+        past = (
+            f"{name} is past the largest number of {fmt}, "
+            f"{'−' if _negative(found.exact) else ''}{largest}"
+        )
+        return (
+            f"{past}{', and it has no inf' if found.fate == 'largest' else ''}: it becomes "
+            f"<b>{value}</b>."
+        )
     even = " (halfway between two numbers: the even pattern wins)" if found.tie else ""
     if found.fate == "zero":
         smallest = short_text(Fraction(found.fmt.smallest_subnormal))
         return (
-            f"{name} is too close to 0 for {fmt}, whose smallest number is {smallest}: rounded to <b>{value}</b>{even}."
+            f"{name} is too close to 0 for {fmt}, whose smallest number is {smallest}: rounded "
+            f"to <b>{value}</b>{even}."
         )
     error = found.error or Fraction(0)
     size = "too large" if error > 0 else "too small"
@@ -181,15 +225,23 @@ def _format_row(found: Nearest, is_current: bool) -> str:
     fmt = found.fmt
     colour = FORMAT_COLOURS.get(fmt.name, svg.FAINT)
     error, relative = found.error, found.relative
-    word = {"exact": "exact", "zero": "lost", "infinity": "overflow", "largest": "overflow", "none": "no NaN"}
+    word = {
+        "exact": "exact",
+        "zero": "lost",
+        "infinity": "overflow",
+        "largest": "overflow",
+        "none": "no NaN",
+    }
     words = [word[found.fate]] if found.fate in word else []
     if found.pattern is not None and kind(found.pattern, fmt) == "subnormal":
         words.append("subnormal")
     if found.tie:
         words.append("tie")
     cells = [
-        f"<th scope='row'><i style='background:{colour}'></i>{'▸ ' if is_current else ''}{escape(fmt.name)}</th>",
-        f"<td class='amp-hex'><code>{'–' if found.pattern is None else hex_text(found.pattern, fmt)}</code></td>",
+        f"<th scope='row'><i "
+        f"style='background:{colour}'></i>{'▸ ' if is_current else ''}{escape(fmt.name)}</th>",
+        f"<td "
+        f"class='amp-hex'><code>{'–' if found.pattern is None else hex_text(found.pattern, fmt)}</code></td>",
         f"<td>{'–' if found.pattern is None else number_text(found.value)}</td>",
         f"<td>{'0' if error == 0 else '–' if error is None else ('+' if error > 0 else '') + _small(error)}</td>",
         f"<td>{'0' if error == 0 else '–' if relative is None else _percent(relative)}</td>",
@@ -200,7 +252,8 @@ def _format_row(found: Nearest, is_current: bool) -> str:
 
 def _row(name: str, cells: list[str], tag: str = "td", end: str = "") -> str:
     marked = [
-        f"<{tag}><span class='amp-{field}'>{cell}</span></{tag}>" for field, cell in zip(FIELDS, cells, strict=True)
+        f"<{tag}><span class='amp-{field}'>{cell}</span></{tag}>"
+        for field, cell in zip(FIELDS, cells, strict=True)
     ]
     times = "<td>·</td>" if name in ("formula", "number") else "<td></td>"
     return f"<tr><th scope='row'>{name}</th>{times.join(marked)}<td class='amp-end'>{end}</td></tr>"
@@ -208,16 +261,20 @@ def _row(name: str, cells: list[str], tag: str = "td", end: str = "") -> str:
 
 def _special_reason(fields: Fields, fmt: FloatFormat) -> str:
     if fmt.specials == "fn":
-        return "The exponent and significand bits are all ones: that is NaN, not a number. Every other pattern is a number."
+        return (
+            "The exponent and significand bits are all ones: that is NaN, not a number. Every "
+            "other pattern is a number."
+        )
     if fields.significand == 0:
         last, start = Fraction(fmt.max), Fraction(fmt.max) + Fraction(ulp(fmt.max, fmt)) / 2
         return (
-            "The exponent bits are all ones and the significand bits all zeros: infinity. The nearest number in size is "
+            "The exponent bits are all ones and the significand bits all zeros: infinity. The "
+            "nearest number in size is "
             f"{number_text(last)}; anything from {number_text(start)} on becomes infinity."
         )
     return (
-        "The exponent bits are all ones and the significand bits are not all zeros: NaN, not a number. "
-        "It equals nothing, not even itself."
+        "The exponent bits are all ones and the significand bits are not all zeros: NaN, not a "
+        "number. It equals nothing, not even itself."
     )
 
 

@@ -1,4 +1,5 @@
-"""Read what a person types: a decimal, a fraction, a power of two, a pattern, or inf and NaN; exactly, or refused with a reason.
+"""Read what a person types: a decimal, a fraction, a power of two, a pattern, or inf and NaN;
+exactly, or refused with a reason.
 
 Nothing typed can hang: exponents and lengths have limits, checked before any power is taken.
 """
@@ -22,18 +23,24 @@ _NUMBER = re.compile(rf"([+-]?)({_DECIMAL})(?:/({_DECIMAL}))?", re.IGNORECASE)
 _POWER = re.compile(r"([+-]?)(?:([0-9]+) ?[*×·] ?)?2(?:\^|\*\*)([+-]?[0-9]+)")
 _PATTERN = re.compile(r"0(?:(x)([0-9a-f]+)|b([01]+))", re.IGNORECASE)
 _WORDS = {"inf": math.inf, "infinity": math.inf, "∞": math.inf, "nan": math.nan}
-_EXAMPLES = "type a number such as 2049, −0.1, 6.1e-5, 1/3 or 2^-24, a bit pattern such as 0x3C00 or 0b11, inf or nan"
+_EXAMPLES = (
+    "type a number such as 2049, −0.1, 6.1e-5, 1/3 or 2^-24, a bit pattern such as 0x3C00 "
+    "or 0b11, inf or nan"
+)
 
 
 class Entry(NamedTuple):
-    """What was typed: the format's nearest pattern, and the exact number that the format rounded."""
+    """What was typed: the format's nearest pattern, and the exact number that the format
+    rounded.
+    """
 
     pattern: int
     exact: Exact
 
 
 def read(text: str, fmt: FloatFormat) -> Entry:
-    """Read a number or a pattern: "2049" in fp16 → Entry(0x6800, Fraction(2049)), "0x3C00" → Entry(0x3C00, Fraction(1)).
+    """Read a number or a pattern: "2049" in fp16 → Entry(0x6800, Fraction(2049)), "0x3C00" →
+    Entry(0x3C00, Fraction(1)).
 
     Raises ValueError with the cause and the cure, for people; nothing else.
     """
@@ -42,7 +49,8 @@ def read(text: str, fmt: FloatFormat) -> Entry:
         raise ValueError(f"The field is empty: {_EXAMPLES}")
     if len(plain) > LONGEST:
         raise ValueError(
-            f"{len(plain):,} characters are too many: the limit is {LONGEST:,}, and 17 decimal digits tell any two numbers apart"
+            f"{len(plain):,} characters are too many: the limit is {LONGEST:,}, and 17 decimal "
+            f"digits tell any two numbers apart"
         )
     if plain.lstrip("+-").lower().startswith(("0x", "0b")):
         pattern = read_pattern(plain, fmt)
@@ -60,15 +68,16 @@ def read_pattern(text: str, fmt: FloatFormat) -> int:
     if not found:
         sign = ", and no sign goes in front: the first bit is the sign" if text[0] in "+-" else ""
         raise ValueError(
-            f"“{clip(text)}” is not a bit pattern: 0x is followed by 0-9 and A-F, 0b only by 0 and 1{sign}"
+            f"“{clip(text)}” is not a bit pattern: 0x is followed by 0-9 and A-F, 0b only by 0 and "
+            f"1{sign}"
         )
     pattern = int(found[2], 16) if found[1] else int(found[3], 2)
     if pattern.bit_length() > fmt.bits:
         wider = [other.name for other in FORMATS[::-1] if other.bits >= pattern.bit_length()]
         cure = f"choose {wider[0]}, or " if wider else ""
         raise ValueError(
-            f"“{clip(text)}” needs {pattern.bit_length()} bits and {fmt.name} has {fmt.bits}: {cure}type one up to "
-            f"{hex_text(2**fmt.bits - 1, fmt)}"
+            f"“{clip(text)}” needs {pattern.bit_length()} bits and {fmt.name} has {fmt.bits}: "
+            f"{cure}type one up to {hex_text(2**fmt.bits - 1, fmt)}"
         )
     return pattern
 
@@ -83,7 +92,9 @@ def read_number(text: str) -> Exact:
         return -_WORDS[word] if text[0] == "-" else _WORDS[word]
     if power := _POWER.fullmatch(text):
         if _size(power[3]) > LARGEST_POWER_OF_TWO:
-            raise ValueError(_beyond(text, f"2^±{LARGEST_POWER_OF_TWO}", negative=power[3].startswith("-")))
+            raise ValueError(
+                _beyond(text, f"2^±{LARGEST_POWER_OF_TWO}", negative=power[3].startswith("-"))
+            )
         number = int(power[2] or 1) * Fraction(2) ** int(power[3])
         return _with_sign(power[1], number)
     found = _NUMBER.fullmatch(text)
@@ -113,7 +124,9 @@ def _decimal(digits: str, text: str) -> Fraction:
     if not significand.strip("0."):
         return Fraction(0)
     if _size(power) > LARGEST_POWER_OF_TEN:
-        raise ValueError(_beyond(text, f"10^±{LARGEST_POWER_OF_TEN}", negative=power.startswith("-")))
+        raise ValueError(
+            _beyond(text, f"10^±{LARGEST_POWER_OF_TEN}", negative=power.startswith("-"))
+        )
     whole, _, part = significand.partition(".")
     return Fraction(int(whole + part)) * Fraction(10) ** (int(power or "0") - len(part))
 
@@ -131,7 +144,10 @@ def _with_sign(sign: str, number: Fraction) -> Exact:
 def _beyond(text: str, limit: str, negative: bool) -> str:
     end, instead = ("0", "1e-999") if negative else ("inf", "1e999")
     sign = text[0] if text[0] == "-" else ""
-    return f"“{clip(text)}” is beyond {limit}, the limit here: type {sign}{instead}, which rounds to {sign}{end} too"
+    return (
+        f"“{clip(text)}” is beyond {limit}, the limit here: type {sign}{instead}, which rounds "
+        f"to {sign}{end} too"
+    )
 
 
 def _no_number(text: str) -> str:
@@ -140,7 +156,9 @@ def _no_number(text: str) -> str:
     if re.fullmatch(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", text, re.IGNORECASE):
         cure = f"write the decimal point as a point, {clip(text.replace(',', '.'))}"
         return f"{quoted}: {cure}" + (
-            f", or thousands without a comma, {clip(bare)}" if re.search(r",[0-9]{3}$", text) else ""
+            f", or thousands without a comma, {clip(bare)}"
+            if re.search(r",[0-9]{3}$", text)
+            else ""
         )
     if re.fullmatch(r"[+-]?[0-9]{1,3}([ ,'’\u00a0\u202f][0-9]{3})+(\.[0-9]*)?", text):
         return f"{quoted}: leave out the separators, {clip(bare)}"

@@ -1,7 +1,7 @@
 """Round tensors into any format: the fast twin of `scalar.encode` followed by `scalar.decode`.
 
-The result stays in float32 (or float64), so that a format which torch does not have, or has no arithmetic for, can be
-tried on real tensors. Nothing here changes a dtype's storage.
+The result stays in float32 (or float64), so that a format which torch does not have, or has no
+arithmetic for, can be tried on real tensors. Nothing here changes a dtype's storage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def round_to(x: Tensor, fmt: FloatFormat) -> Tensor:
 
     x:       any shape, any floating dtype
     returns: the same shape, in float32; in float64 if x is float64 or the format needs it
-    Gradients pass straight through, as if nothing had been rounded (Bengio et al. 2013, arXiv:1308.3432).
+    Gradients pass straight through, as if nothing had been rounded (Bengio et al. 2013,
+    arXiv:1308.3432).
 
     Raises TypeError for a tensor of integers, ValueError for NaN in a format that has none.
     """
@@ -47,14 +48,18 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def work_dtype(x: Tensor, fmt: FloatFormat) -> torch.dtype:
-    """Return the dtype in which x is rounded exactly: float32, or float64 where x or the format needs it.
+    """Return the dtype in which x is rounded exactly: float32, or float64 where x or the format
+    needs it.
 
     Raises TypeError unless x is a tensor of real floating-point numbers.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a tensor, not a {type(x).__name__}: wrap it in torch.tensor(…)")
     if not x.is_floating_point():
-        raise TypeError(f"only floating-point tensors are rounded, and this one is {x.dtype}: convert it with .float()")
+        raise TypeError(
+            f"only floating-point tensors are rounded, and this one is {x.dtype}: convert it with "
+            f".float()"
+        )
     wide = (
         fmt.significand_bits > FP32.significand_bits
         or fmt.max_exponent > FP32.max_exponent
@@ -69,22 +74,29 @@ def binade(x: Tensor, fmt: FloatFormat) -> Tensor:
     x is float32 or float64. Times `fmt.eps` it is the spacing of the format at x.
     """
     integer, exponent = _EXPONENT_BITS[x.dtype]
-    power = (x.view(integer) & exponent).view(x.dtype)  # the significand cleared: 1.1011 · 2^e → 2^e
+    power = (x.view(integer) & exponent).view(
+        x.dtype
+    )  # the significand cleared: 1.1011 · 2^e → 2^e
     return power.clamp_(fmt.smallest_normal, 2.0**fmt.max_exponent)
 
 
 def overflow_(rounded: Tensor, fmt: FloatFormat) -> Tensor:
-    """Replace, in place, anything past the largest number by inf or, in a format without inf, by the largest number.
+    """Replace, in place, anything past the largest number by inf or, in a format without inf, by
+    the largest number.
 
     Raises ValueError for NaN in a format that has none.
     """
     if fmt.specials == "finite" and rounded.isnan().any():
-        raise ValueError(f"{fmt.name} has no NaN, but the tensor does: find it with x.isnan() before rounding")
+        raise ValueError(
+            f"{fmt.name} has no NaN, but the tensor does: find it with x.isnan() before rounding"
+        )
     if fmt.specials != "ieee":
         return rounded.clamp_(-fmt.max, fmt.max)  # which leaves NaN as it is
     if rounded.numel() == 0:
         return rounded
-    least, largest = rounded.aminmax()  # one quick look, NaN if there is one: the rest costs more, and is rarely needed
+    least, largest = (
+        rounded.aminmax()
+    )  # one quick look, NaN if there is one: the rest costs more, and is rarely needed
     if -fmt.max <= least and largest <= fmt.max:
         return rounded
     return torch.where(rounded.abs() > fmt.max, rounded.sign() * torch.inf, rounded, out=rounded)

@@ -1,7 +1,8 @@
-"""Read and write single numbers in any format, slowly and obviously: the reference of the whole course.
+"""Read and write single numbers in any format, slowly and obviously: the reference of the whole
+course.
 
-Everything is exact: values are Python floats (which hold every value of every format here) or Fractions, patterns are
-ints. `rounding.round_to` is the fast twin for tensors.
+Everything is exact: values are Python floats (which hold every value of every format here) or
+Fractions, patterns are ints. `rounding.round_to` is the fast twin for tensors.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def split(pattern: int, fmt: FloatFormat) -> Fields:
     Raises TypeError for a pattern that is not an int, ValueError for one outside the format.
     """
     if isinstance(pattern, bool) or not hasattr(pattern, "__index__"):
-        raise TypeError(f"a pattern is an int, such as 0x3C00, not a {type(pattern).__name__}: {pattern!r}")
+        raise TypeError(
+            f"a pattern is an int, such as 0x3C00, not a {type(pattern).__name__}: {pattern!r}"
+        )
     pattern = operator.index(pattern)
     if not 0 <= pattern < 2**fmt.bits:
         raise ValueError(
-            f"pattern {pattern:#x} is outside {fmt.name}, whose {fmt.bits} bits go from 0x0 to {2**fmt.bits - 1:#x}"
+            f"pattern {pattern:#x} is outside {fmt.name}, whose {fmt.bits} bits go from 0x0 to "
+            f"{2**fmt.bits - 1:#x}"
         )
     sign, magnitude = divmod(pattern, 2 ** (fmt.bits - 1))
     exponent, significand = divmod(magnitude, 2**fmt.significand_bits)
@@ -67,18 +71,22 @@ def decode(pattern: int, fmt: FloatFormat) -> float:
         magnitude = math.inf
     else:
         hidden = 2**fmt.significand_bits if fields.exponent else 0
-        exponent = max(fields.exponent, 1) - fmt.bias  # subtle: field 0 has the exponent of field 1, and no hidden 1
+        exponent = (
+            max(fields.exponent, 1) - fmt.bias
+        )  # subtle: field 0 has the exponent of field 1, and no hidden 1
         magnitude = math.ldexp(hidden + fields.significand, exponent - fmt.significand_bits)
     return -magnitude if fields.sign else magnitude
 
 
 def encode(value: float | Fraction, fmt: FloatFormat) -> int:
-    """Return the pattern nearest to a value, ties to the even pattern: 2049 in fp16 → 0x6800, which is 2048.
+    """Return the pattern nearest to a value, ties to the even pattern: 2049 in fp16 → 0x6800, which
+    is 2048.
 
-    A value past the largest number by half a step or more becomes inf; the largest number in a format without inf
-    (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode. torch.Tensor.to has it in 2.13 and 2.15; in 2.6 (and by
-    its headers still in 2.12) it has the other mode, NaN for everything past 464, as ml_dtypes has.
-    Without significand bits "even" has no meaning, and a tie goes up, as IEEE 754-2019 §4.3.1 has it.
+    A value past the largest number by half a step or more becomes inf; the largest number in a
+    format without inf (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode. torch.Tensor.to
+    has it in 2.13 and 2.15; in 2.6 (and by its headers still in 2.12) it has the other mode, NaN
+    for everything past 464, as ml_dtypes has. Without significand bits "even" has no meaning, and a
+    tie goes up, as IEEE 754-2019 §4.3.1 has it.
 
     value: a float, an int, a NumPy or torch scalar; for an exact decimal, a Fraction
     Raises TypeError for anything but a number, ValueError for NaN in a format that has none.
@@ -94,8 +102,11 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     if magnitude == 0:
         return sign
     exponent = max(floor_log2(magnitude), fmt.min_exponent)
-    steps = round(magnitude / _power_of_two(exponent - fmt.significand_bits))  # a Fraction rounds half to even
-    # subtle: `steps` holds the hidden 1 where there is one, and so counts the exponent field up by one; if it was
+    steps = round(
+        magnitude / _power_of_two(exponent - fmt.significand_bits)
+    )  # a Fraction rounds half to even
+    # subtle: `steps` holds the hidden 1 where there is one, and so counts the exponent field up by
+    #         one; if it was
     # rounded up to the next power of two, the carry counts it up once more.
     pattern = ((exponent - fmt.min_exponent) << fmt.significand_bits) + steps
     return sign + (pattern if pattern <= fmt.max_pattern else _overflow_pattern(fmt))
@@ -107,17 +118,21 @@ def nan_pattern(fmt: FloatFormat) -> int:
     Raises ValueError for a format that has no NaN.
     """
     if fmt.specials == "finite":
-        raise ValueError(f"{fmt.name} has no NaN: each of its patterns is a number. Check for NaN before you round")
+        raise ValueError(
+            f"{fmt.name} has no NaN: each of its patterns is a number. Check for NaN before you "
+            f"round"
+        )
     if fmt.specials == "fn":
         return fmt.max_pattern + 1
     return (fmt.top_field << fmt.significand_bits) + 2 ** (fmt.significand_bits - 1)
 
 
 def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
-    """Return the spacing of the format's numbers at a value, one unit in the last place: 1.5 in fp16 → 2^−10.
+    """Return the spacing of the format's numbers at a value, one unit in the last place: 1.5 in
+    fp16 → 2^−10.
 
-    It doubles at each power of two and is constant below the smallest normal number. A power of two has the spacing
-    above it. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
+    It doubles at each power of two and is constant below the smallest normal number. A power of two
+    has the spacing above it. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
 
     Raises TypeError for anything but a number.
     """
@@ -127,7 +142,9 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
     nearest = decode(encode(value, fmt), fmt)
     if not math.isfinite(nearest):
         return math.inf
-    magnitude = abs(Fraction(value if abs(nearest) < fmt.max else nearest))  # a format without inf keeps its last gap
+    magnitude = abs(
+        Fraction(value if abs(nearest) < fmt.max else nearest)
+    )  # a format without inf keeps its last gap
     exponent = max(floor_log2(magnitude), fmt.min_exponent) if magnitude else fmt.min_exponent
     return math.ldexp(1.0, exponent - fmt.significand_bits)
 
@@ -135,7 +152,8 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
 def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
     """Return the next value below and the next above: 0x0000 in fp16 → (−2^−24, 2^−24).
 
-    Both zeros have the same two. NaN has none: (NaN, NaN). Past the ends there is inf, or NaN where the format has none.
+    Both zeros have the same two. NaN has none: (NaN, NaN). Past the ends there is inf, or NaN where
+    the format has none.
     """
     if kind(pattern, fmt) == "NaN":
         return math.nan, math.nan
@@ -147,31 +165,40 @@ def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
 
     def value(number: int) -> float:
         if abs(number) > last:
-            return math.nan if abs(ordered) != fmt.max_pattern + 1 else math.copysign(math.inf, number)
+            return (
+                math.nan if abs(ordered) != fmt.max_pattern + 1 else math.copysign(math.inf, number)
+            )
         return decode(number if number >= 0 else half - number, fmt)
 
     return value(ordered - 1), value(ordered + 1)
 
 
 def floor_log2(magnitude: Fraction) -> int:
-    """Return the exponent of the binade of a positive Fraction: 1/3 → −2, because 2^−2 ≤ 1/3 < 2^−1."""
+    """Return the exponent of the binade of a positive Fraction:
+    1/3 → −2, because 2^−2 ≤ 1/3 < 2^−1.
+    """
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     return exponent if _power_of_two(exponent) <= magnitude else exponent - 1
 
 
 def _number(value: Any) -> float | Fraction:
-    """Return a number of any kind as one that is computed with exactly: a float, an int or a Fraction."""
+    """Return a number of any kind as one that is computed with exactly:
+    a float, an int or a Fraction.
+    """
     if isinstance(value, (float, int, Fraction)):
         return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, (str, bytes, complex)):
         raise TypeError(
-            f"a number is needed here, not a {type(value).__name__}: {value!r}. Fraction(text) reads a decimal"
+            f"a number is needed here, not a {type(value).__name__}: {value!r}. Fraction(text) "
+            f"reads a decimal"
         )
     try:
         near = float(value)
-        if near and math.isfinite(near) and hasattr(value, "as_integer_ratio"):  # a Decimal may be finer than a float
+        if (
+            near and math.isfinite(near) and hasattr(value, "as_integer_ratio")
+        ):  # a Decimal may be finer than a float
             return Fraction(*value.as_integer_ratio())
         return near
     except (TypeError, ValueError, RuntimeError):
@@ -183,4 +210,6 @@ def _power_of_two(exponent: int) -> Fraction:
 
 
 def _overflow_pattern(fmt: FloatFormat) -> int:
-    return fmt.max_pattern + (fmt.specials == "ieee")  # inf comes right after the largest number, if there is one
+    return fmt.max_pattern + (
+        fmt.specials == "ieee"
+    )  # inf comes right after the largest number, if there is one

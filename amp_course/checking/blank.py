@@ -17,17 +17,25 @@ _DEEP = 4  # tables in tables, looked into this far: a list may hold itself
 
 
 def is_blank(answer: Any, depth: int = 0) -> bool:
-    """Return True if nothing was written yet: `...`, a function with only `...` in it, or only such things inside.
+    """Return True if nothing was written yet: `...`, a function with only `...` in it, or only such
+    things inside.
 
-    A class is blank if its methods are, or if it holds a docstring and nothing else and inherits nothing of the reader's.
+    A class is blank if its methods are, or if it holds a docstring and nothing else and inherits
+    nothing of the reader's.
     """
     if answer is ...:
         return True
     if type(answer) in (dict, list, tuple):
         inside = list(answer.values() if isinstance(answer, dict) else answer)
-        return bool(inside) and depth < _DEEP and all(is_blank(value, depth + 1) for value in inside)
+        return (
+            bool(inside) and depth < _DEEP and all(is_blank(value, depth + 1) for value in inside)
+        )
     if issubclass(type(answer), type):
-        if any(_methods(base) and not is_blank(base, depth) for base in answer.__mro__[1:] if _is_readers_class(base)):
+        if any(
+            _methods(base) and not is_blank(base, depth)
+            for base in answer.__mro__[1:]
+            if _is_readers_class(base)
+        ):
             return False
         members = vars(answer)
         own = _methods(answer)
@@ -39,7 +47,9 @@ def is_blank(answer: Any, depth: int = 0) -> bool:
 
 
 def _methods(kind: type) -> list[types.FunctionType]:
-    bare = [v.__func__ if isinstance(v, staticmethod | classmethod) else v for v in vars(kind).values()]
+    bare = [
+        v.__func__ if isinstance(v, staticmethod | classmethod) else v for v in vars(kind).values()
+    ]
     return [value for value in bare if isinstance(value, types.FunctionType)]
 
 
@@ -48,7 +58,9 @@ def _is_readers_class(kind: type) -> bool:
 
 
 def open_places(answer: Any) -> list[str]:
-    """Name the places of a dict or sequence that still hold `...`: `{"fp32": 16, "amp": ...}` → ["amp"]."""
+    """Name the places of a dict or sequence that still hold `...`:
+    `{"fp32": 16, "amp": ...}` → ["amp"].
+    """
     if type(answer) is dict:
         return [str(key) for key, value in answer.items() if value is ...]
     if type(answer) in (list, tuple):
@@ -57,23 +69,32 @@ def open_places(answer: Any) -> list[str]:
 
 
 def empty_methods(answer: Any) -> list[str]:
-    """Name the methods of a class that still do nothing: ["`update()`"]; [] for anything but a class."""
+    """Name the methods of a class that still do nothing: ["`update()`"];
+    [] for anything but a class.
+    """
     if not issubclass(type(answer), type):
         return []
     return [f"`{function.__name__}()`" for function in _methods(answer) if is_blank(function)]
 
 
 def _code_of(answer: Any) -> types.CodeType | None:
-    """Return the code of a function, or of that which was decorated or partially applied; None for anything else."""
+    """Return the code of a function, or of that which was decorated or partially applied;
+    None for anything else.
+    """
     try:
-        code = inspect.unwrap(answer.func if isinstance(answer, functools.partial) else answer).__code__
-    except Exception:  # objects may answer oddly when asked for an attribute, and they are the reader's
+        code = inspect.unwrap(
+            answer.func if isinstance(answer, functools.partial) else answer
+        ).__code__
+    except (
+        Exception
+    ):  # objects may answer oddly when asked for an attribute, and they are the reader's
         return None
     return code if isinstance(code, types.CodeType) else None
 
 
 def _does_nothing(code: types.CodeType) -> bool:
-    # A body of `...` compiles to "return None" and nothing else, docstring or not, on every CPython.
+    # A body of `...` compiles to "return None" and nothing else, docstring or not, on every
+    # CPython.
     steps = (step for step in dis.get_instructions(code) if step.opname not in _SILENT)
     first = list(itertools.islice(steps, 2))  # an `async def` has a handler behind its return
     names = [step.opname for step in first]

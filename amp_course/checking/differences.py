@@ -1,4 +1,6 @@
-"""Compare what an answer gave with what is right, and say where the two differ. Values are plain: the cases have read them."""
+"""Compare what an answer gave with what is right, and say where the two differ. Values are plain:
+the cases have read them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Results(dict[str, Any]):
     what: which part of the answer they are, for messages: "the next scale"; "" for all of it
     """
 
-    def __init__(self, results: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), what: str = "") -> None:
+    def __init__(
+        self, results: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), what: str = ""
+    ) -> None:
         super().__init__(results)
         self.what = what or "your answer"
         self.as_what = f" as {what}" if what else ""
@@ -44,11 +48,19 @@ def alike(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     tolerance: relative; 0 means to the last bit, and then −0.0 is not 0.0
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and bool(_equal(one, other, tolerance).all())
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and bool(_equal(one, other, tolerance).all())
+        )
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(alike(one[key], other[key], tolerance) for key in one)
+        return one.keys() == other.keys() and all(
+            alike(one[key], other[key], tolerance) for key in one
+        )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(alike(a, b, tolerance) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            alike(a, b, tolerance) for a, b in zip(one, other, strict=True)
+        )
     if isinstance(one, float) or isinstance(other, float):
         return _numbers_alike(one, other, tolerance)
     return type(one) is type(other) and bool(one == other)
@@ -57,7 +69,9 @@ def alike(one: Any, other: Any, tolerance: float = 0.0) -> bool:
 def describe(output: str, want: Any, got: Any, show: Show, tolerance: float = 0.0) -> str:
     """Say where a value differs from the right one: "the scale is 512, and 1024 is right"."""
     if isinstance(want, Results) and isinstance(got, Results):
-        case = next((key for key in want if not alike(want[key], got.get(key, MISSING), tolerance)), None)
+        case = next(
+            (key for key in want if not alike(want[key], got.get(key, MISSING), tolerance)), None
+        )
         if case is None:
             return ""
         one, other = want[case], got.get(case, MISSING)
@@ -79,19 +93,28 @@ def describe(output: str, want: Any, got: Any, show: Show, tolerance: float = 0.
                 return f"`{key}` is missing from {output}"
             if not alike(want[key], got[key], tolerance):
                 return describe(f"`{key}` in {output}", want[key], got[key], show, tolerance)
-        return f"in {output}, {' and '.join(f'`{key}`' for key in got if key not in want)} should not be there"
+        return (
+            f"in {output}, {' and '.join(f'`{key}`' for key in got if key not in want)} should "
+            f"not be there"
+        )
     given, right = _told_apart(got, want, show)
     return f"{output} {_is(output)} {given}, and {right} is right"
 
 
 def show_value(value: Any) -> str:
-    """Write a value as a reader would: 2049.0 → "2049", 2^-24 → "2^-24", 1.5 · 2^-15 → "1.5 · 2^-15"."""
+    """Write a value as a reader would: 2049.0 → "2049", 2^-24 → "2^-24",
+    1.5 · 2^-15 → "1.5 · 2^-15".
+    """
     if isinstance(value, float):
         return show_number(value)
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     if isinstance(value, Tensor):
-        return show_value(value.item()) if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
+        return (
+            show_value(value.item())
+            if value.numel() == 1
+            else f"a tensor of shape {tuple(value.shape)}"
+        )
     if isinstance(value, (list, tuple)):
         inside = ", ".join(map(show_value, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
@@ -114,7 +137,10 @@ def show_number(value: float) -> str:
 def _describe_tensors(output: str, want: Tensor, got: Tensor, show: Show, tolerance: float) -> str:
     has = "have" if _is(output) == "are" else "has"
     if want.dtype != got.dtype:
-        return f"{output} {has} the dtype {show_value(got.dtype)}, and {show_value(want.dtype)} is right"
+        return (
+            f"{output} {has} the dtype {show_value(got.dtype)}, and {show_value(want.dtype)} is "
+            f"right"
+        )
     if want.shape != got.shape:
         return f"{output} {has} the shape {tuple(got.shape)}, and {tuple(want.shape)} is right"
     wrong = ~_equal(want, got, tolerance)
@@ -144,13 +170,17 @@ def _times(factor: float, be: str) -> str:
 
 
 def _whole(number: float) -> str:
-    """Write a power of two in full, and any other number with four digits: 65536.2 → "65,536", 6004797 → "6,005,000"."""
+    """Write a power of two in full, and any other number with four digits:
+    65536.2 → "65,536", 6004797 → "6,005,000".
+    """
     power = 2 ** round(math.log2(number))
     return f"{power if math.isclose(number, power, rel_tol=1e-3) else float(f'{number:.4g}'):,.0f}"
 
 
 def _factor(want: Tensor, got: Tensor, tolerance: float) -> float | None:
-    """Return the number that the right tensor is multiplied by, if it is one number for all elements."""
+    """Return the number that the right tensor is multiplied by,
+    if it is one number for all elements.
+    """
     if not want.dtype.is_floating_point:
         return None
     one, other = want.double().flatten(), got.double().flatten()
@@ -160,16 +190,21 @@ def _factor(want: Tensor, got: Tensor, tolerance: float) -> float | None:
 
 
 def _told_apart(one: Any, other: Any, show: Show) -> tuple[str, str]:
-    """Write two values in one notation, with the digits that tell them apart: 4737.61328125, 4737.6 → "4737.61", "4737.6"."""
+    """Write two values in one notation, with the digits that tell them apart:
+    4737.61328125, 4737.6 → "4737.61", "4737.6".
+    """
     shown = show(one), show(other)
     if shown[0] == shown[1] or not (_has_floats(one) and _has_floats(other)):
         return shown
-    mixed = any("^" in text for text in shown) and any(map(_DECIMAL.fullmatch, shown))  # 2^-10 and 0.0253754
+    mixed = any("^" in text for text in shown) and any(
+        map(_DECIMAL.fullmatch, shown)
+    )  # 2^-10 and 0.0253754
     if max(map(len, shown)) <= _SHORT and not mixed:
         return shown
     for digits in (6, 9):
         one_rounded, other_rounded = (
-            f"{value:.{digits}g}" if mixed else show(_rounded(value, digits)) for value in (one, other)
+            f"{value:.{digits}g}" if mixed else show(_rounded(value, digits))
+            for value in (one, other)
         )
         if one_rounded != other_rounded:
             return one_rounded, other_rounded
@@ -183,16 +218,26 @@ def _has_floats(value: Any) -> bool:
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Round to so many significant digits; whatever has a short name, a power of two for one, stays exact."""
+    """Round to so many significant digits; whatever has a short name, a power of two for one,
+    stays exact.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)(_rounded(one, digits) for one in value)
     return value if len(show_number(value)) <= _SHORT else float(f"{value:.{digits}g}")
 
 
 def _is(output: str) -> str:
-    """Return the verb for a noun phrase: "the weights after the step" → "are", "the norm of all gradients" → "is"."""
-    head = re.split(r"[ ](?:of|in|at|about|after|before|from|that|for|with|on|by|when|under)[ ]", output)[0]
-    plural = re.search(r"(?<![su'i])s$", head) and not head.startswith(("what ", "`")) and not head.endswith("loss")
+    """Return the verb for a noun phrase: "the weights after the step" → "are",
+    "the norm of all gradients" → "is".
+    """
+    head = re.split(
+        r"[ ](?:of|in|at|about|after|before|from|that|for|with|on|by|when|under)[ ]", output
+    )[0]
+    plural = (
+        re.search(r"(?<![su'i])s$", head)
+        and not head.startswith(("what ", "`"))
+        and not head.endswith("loss")
+    )
     return "are" if plural else "is"
 
 

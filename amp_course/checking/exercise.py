@@ -1,7 +1,7 @@
 """The exercise object: a card to read, and three verbs: `check(answer)`, `hint()`, `solution()`.
 
-The right answer is defined by the exercise's `judge`, in its chapter. What all exercises share is here: the time limit, the
-isolation, the words for what went wrong, the progress.
+The right answer is defined by the exercise's `judge`, in its chapter. What all exercises share is
+here: the time limit, the isolation, the words for what went wrong, the progress.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from amp_course.checking import interrupts, progress
@@ -31,11 +31,12 @@ _AFTERWARDS = 30.0  # seconds for comparing an answer that has ended
 _LONG = 2000  # characters of a diagnosis
 
 
-@dataclass(eq=False)
-class Exercise:
-    """One exercise of a chapter.
+@dataclass(eq=False, repr=False, kw_only=True)
+class Card:
+    """What a learner reads of an exercise before the first check.
 
-    name:       "add_autocast"; with the chapter it makes the id "loop.add_autocast" and tags its solution cell
+    name:       "add_autocast"; with the chapter it makes the id "loop.add_autocast" and tags its
+                solution cell
     task:       what to do, in one or two sentences
     difficulty, importance: 1 to 5
     minutes:    how long it takes a reader who has read the chapter
@@ -43,7 +44,6 @@ class Exercise:
     hints:      from a nudge to nearly everything
     why:        one line on why it matters, shown with "correct"
     alternative: another right answer that is worth knowing
-    judge:      takes the answer; returns if it is right, else raises `Wrong`. Set by `judge_by`
     takes:      "function" when the answer is one, else "value"
     seconds:    how long an answer may compute
     """
@@ -60,19 +60,40 @@ class Exercise:
     hints: tuple[str, ...]
     why: str
     alternative: str
-    judge: Callable[..., None] | None = None
     takes: Literal["function", "value"] = "function"
     seconds: float = 10.0
-    _hints_shown: int = field(default=0, init=False, repr=False)
 
     @property
     def id(self) -> str:
         """The exercise's name in the progress file: "loop.add_autocast"."""
         return f"{self.chapter}.{self.name}"
 
-    def judge_by(self, *, right: Any, cases: Cases, mistakes: Sequence[Mistake], **more: Any) -> None:
-        """Say what is right, how an answer is run, and which mistakes are known; the parameters are those of `Judge`."""
-        self.judge = Judge(right, cases, tuple(mistakes), **more)
+    def _facts(self) -> str:
+        return (
+            f"difficulty {_dots(self.difficulty)} · importance {_dots(self.importance)} · "
+            f"{_count(self.minutes, 'minute')} · about {_count(self.lines, 'line')}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Exercise {self.number}: {self.title}\n{self._facts()}\n{self.task}"
+
+    def _repr_html_(self) -> str:
+        return box_html("card", f"Exercise {self.number}: {self.title}", [self._facts(), self.task])
+
+
+class Exercise(Card):
+    """One exercise of a chapter: its card, and how an answer is judged.
+
+    right, cases, mistakes, and by name tolerance, show and said are those of `Judge`. Example:
+    `double = Exercise(card, right, cases, mistakes, tolerance=1e-6)`
+    """
+
+    def __init__(
+        self, card: Card, right: Any, cases: Cases, mistakes: Sequence[Mistake], **more: Any
+    ) -> None:
+        super().__init__(**vars(card))
+        self.judge: Callable[..., None] = Judge(right, cases, tuple(mistakes), **more)
+        self._hints_shown = 0
 
     @property
     def mistakes(self) -> Sequence[Mistake]:
@@ -82,9 +103,10 @@ class Exercise:
     def check(self, answer: Any = ...) -> Outcome:
         """Judge an answer, show the outcome and return it; note it in the reader's progress.
 
-        The answer runs with a time limit, and what all cells share (random states, autocast, default dtype, grad mode
-        and more) is put back after it. Whatever it raises comes back as an outcome. Ctrl-C raises `Interrupted`, and then
-        nothing is noted. Nothing stops a single call into C that does not return: then restart the kernel.
+        The answer runs with a time limit, and what all cells share (random states, autocast,
+        default dtype, grad mode and more) is put back after it. Whatever it raises comes back as an
+        outcome. Ctrl-C raises `Interrupted`, and then nothing is noted. Nothing stops a single call
+        into C that does not return: then restart the kernel.
         """
         try:
             with interrupts.noted():
@@ -99,7 +121,11 @@ class Exercise:
         if problem:
             outcome = replace(outcome, notes=(*outcome.notes, problem))
         history = progress.load().history(self.id)
-        outcome.show({"exercise": self.id, "state": outcome.state, **history} if history["attempts"] else None)
+        outcome.show(
+            {"exercise": self.id, "state": outcome.state, **history}
+            if history["attempts"]
+            else None
+        )
         return outcome
 
     def hint(self) -> Note:
@@ -107,7 +133,11 @@ class Exercise:
         self._hints_shown = min(self._hints_shown + 1, len(self.hints))
         shown = self.hints[: self._hints_shown]
         left = len(self.hints) - len(shown)
-        after = f"({left} more)" if left else f"(that was the last; `exercises.{self.name}.solution()` shows an answer)"
+        after = (
+            f"({left} more)"
+            if left
+            else f"(that was the last; `exercises.{self.name}.solution()` shows an answer)"
+        )
         lines = tuple(f"{number}. {text}" for number, text in enumerate(shown, 1))
         note = Note("hint", f"Hint {len(shown)} of {len(self.hints)} {after}", lines)
         note.show()
@@ -134,7 +164,9 @@ class Exercise:
             return unfinished
         load_lazy_modules()  # before the clock starts
         with sandbox() as left:
-            more = _AFTERWARDS if isinstance(self.judge, Judge) else 0.0  # it keeps to the limit itself
+            more = (
+                _AFTERWARDS if isinstance(self.judge, Judge) else 0.0
+            )  # it keeps to the limit itself
             problem = self._limited(lambda: self._problem(answer, left), self.seconds + more)
         mistake = problem.mistake if isinstance(problem, Wrong) else None
         if problem is None and left.leaks:
@@ -145,14 +177,19 @@ class Exercise:
             if isinstance(empty, list) and empty:
                 notes = (*notes, f"Still empty: {', '.join(empty)}.")
             notes += _runs_later(answer)
-            return Outcome("not yet", short(str(problem), _LONG), notes, mistake)  # it may quote a long answer
-        return Outcome("correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks))
+            return Outcome(
+                "not yet", short(str(problem), _LONG), notes, mistake
+            )  # it may quote a long answer
+        return Outcome(
+            "correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks)
+        )
 
     def _limited(self, work: Callable[[], T], seconds: float | None = None) -> T | str:
-        """Return `work()`, or what to say if that takes too long. Whatever may run the reader's code belongs in here.
+        """Return `work()`, or what to say if that takes too long. Whatever may run the reader's
+        code belongs in here.
 
-        Not only functions do: an object's `__eq__`, `__repr__` and `__getattr__` do, an exception's `__str__`, and the
-        `__del__` of what is thrown away.
+        Not only functions do: an object's `__eq__`, `__repr__` and `__getattr__` do, an exception's
+        `__str__`, and the `__del__` of what is thrown away.
         """
         try:
             return within(self.seconds if seconds is None else seconds, work, PATIENCE)
@@ -161,9 +198,13 @@ class Exercise:
             with contextlib.suppress(TimeUp):
                 within(1.0, functools.partial(_forget, late))
         if not line:
-            return "the check itself took too long on this machine, and your answer was not judged: run it again"
+            return (
+                "the check itself took too long on this machine, and your answer was not "
+                "judged: run it again"
+            )
         return (
-            f"your code had not finished after {self.seconds:g} seconds and was stopped{line}: is there a loop whose "
+            f"your code had not finished after {self.seconds:g} seconds and was stopped{line}: is "
+            f"there a loop whose "
             "condition never becomes false?"
         )
 
@@ -171,55 +212,52 @@ class Exercise:
         try:
             if is_blank(answer):
                 return Outcome(
-                    "not attempted", "Write your answer where it says `# your code here`, then run the cell again."
+                    "not attempted",
+                    "Write your answer where it says `# your code here`, then run the cell again.",
                 )
             remaining = open_places(answer)
             if remaining:
                 return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
             if self.takes == "function" and not callable(answer):
                 a_class = isinstance(self.judge, Judge) and isinstance(self.judge.right, type)
-                what, name = ("class", type(answer).__name__) if a_class else ("function", self.name)
+                what, name = (
+                    ("class", type(answer).__name__) if a_class else ("function", self.name)
+                )
                 return Outcome(
                     "not yet",
-                    f"the check needs the {what} itself and got {_named(answer)}: write its name without parentheses, "
-                    f"`exercises.{self.name}.check({name})`",
+                    f"the check needs the {what} itself and got {_named(answer)}: write its name "
+                    f"without parentheses, `exercises.{self.name}.check({name})`",
                 )
         except (TimeUp, KeyboardInterrupt):
             raise
         except (
             BaseException
-        ):  # an object that raises when it is looked at: the judge will meet that too, and explain it
+        ):  # an object that raises when it is looked at: so it will for the judge
             pass
         return None
 
     def _problem(self, answer: Any, left: Sandbox) -> str | Wrong | None:
-        assert self.judge is not None
         try:
-            self.judge(answer, left, self.seconds) if isinstance(self.judge, Judge) else self.judge(answer)
+            self.judge(answer, left, self.seconds) if isinstance(self.judge, Judge) else self.judge(
+                answer
+            )
         except Wrong as wrong:
             return wrong
         except (TimeUp, KeyboardInterrupt):
             raise
-        except BaseException as error:  # SystemExit too: an answer that calls exit() must not end the notebook
+        except (
+            BaseException
+        ) as error:  # SystemExit too: an answer that calls exit() must not end the notebook
             try:
                 return explain(error)
             except (TimeUp, KeyboardInterrupt):
                 raise
             except BaseException:
-                return f"your code raised an exception{where(error)} that itself fails when its text is asked for"
+                return (
+                    f"your code raised an exception{where(error)} that itself fails when its "
+                    f"text is asked for"
+                )
         return None
-
-    def _facts(self) -> str:
-        return (
-            f"difficulty {_dots(self.difficulty)} · importance {_dots(self.importance)} · {_count(self.minutes, 'minute')} · "
-            f"about {_count(self.lines, 'line')}"
-        )
-
-    def __repr__(self) -> str:
-        return f"Exercise {self.number}: {self.title}\n{self._facts()}\n{self.task}"
-
-    def _repr_html_(self) -> str:
-        return box_html("card", f"Exercise {self.number}: {self.title}", [self._facts(), self.task])
 
 
 def _forget(error: BaseException) -> None:
@@ -236,7 +274,9 @@ def _dots(value: int) -> str:
 
 
 def _runs_later(answer: Any) -> tuple[str, ...]:
-    """Return what to know about a function with `yield` or `async`, whose call alone runs nothing of it."""
+    """Return what to know about a function with `yield` or `async`,
+    whose call alone runs nothing of it.
+    """
     flags = answer.__code__.co_flags if type(answer) is types.FunctionType else 0
     if flags & inspect.CO_GENERATOR:
         return ("A function with `yield` runs only when somebody loops over what it returns.",)

@@ -21,7 +21,15 @@ from amp_course.kit.toml_data import read_toml
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]")
-_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+_MACHINE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EIO,
+}
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours of a terminal
 _FOLDERS = re.compile(r"/(?:[^/\s'\"]+/)+")  # the folders of an absolute path
 _LONG = 300  # characters of a message or a line that are quoted
@@ -39,16 +47,22 @@ class Explained(Exception):
 
 
 # A pattern in "Type: message" → cause and cure. The first that matches counts.
-_KNOWN: dict[str, str] = {one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]}
+_KNOWN: dict[str, str] = {
+    one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
+}
 
 
 def is_readers(file: str) -> bool:
-    """Return True if a file (or cell) of code is the reader's: not the course's, Python's or an installed library's."""
+    """Return True if a file (or cell) of code is the reader's:
+    not the course's, Python's or an installed library's.
+    """
     return not file.startswith((_PACKAGE, _STDLIB, "<frozen ")) and not _LIBRARY.search(file)
 
 
 def where(error: BaseException) -> str:
-    """Return " in line 3, `loss.backward()`" for the innermost line of the reader's, or "" if there is none."""
+    """Return " in line 3, `loss.backward()`" for the innermost line of the reader's,
+    or "" if there is none.
+    """
     found = raised_in(error)
     if found is None:
         return ""
@@ -58,7 +72,9 @@ def where(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException) -> tuple[CodeType, int] | None:
-    """Return the innermost function of the reader's that an exception passed through, and the line there."""
+    """Return the innermost function of the reader's that an exception passed through,
+    and the line there.
+    """
     found, traceback = None, error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -69,7 +85,9 @@ def raised_in(error: BaseException) -> tuple[CodeType, int] | None:
 
 
 def explain(error: BaseException) -> str:
-    """Say what an exception from the reader's code means, in words that continue "Not yet, because …"."""
+    """Say what an exception from the reader's code means,
+    in words that continue "Not yet, because …".
+    """
     if type(error) is Explained:
         return error.told
     kind, message = _kind(error), _message(error)
@@ -84,14 +102,16 @@ def explain(error: BaseException) -> str:
     if not line:  # the judge fell over the answer, or could not call it
         doubt = meaning or "does it take and return what the task says, with that shape and dtype?"
         return (
-            f"the check could not continue with your answer ({raised.removesuffix('.')}). {doubt[0].upper()}{doubt[1:]}"
+            f"the check could not continue with your answer ({raised.removesuffix('.')}). "
+            f"{doubt[0].upper()}{doubt[1:]}"
         )
     words = f" ({message})" if message else ""
     return f"your code raised {kind}{words}{line}" + (f": {meaning}" if meaning else "")
 
 
 def signature(error: BaseException) -> str:
-    """Name an exception so that two of one cause are alike: its type, and the first sentence of its message, without folders.
+    """Name an exception so that two of one cause are alike: its type, and the first sentence of its
+    message, without folders.
 
     Each time that an answer plays, its files are in another temporary folder.
     """
@@ -103,24 +123,34 @@ def signature(error: BaseException) -> str:
 def short(text: str, length: int = _LONG) -> str:
     """Cut a text that nobody would read to its end: "aaaaaaaa", 4 → "aaa…"."""
     cut = text if len(text) <= length else text[: length - 1] + "…"
-    return cut.encode("utf-8", "replace").decode()  # a lone surrogate can be neither printed nor sent to the browser
+    return cut.encode(
+        "utf-8", "replace"
+    ).decode()  # a lone surrogate can be neither printed nor sent to the browser
 
 
 def _machines_fault(error: BaseException) -> str | None:
-    """Explain an error of a full or failing disk, or of a machine at its limits: the answer may be right."""
-    if not issubclass(type(error), OSError):  # not `isinstance`, which may run the reader's `__class__`
+    """Explain an error of a full or failing disk, or of a machine at its limits:
+    the answer may be right.
+    """
+    if not issubclass(
+        type(error), OSError
+    ):  # not `isinstance`, which may run the reader's `__class__`
         return None
     failed = cast(OSError, error)
     return ", so ".join(cause_and_cure(failed)) if failed.errno in _MACHINE else None
 
 
 def _kind(error: BaseException) -> str:
-    return str(type.__dict__["__name__"].__get__(type(error)))  # a metaclass of the reader's may have another opinion
+    return str(
+        type.__dict__["__name__"].__get__(type(error))
+    )  # a metaclass of the reader's may have another opinion
 
 
 def _message(error: BaseException) -> str:
     try:
         line = short(_ANSI.sub("", str.strip(str(error))).split("\n")[0])
-        return re.sub(r"(, but expected one of)?:$", "", line)  # what it announces is on the lines below
+        return re.sub(
+            r"(, but expected one of)?:$", "", line
+        )  # what it announces is on the lines below
     except Exception:  # an exception of the reader's own may be broken too
         return ""

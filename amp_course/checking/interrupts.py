@@ -70,7 +70,9 @@ def _in_main() -> bool:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Take over what Ctrl-C does until the block ends, in the main thread, from Python's own handler."""
+    """Take over what Ctrl-C does until the block ends, in the main thread,
+    from Python's own handler.
+    """
     if not _in_main() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -86,7 +88,9 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends; it raises KeyboardInterrupt then, even if it came before."""
+    """Let Ctrl-C wait until the block ends; it raises KeyboardInterrupt then,
+    even if it came before.
+    """
     if not _in_main():
         yield
         return

@@ -76,7 +76,9 @@ class Failed(Exception):
 
 
 def call_answer(answer: Callable[..., Any], case: str, *arguments: Any, **named: Any) -> Any:
-    """Return `answer(*arguments, **named)`. Whatever it raises comes as `Failed`, with the case in words: "for 0x0001"."""
+    """Return `answer(*arguments, **named)`. Whatever it raises comes as `Failed`,
+    with the case in words: "for 0x0001".
+    """
     try:
         return answer(*arguments, **named)
     except Failed:  # of an inner call
@@ -94,7 +96,8 @@ class Judge:
     mistakes:  wrong answers that people write
     tolerance: relative, for numbers and tensors; 0 means to the last bit
     show:      writes a value into a message
-    said:      output → what is said if no mistake explains it, with {got}, {want} and the case's facts in braces
+    said:      output → what is said if no mistake explains it, with {got}, {want} and the case's
+               facts in braces
     """
 
     right: Any
@@ -105,14 +108,17 @@ class Judge:
     said: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, answer: Any, left: Sandbox | None = None, seconds: float = 10.0) -> None:
-        """Return if the answer is right, else raise `Wrong`, or `TimeUp` if it runs for more than `seconds`.
+        """Return if the answer is right, else raise `Wrong`, or `TimeUp` if it runs for more than
+        `seconds`.
 
         What the answer leaves changed is added to `left`.
         """
         seed = secrets.randbits(31)
         right = self.run(self.right, seed)
         with sandbox(TORCH):
-            torch.manual_seed(seed)  # outside the inner sandbox, which would take it for the answer's doing
+            torch.manual_seed(
+                seed
+            )  # outside the inner sandbox, which would take it for the answer's doing
             with workplace(), sandbox() as found:
                 mine = within(seconds, lambda: list(self._run(answer, seed)), PATIENCE)
         if left is not None:
@@ -125,8 +131,12 @@ class Judge:
         if wrong is not None:
             raise wrong
 
-    def explain(self, mine: list[Case], right: list[Case], run: Callable[[Mistake], Generator[Case]]) -> Wrong | None:
-        """Return the diagnosis for an answer's cases, None for those of a right one; `run` gives a mistake's cases."""
+    def explain(
+        self, mine: list[Case], right: list[Case], run: Callable[[Mistake], Generator[Case]]
+    ) -> Wrong | None:
+        """Return the diagnosis for an answer's cases, None for those of a right one;
+        `run` gives a mistake's cases.
+        """
         for case in right:
             if {_RAISED, _REFUSED} & case.outputs.keys():
                 error = case.facts.get("error")
@@ -200,11 +210,21 @@ class Judge:
             yield Case("", {_RAISED: signature(error)}, {"error": error})
 
     def _first_difference(self, mine: list[Case], right: list[Case]) -> tuple[int, str]:
-        for place, (one, other) in enumerate(itertools.zip_longest(mine, right, fillvalue=Case("", {}))):
+        for place, (one, other) in enumerate(
+            itertools.zip_longest(mine, right, fillvalue=Case("", {}))
+        ):
             for output in dict.fromkeys(
-                [*(f for f in one.outputs if f in (_RAISED, _REFUSED)), *other.outputs, *one.outputs]
+                [
+                    *(f for f in one.outputs if f in (_RAISED, _REFUSED)),
+                    *other.outputs,
+                    *one.outputs,
+                ]
             ):
-                if not alike(one.outputs.get(output, MISSING), other.outputs.get(output, MISSING), self.tolerance):
+                if not alike(
+                    one.outputs.get(output, MISSING),
+                    other.outputs.get(output, MISSING),
+                    self.tolerance,
+                ):
                     return place, output
         return 0, ""
 
@@ -222,10 +242,14 @@ class Judge:
         return ""
 
     def _does_the_same(self, cases: Iterable[Case], mine: list[Case], names: list[str]) -> bool:
-        """Return True if a mistake does what the answer did on every case, in the outputs `names` and in all evidence."""
+        """Return True if a mistake does what the answer did on every case,
+        in the outputs `names` and in all evidence.
+        """
         for one, other in itertools.zip_longest(mine, cases, fillvalue=Case("", {})):
             for name in (*names, _RAISED, _REFUSED):
-                if not alike(one.outputs.get(name, MISSING), other.outputs.get(name, MISSING), self.tolerance):
+                if not alike(
+                    one.outputs.get(name, MISSING), other.outputs.get(name, MISSING), self.tolerance
+                ):
                     return False
             if not alike(one.evidence, other.evidence, self.tolerance):
                 return False
@@ -236,10 +260,14 @@ class Judge:
         if output == _REFUSED:
             return str(here.outputs[_REFUSED])
         if output == _RAISED:
-            return _and_then(explain(here.facts["error"]), f"This happened {here.name}" if here.name else "")
+            return _and_then(
+                explain(here.facts["error"]), f"This happened {here.name}" if here.name else ""
+            )
         want, got = wanted.outputs.get(output, MISSING), here.outputs.get(output, MISSING)
         if output in self.said:
-            return self.said[output].format(**_facts(wanted, here), want=self.show(want), got=self.show(got))
+            return self.said[output].format(
+                **_facts(wanted, here), want=self.show(want), got=self.show(got)
+            )
         feedback = describe(output, want, got, self.show, self.tolerance)
         return f"{wanted.name}, {feedback}" if wanted.name else feedback
 
@@ -256,7 +284,11 @@ def _is_telling(value: Any) -> bool:
         return value.numel() > 1 and bool(value.isfinite().all()) and len(value.unique()) > 1
     if isinstance(value, (list, tuple)):
         return any(map(_is_telling, value))
-    return isinstance(value, float) and math.isfinite(value) and math.frexp(value)[0] not in (0.0, 0.5, -0.5)
+    return (
+        isinstance(value, float)
+        and math.isfinite(value)
+        and math.frexp(value)[0] not in (0.0, 0.5, -0.5)
+    )
 
 
 def _once(cases: Iterable[Case]) -> Iterator[Case]:
@@ -270,4 +302,8 @@ def _facts(wanted: Case, here: Case) -> dict[str, Any]:
 
 def _and_then(feedback: str, more: str) -> str:
     """Add a sentence to another, whichever way that ends."""
-    return f"{feedback}{'' if feedback.endswith(('.', '?', '!')) else '.'} {more}" if more else feedback
+    return (
+        f"{feedback}{'' if feedback.endswith(('.', '?', '!')) else '.'} {more}"
+        if more
+        else feedback
+    )

@@ -1,11 +1,13 @@
 """Stop code that does not end: a time limit for the reader's answers.
 
-In the main thread of a Unix process an interval timer interrupts Python code and blocking calls such as
-`time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at the next bytecode.
-A single long call into C, say one enormous matmul or `sum(itertools.count())`, cannot be stopped at all: it ends when
-it returns, or with the kernel. So do loops in several nested `try` that catch everything.
+In the main thread of a Unix process an interval timer interrupts Python code and blocking calls
+such as `time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at
+the next bytecode. A single long call into C, say one enormous matmul or `sum(itertools.count())`,
+cannot be stopped at all: it ends when it returns, or with the kernel. So do loops in several nested
+`try` that catch everything.
 
-A library that is being imported may finish: one that was stopped half way could not be imported again in this process.
+A library that is being imported may finish: one that was stopped half way could not be imported
+again in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from amp_course.checking.interrupts import held, is_pending, released, set_hurry
 
 T = TypeVar("T")
 
-_AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
+# seconds that the code has for leaving, before it counts as having swallowed the first attempt
+_AGAIN = 0.1
 _LEAVING = 2.0  # seconds that the code has for leaving after Ctrl-C
 _INSIST = 0.003  # seconds between further attempts
 PATIENCE = 3.0  # times its limit that a check lets an answer wait for its turn on a busy machine
@@ -37,12 +40,13 @@ class TimeUp(BaseException):
 
 
 def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
-    """Return `work()`. Once that has run for `seconds`, `TimeUp` is raised in it, again and again until it leaves.
+    """Return `work()`. Once that has run for `seconds`, `TimeUp` is raised in it, again and again
+    until it leaves.
 
     Raises TimeUp then, even if the work swallowed that and returned something.
 
-    patience: how many times `seconds` may pass while this thread has not yet computed for `seconds`:
-              on a busy machine it waits for its turn
+    patience: how many times `seconds` may pass while this thread has not yet computed for
+              `seconds`: on a busy machine it waits for its turn
     """
     in_main = threading.current_thread() is threading.main_thread()
     with held():
@@ -75,7 +79,9 @@ class _Clock:
 
 
 def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
-    """Return True if code that `outermost` has called is importing a library, or is looking for a module."""
+    """Return True if code that `outermost` has called is importing a library,
+    or is looking for a module.
+    """
     if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         return True
     while frame is not None and frame is not outermost:
@@ -86,7 +92,9 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
 
 
 def _ring_soon() -> None:
-    if signal.getitimer(signal.ITIMER_REAL)[0] > _LEAVING:  # else a key held down would put it off for ever
+    if (
+        signal.getitimer(signal.ITIMER_REAL)[0] > _LEAVING
+    ):  # else a key held down would put it off for ever
         signal.setitimer(signal.ITIMER_REAL, _LEAVING, _AGAIN)
 
 
@@ -95,7 +103,11 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     outermost, handled = sys._getframe(), sys.exception()
 
     def spared(frame: FrameType | None) -> bool:
-        return not armed or clock.has_time() or (_imports_library(frame, outermost) and clock.may_import())
+        return (
+            not armed
+            or clock.has_time()
+            or (_imports_library(frame, outermost) and clock.may_import())
+        )
 
     def ring(signum: int, frame: FrameType | None) -> None:
         nonlocal shots
@@ -104,7 +116,8 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
         shots += 1
         if shots == 1:
             raise late
-        # It was swallowed, and this one may be too: others follow at once, until one hits between two `try`.
+        # It was swallowed, and this one may be too: others follow at once, until one hits between
+        # two `try`.
         signal.setitimer(signal.ITIMER_REAL, _odd_moment(shots), _INSIST)
         raise TimeUp
 
@@ -114,7 +127,9 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     result: T | None = None
     error: BaseException | None = None
     try:
-        armed = True  # here: on a busy machine a short limit may be up before this line, and nothing would be put back
+        # here: on a busy machine a short limit may be up before this line, and nothing would be put
+        #       back
+        armed = True
         result = work()
     except BaseException as raised:
         error = raised
@@ -123,7 +138,9 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     if shots > 1:
         _set_handled(handled)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
+    signal.signal(
+        signal.SIGALRM, old_handler or signal.SIG_DFL
+    )  # None: a handler that Python did not set
     if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
         left = max(0.01, old_delay - (time.monotonic() - clock.began))
         signal.setitimer(signal.ITIMER_REAL, left, old_interval)
@@ -138,7 +155,9 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
 
 
 def _set_handled(error: BaseException | None) -> None:
-    """Tell Python which exception is being handled: one that is raised in the last bytecodes of an `except` stays so for ever."""
+    """Tell Python which exception is being handled: one that is raised in the last bytecodes of an
+    `except` stays so for ever.
+    """
     if sys.exception() is not error:
         ctypes.pythonapi.PyErr_SetHandledException(ctypes.py_object(error))
 
@@ -150,8 +169,10 @@ def _odd_moment(shots: int) -> float:
 def _unset_breaker(throw: Callable[[], object]) -> None:
     """Catch one last exception of our own, for nothing but its side effect.
 
-    subtle: an asynchronous exception that is set and then cleared leaves a flag of the interpreter up, and only one that is
-    raised takes it down. Python 3.11 with that flag up never gets into the next function under `sys.setprofile` or
+    subtle: an asynchronous exception that is set and then cleared leaves a flag of the interpreter
+            up, and only one that is
+    raised takes it down. Python 3.11 with that flag up never gets into the next function under
+    `sys.setprofile` or
     `sys.settrace`: it checks the flag, finds nothing to do, and checks again.
     """
     try:
@@ -163,8 +184,12 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
 
 
 def _by_watchdog(clock: _Clock, work: Callable[[], T]) -> T:
-    # The calls are put together beforehand: between a pending exception and `clear` must be no other call.
-    set_exception, target = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
+    # The calls are put together beforehand: between a pending exception and `clear` must be no
+    # other call.
+    set_exception, target = (
+        ctypes.pythonapi.PyThreadState_SetAsyncExc,
+        ctypes.c_ulong(threading.get_ident()),
+    )
     throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
     clear = functools.partial(set_exception, target, None)
     armed, shots, done = True, 0, threading.Event()

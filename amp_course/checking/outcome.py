@@ -27,9 +27,11 @@ _LOOKS = {
 
 
 class Wrong(Exception):
-    """Raised for a wrong answer: the diagnosis, cause first and then the cure, continuing "Not yet, because …".
+    """Raised for a wrong answer: the diagnosis, cause first and then the cure, continuing "Not yet,
+    because …".
 
-    mistake: the name of the mistake in the exercise's table that does what the answer did, if one does
+    mistake: the name of the mistake in the exercise's table that does what the answer did, if one
+             does
     """
 
     def __init__(self, told: str, mistake: str | None = None) -> None:
@@ -53,13 +55,18 @@ def box_html(look: str, head: str, lines: list[str], code: str | None = None) ->
     body = "".join(f'<div style="margin-top:.35em">{inline_html(line)}</div>' for line in lines)
     if code is not None:
         body += (
-            '<pre style="margin:.5em 0 0;padding:.6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);'
+            '<pre style="margin:.5em 0 '
+            "0;padding:.6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);"
             f'background:var(--jp-layout-color2, #eee)">{html.escape(code)}</pre>'
         )
-    role = "" if look == "card" else ' role="status"'  # the course's JupyterLab has it read out when its cell has run
+    role = (
+        "" if look == "card" else ' role="status"'
+    )  # the course's JupyterLab has it read out when its cell has run
     return (
-        f'<div{role} style="border-left:5px solid var({colour});padding:.5em .9em;margin:.2em 0;max-width:52em;'
-        'color:var(--jp-content-font-color1, #222);background:var(--jp-layout-color1, #fff);line-height:1.45">'
+        f'<div{role} style="border-left:5px solid var({colour});padding:.5em .9em;margin:.2em '
+        f"0;max-width:52em;"
+        "color:var(--jp-content-font-color1, #222);background:var(--jp-layout-color1, "
+        '#fff);line-height:1.45">'
         f"<b>{sign} {inline_html(head)}</b>{body}</div>"
     )
 
@@ -67,8 +74,8 @@ def box_html(look: str, head: str, lines: list[str], code: str | None = None) ->
 class Shown:
     """Something that is shown once by the call that makes it, and again only in a later cell.
 
-    `exercise.check(f)` shows its outcome and returns it. As the last line of a cell the returned object
-    would be shown a second time; the count of the cell in which it was shown prevents that.
+    `exercise.check(f)` shows its outcome and returns it. As the last line of a cell the returned
+    object would be shown a second time; the count of the cell in which it was shown prevents that.
     """
 
     _shown_in: object = None
@@ -79,7 +86,8 @@ class Shown:
     def show(self, history: Mapping[str, Any] | None = None) -> None:
         """Show it now: HTML where IPython runs, else print the plain text.
 
-        history: how an answer came about, kept with the cell's output; a class's report is made of it
+        history: how an answer came about, kept with the cell's output; a class's report is made of
+                 it
         """
         shell = _shell()
         if shell is None:
@@ -103,7 +111,8 @@ class Outcome(Shown):
 
     state:   "not attempted", "not yet" or "correct"
     message: why; for "not yet" the cause and the cure, in words that continue "Not yet, because …"
-    notes:   anything else worth telling: a state that was put back, progress that could not be saved
+    notes:   anything else worth telling: a state that was put back, progress that could not be
+             saved
     mistake: the name of the known mistake that the answer makes, if it makes one
     """
 
@@ -117,17 +126,25 @@ class Outcome(Shown):
 
     @property
     def _head(self) -> str:
-        return {"correct": "Correct.", "not yet": "Not yet,", "not attempted": "Not attempted."}[self.state]
+        return {"correct": "Correct.", "not yet": "Not yet,", "not attempted": "Not attempted."}[
+            self.state
+        ]
 
     def __str__(self) -> str:
         joint = " because " if self.state == "not yet" else " "
-        return plain_text("\n".join([self._head + joint + self.message, *(f"Note: {note}" for note in self.notes)]))
+        return plain_text(
+            "\n".join(
+                [self._head + joint + self.message, *(f"Note: {note}" for note in self.notes)]
+            )
+        )
 
     __repr__ = __str__
 
     def _html(self) -> str:
         text = f"because {self.message}" if self.state == "not yet" else self.message
-        return box_html(self.state, self._head, [*text.split("\n"), *(f"Note: {note}" for note in self.notes)])
+        return box_html(
+            self.state, self._head, [*text.split("\n"), *(f"Note: {note}" for note in self.notes)]
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +157,13 @@ class Note(Shown):
     code: str | None = None
 
     def __str__(self) -> str:
-        return "\n".join([plain_text(self.head), *map(plain_text, self.lines), *([self.code] if self.code else [])])
+        return "\n".join(
+            [
+                plain_text(self.head),
+                *map(plain_text, self.lines),
+                *([self.code] if self.code else []),
+            ]
+        )
 
     __repr__ = __str__
 

@@ -92,7 +92,8 @@ PROCESS = (
         _closed,
         lambda was: None,
         lambda was, now: (
-            f"your code closed {listed(f'sys.{name}' for name in now)}: restart the kernel to see output again."
+            f"your code closed {listed(f'sys.{name}' for name in now)}: restart the kernel to see "
+            f"output again."
         ),
         fault=False,
     ),
@@ -100,7 +101,9 @@ PROCESS = (
     Item(
         lambda: dict(os.environ),
         _set_environment,
-        lambda was, found: f"your code changed the environment variable {listed(found)}; that is put back.",
+        lambda was, found: (
+            f"your code changed the environment variable {listed(found)}; that is put back."
+        ),
         fault=False,
         find=_changed_variables,
     ),

@@ -1,8 +1,10 @@
-"""The reader's progress: one small JSON file in `my_work/`, written so that a crash leaves the old one whole.
+"""The reader's progress: one small JSON file in `my_work/`, written so that a crash leaves the old
+one whole.
 
-`{"version": 1, "exercises": {"loop.add_autocast": {"state": "correct", "attempts": 3, "first_correct": "…", "hints": 1,
-"solution": false, "mistakes": {"steps inside the region": 2}}}}`
-Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never lost.
+`{"version": 1, "exercises": {"loop.add_autocast": {"state": "correct", "attempts": 3,
+"first_correct": "…", "hints": 1, "solution": false, "mistakes": {"steps inside the region": 2}}}}`
+Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never
+lost.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Progress:
         return _number(self.data["exercises"].get(exercise_id, {}).get("attempts"))
 
     def history(self, exercise_id: str) -> dict[str, Any]:
-        """Return how an answer came about: {"attempts": 3, "hints": 1, "solution": False, "mistakes": {"…": 2}}."""
+        """Return how an answer came about: {"attempts": 3, "hints": 1, "solution":
+        False, "mistakes": {"…": 2}}.
+        """
         entry = self.data["exercises"].get(exercise_id, {})
         mistakes = entry.get("mistakes")
         met = mistakes if isinstance(mistakes, dict) else {}
@@ -65,33 +69,42 @@ def progress_file() -> Path:
 
 
 def load() -> Progress:
-    """Read the progress. A missing file is empty progress; an unreadable one too, with a note; never raises."""
+    """Read the progress. A missing file is empty progress; an unreadable one too, with a note;
+    never raises.
+    """
     try:
         return _read(progress_file())
     except OSError as error:
         return Progress(note=describe_os_error(error, "Your progress cannot be read"))
-    except RuntimeError as error:  # CourseError; or AMP_COURSE_WORK names the home of a user who is not there
+    except (
+        RuntimeError
+    ) as error:  # CourseError; or AMP_COURSE_WORK names the home of a user who is not there
         return Progress(note=str(error))
 
 
 def _read(path: Path) -> Progress:
     try:
-        return Progress(_parse(path.read_text(encoding="utf-8-sig")))  # some editors on Windows put a mark in front
+        return Progress(
+            _parse(path.read_text(encoding="utf-8-sig"))
+        )  # some editors on Windows put a mark in front
     except FileNotFoundError:
         return Progress()
     except (ValueError, RecursionError) as error:
         return Progress(
-            note=f"{path} is damaged ({error}), so it counts as empty. It is kept: the next answer you check moves it aside "
+            note=f"{path} is damaged ({error}), so it counts as empty. It is kept: the next "
+            f"answer you check moves it aside "
             "under a dated name and starts a new one.",
             damaged=True,
         )
 
 
 def record(exercise_id: str, state: State, mistake: str | None = None) -> str | None:
-    """Note one checked answer, and the known mistake in it. Returns None, or why it could not be saved; never raises.
+    """Note one checked answer, and the known mistake in it. Returns None, or why it could not be
+    saved; never raises.
 
-    An exercise once correct stays so. What cannot be saved is kept in memory and saved with the next answer. Answers
-    checked from the folder `solutions/` are not the reader's and are not noted.
+    An exercise once correct stays so. What cannot be saved is kept in memory and saved with the
+    next answer. Answers checked from the folder `solutions/` are not the reader's and are not
+    noted.
     """
 
     def change(entry: dict[str, Any]) -> None:
@@ -107,7 +120,9 @@ def record(exercise_id: str, state: State, mistake: str | None = None) -> str | 
 
 
 def record_help(exercise_id: str, hints: int = 0, solution: bool = False) -> None:
-    """Note that so many hints, or the solution, were shown; never raises. It is saved with the next answer if not now."""
+    """Note that so many hints, or the solution, were shown; never raises.
+    It is saved with the next answer if not now.
+    """
 
     def change(entry: dict[str, Any]) -> None:
         entry["hints"] = max(_number(entry.get("hints")), hints)
@@ -134,7 +149,8 @@ def _record(exercise_id: str, change: Change) -> str | None:
     except OSError as error:  # TimeoutError is one too
         cause, cure = cause_and_cure(error)
         return (
-            f"your progress could not be saved: {cause}. {cure[0].upper()}{cure[1:]} (AMP_COURSE_WORK names the folder for your "
+            f"your progress could not be saved: {cause}. {cure[0].upper()}{cure[1:]} "
+            f"(AMP_COURSE_WORK names the folder for your "
             "work). The next answer that you check saves this result too."
         )
     except RuntimeError as error:
@@ -142,7 +158,9 @@ def _record(exercise_id: str, change: Change) -> str | None:
 
 
 def _save(path: Path, changes: list[tuple[str, Change]]) -> str | None:
-    """Make changes to the file. Returns what is worth telling of the file's own state; raises OSError if it is not written."""
+    """Make changes to the file. Returns what is worth telling of the file's own state;
+    raises OSError if it is not written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, _LOCK_SECONDS):
         progress = _read(path)
@@ -151,7 +169,11 @@ def _save(path: Path, changes: list[tuple[str, Change]]) -> str | None:
             change(progress.data["exercises"].setdefault(exercise_id, {}))
         raise_pending()  # Ctrl-C: from here on it is too late
         write_text(path, json.dumps(progress.data, indent=1) + "\n")
-    return f"the progress file was damaged; it is kept as {aside.name}, and a new one is started." if aside else None
+    return (
+        f"the progress file was damaged; it is kept as {aside.name}, and a new one is started."
+        if aside
+        else None
+    )
 
 
 def _number(value: Any) -> int:

@@ -1,6 +1,8 @@
-"""Take what an answer returned as what it was asked for, a number, a pattern, a tensor, or say what it is instead.
+"""Take what an answer returned as what it was asked for, a number, a pattern, a tensor, or say what
+it is instead.
 
-Whatever means the same is taken: an int, a Fraction, a NumPy scalar or a tensor of one element for a number, a list for a pair.
+Whatever means the same is taken: an int, a Fraction, a NumPy scalar or a tensor of one element for
+a number, a list for a pair.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _FUNCTION = "your function returned"
 def read_number(got: Any, case: str = "", subject: str = _FUNCTION) -> float:
     """Return what an answer gave as a float.
 
-    Raises Wrong for anything else. `case` says when: "for 0x0001"; `subject` says who, with a verb: "`get_scale()` returned".
+    Raises Wrong for anything else. `case` says when: "for 0x0001"; `subject` says who, with a verb:
+    "`get_scale()` returned".
     """
     if type(got) is float:
         return got
@@ -36,14 +39,18 @@ def read_number(got: Any, case: str = "", subject: str = _FUNCTION) -> float:
 
 
 def read_integer(got: Any, case: str = "", what: str = "an int", subject: str = _FUNCTION) -> int:
-    """Return what an answer gave as an int. Raises Wrong for anything that is not a whole number by type."""
+    """Return what an answer gave as an int. Raises Wrong for anything that is not a whole number by
+    type.
+    """
     if type(got) is int:
         return got
     one = _one(got, case, what, subject)
     if isinstance(one, str):
         raise Wrong(_said(subject, f"the text {one!r}", case, f"not {what}"))
     if isinstance(one, (float, np.floating)):
-        raise Wrong(_said(subject, show_number(float(one)), case, f"a float and not {what}: use `int(…)`"))
+        raise Wrong(
+            _said(subject, show_number(float(one)), case, f"a float and not {what}: use `int(…)`")
+        )
     try:
         if not isinstance(one, (bool, np.bool_)):
             return operator.index(one)
@@ -52,16 +59,24 @@ def read_integer(got: Any, case: str = "", what: str = "an int", subject: str = 
     raise Wrong(_said(subject, _a(got), case, f"not {what}"))
 
 
-def read_bool(got: Any, case: str = "", what: str = "True or False", subject: str = _FUNCTION) -> bool:
-    """Return what an answer gave as a bool: 0, 1, NumPy's or a tensor of one element will do. Raises Wrong for anything else."""
+def read_bool(
+    got: Any, case: str = "", what: str = "True or False", subject: str = _FUNCTION
+) -> bool:
+    """Return what an answer gave as a bool: 0, 1, NumPy's or a tensor of one element will do.
+    Raises Wrong for anything else.
+    """
     one = _one(got, case, what, subject)
     if isinstance(one, (bool, np.bool_)) or (type(one) is int and one in (0, 1)):
         return bool(one)
     raise Wrong(_said(subject, _shown(one), case, f"not {what}"))
 
 
-def read_pair(got: Any, case: str = "", what: str = "a pair", subject: str = _FUNCTION) -> tuple[Any, Any]:
-    """Return what an answer gave as two things. Raises Wrong for anything else; `what` names it: "the pair (scale, streak)"."""
+def read_pair(
+    got: Any, case: str = "", what: str = "a pair", subject: str = _FUNCTION
+) -> tuple[Any, Any]:
+    """Return what an answer gave as two things. Raises Wrong for anything else; `what` names it:
+    "the pair (scale, streak)".
+    """
     if got is None:
         raise Wrong(_none(case, what, subject))
     if isinstance(got, (tuple, list)):
@@ -71,21 +86,38 @@ def read_pair(got: Any, case: str = "", what: str = "a pair", subject: str = _FU
     raise Wrong(_said(subject, _a(got), case, f"not {what}"))
 
 
-def read_dict(got: Any, keys: Collection[str], case: str = "", subject: str = _FUNCTION) -> dict[str, Any]:
-    """Return what an answer gave for each of the keys; other keys do not matter. Raises Wrong for anything else."""
+def read_dict(
+    got: Any, keys: Collection[str], case: str = "", subject: str = _FUNCTION
+) -> dict[str, Any]:
+    """Return what an answer gave for each of the keys; other keys do not matter.
+    Raises Wrong for anything else.
+    """
     wanted = ", ".join(keys)
     what = f"a dict with the keys {wanted}"
     if not isinstance(got, Mapping):
-        raise Wrong(_none(case, what, subject) if got is None else _said(subject, _a(got), case, f"not {what}"))
+        raise Wrong(
+            _none(case, what, subject)
+            if got is None
+            else _said(subject, _a(got), case, f"not {what}")
+        )
     if missing := [key for key in keys if key not in got]:
-        raise Wrong(f"{_said(subject, f'a dict without the key {missing[0]!r}', case, '')}: it needs {wanted}")
+        raise Wrong(
+            f"{_said(subject, f'a dict without the key {missing[0]!r}', case, '')}: it needs "
+            f"{wanted}"
+        )
     return {key: got[key] for key in keys}
 
 
 def read_tensor(
-    got: Any, case: str = "", what: str = "a tensor", shape: Iterable[int] | None = None, subject: str = _FUNCTION
+    got: Any,
+    case: str = "",
+    what: str = "a tensor",
+    shape: Iterable[int] | None = None,
+    subject: str = _FUNCTION,
 ) -> Tensor:
-    """Return what an answer gave as a detached tensor, of a shape if that is given. Raises Wrong for anything else."""
+    """Return what an answer gave as a detached tensor, of a shape if that is given.
+    Raises Wrong for anything else.
+    """
     if got is None:
         raise Wrong(_none(case, what, subject))
     if not isinstance(got, Tensor):
@@ -109,11 +141,17 @@ def _one(got: Any, case: str, what: str, subject: str) -> Any:
 
 def _none(case: str, what: str, subject: str) -> str:
     told = _said(subject, "None", case, f"not {what}")
-    return f"{told}: does every path through it end with a `return`?" if subject.endswith("returned") else told
+    return (
+        f"{told}: does every path through it end with a `return`?"
+        if subject.endswith("returned")
+        else told
+    )
 
 
 def _said(subject: str, got: str, case: str, but: str) -> str:
-    """Build "your function returned a list for 0x0001, not a number", or with another case in front: "at step 2, your …"."""
+    """Build "your function returned a list for 0x0001, not a number",
+    or with another case in front: "at step 2, your …".
+    """
     after = case.startswith(("for ", "from ", "as "))
     told = f"{subject} {got}{f' {case}' if case and after else ''}"
     return (f"{case}, " if case and not after else "") + told + (f", {but}" if but else "")

@@ -25,7 +25,9 @@ _UNKNOWN = object()  # of a state that cannot be read
 
 @dataclass
 class Sandbox:
-    """What an answer left changed, as sentences: `leaks` are faults, `remarks` are worth knowing."""
+    """What an answer left changed, as sentences: `leaks` are faults,
+    `remarks` are worth knowing.
+    """
 
     leaks: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -33,7 +35,9 @@ class Sandbox:
 
 @contextlib.contextmanager
 def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
-    """Put everything back after the body, or some items, and tell what had changed. What cannot be put back is named."""
+    """Put everything back after the body, or some items, and tell what had changed.
+    What cannot be put back is named.
+    """
     found = Sandbox()
     with warnings.catch_warnings():
         with held():
@@ -46,9 +50,12 @@ def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
         finally:
             with held():
                 _finishing(lambda: _put_back(before, random_before, found))
-                # A library that is imported for the first time may add filters: that is not the reader's doing.
+                # A library that is imported for the first time may add filters: that is not the
+                # reader's doing.
                 if warnings.filters != filters and modules.issuperset(sys.modules):
-                    found.remarks.append("your code changed the warning filters; they are as before again.")
+                    found.remarks.append(
+                        "your code changed the warning filters; they are as before again."
+                    )
 
 
 def _read(get: Callable[[], Any]) -> Any:
@@ -58,7 +65,9 @@ def _read(get: Callable[[], Any]) -> Any:
         return _UNKNOWN
 
 
-def _put_back(before: list[tuple[Item, Any]], random_before: RandomState | object, found: Sandbox) -> None:
+def _put_back(
+    before: list[tuple[Item, Any]], random_before: RandomState | object, found: Sandbox
+) -> None:
     for item, was in before:
         if was is _UNKNOWN:
             continue
@@ -73,7 +82,9 @@ def _put_back(before: list[tuple[Item, Any]], random_before: RandomState | objec
             item.put(was)
         except Exception as error:
             trouble = f". It could not be put back ({type(error).__name__}): restart the kernel."
-        said = "your code left a state that cannot be read" if now is _UNKNOWN else item.tell(was, now)
+        said = (
+            "your code left a state that cannot be read" if now is _UNKNOWN else item.tell(was, now)
+        )
         if trouble:
             said = said.rstrip(".") + trouble
         (found.leaks if item.fault else found.remarks).append(said)
@@ -83,7 +94,8 @@ def _put_back(before: list[tuple[Item, Any]], random_before: RandomState | objec
 
 
 def _finishing(work: Callable[[], None]) -> None:
-    """Call `work` to its end even if Ctrl-C comes meanwhile: from the beginning then, with the interrupt after it.
+    """Call `work` to its end even if Ctrl-C comes meanwhile: from the beginning then, with the
+    interrupt after it.
 
     It drops objects of the reader's, and a `__del__` may never return: so it has a time limit too.
     """

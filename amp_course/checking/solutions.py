@@ -1,7 +1,7 @@
 """Find an exercise's answer in its master, the solution notebook.
 
-A cell that holds an answer carries the tag `answer-NAME`; its lines between `### BEGIN SOLUTION` and
-`### END SOLUTION` are what the reader's copy leaves blank.
+A cell that holds an answer carries the tag `answer-NAME`; its lines between `### BEGIN SOLUTION`
+and `### END SOLUTION` are what the reader's copy leaves blank.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
 
 def solution_code(chapter: str, name: str) -> str:
-    """Return the solved cell of an exercise, without markers, `answer = ...` and the call of `check`.
+    """Return the solved cell of an exercise, without markers, `answer = ...` and the call of
+    `check`.
 
-    Raises FileNotFoundError or LookupError, naming the notebook, when the course's folder is incomplete.
+    Raises FileNotFoundError or LookupError, naming the notebook, when the course's folder is
+    incomplete.
     """
     book = _notebook(chapter)
     try:
         cells = json.loads(book.read_text(encoding="utf-8"))["cells"]
-        found = [cell["source"] for cell in cells if f"answer-{name}" in cell["metadata"].get("tags", [])]
+        found = [
+            cell["source"] for cell in cells if f"answer-{name}" in cell["metadata"].get("tags", [])
+        ]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise LookupError(f"{book} is damaged: fetch the course's solutions/ again") from None
     if not found:
-        raise LookupError(f"{book} holds no cell with the tag answer-{name}: fetch the course's solutions/ again")
+        raise LookupError(
+            f"{book} holds no cell with the tag answer-{name}: fetch the course's solutions/ again"
+        )
     return _answer("".join(found[0]).split("\n"), name)
 
 
@@ -58,6 +64,7 @@ def _notebook(chapter: str) -> Path:
     found = sorted((course_root() / "solutions").glob(f"[0-9][0-9]_{chapter}.ipynb"))
     if not found:
         raise FileNotFoundError(
-            f"there is no solutions/…_{chapter}.ipynb in {course_root()}: fetch the course's folder again"
+            f"there is no solutions/…_{chapter}.ipynb in {course_root()}: fetch the course's "
+            f"folder again"
         )
     return found[0]

@@ -1,4 +1,5 @@
-"""What decides how torch computes: how to read it, put it back, and what to say when it was changed.
+"""What decides how torch computes: how to read it, put it back, and what to say when it was
+changed.
 
 Global modes come first: default dtype and device, grad and inference mode, autocast, modes and
 hooks. They change what later cells compute, so leaving one changed is a fault. The rest is put back
@@ -85,7 +86,8 @@ def _tell_mode(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
         f"your code leaves {' and '.join(kinds)} on, so it would handle the torch calls of every "
         "later cell. Use `with`, which ends a mode even after an exception"
         if kinds
-        else "your code ends a mode that was on before it: end only those that you began, best by `with`"
+        else "your code ends a mode that was on before it: end only those that you began, best by "
+        "`with`"
     )
 
 
@@ -96,7 +98,10 @@ def _depth() -> int:
 
 
 def _autocast() -> tuple[Any, ...]:
-    regions = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES]
+    regions = [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _DEVICES
+    ]
     return (*regions, _depth(), torch.is_autocast_cache_enabled())
 
 
@@ -331,7 +336,8 @@ TORCH = (
         _backends,
         _set_backends,
         lambda was, now: (
-            f"your code changed {listed(f'torch.backends.{name}' for name in changed(was, now))}; that is put back."
+            f"your code changed {listed(f'torch.backends.{name}' for name in changed(was, now))}; "
+            f"that is put back."
         ),
         fault=False,
     ),

@@ -1,4 +1,6 @@
-"""Load what torch would load in the middle of a check: its compiler's modules, at the first step of any optimizer (2 s)."""
+"""Load what torch would load in the middle of a check:
+its compiler's modules, at the first step of any optimizer (2 s).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,15 @@ _started, _done = threading.Event(), threading.Event()
 def load_lazy_modules() -> None:
     """Return when everything is loaded; at once from the second call on.
 
-    The work is done in a thread of its own, so that Ctrl-C ends the waiting and not an import half way: torch cannot be
-    loaded again after that. The next call waits for the rest.
+    The work is done in a thread of its own, so that Ctrl-C ends the waiting and not an import half
+    way: torch cannot be loaded again after that. The next call waits for the rest.
     """
     with _starting:
         if not _started.is_set():
             threading.Thread(target=_load, daemon=True, name="amp_course loads torch").start()
             _started.set()
-    _done.wait()  # not `Thread.join`: in Python 3.11, once interrupted, that takes the thread for dead
+    # not `Thread.join`: in Python 3.11, once interrupted, that takes the thread for dead
+    _done.wait()
 
 
 def _load() -> None:

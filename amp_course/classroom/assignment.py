@@ -1,7 +1,8 @@
-"""Make an nbgrader assignment of a chapter's exercises: an answer's cell, and below it a cell that holds the points.
+"""Make an nbgrader assignment of a chapter's exercises: an answer's cell, and below it a cell that
+holds the points.
 
-nbgrader gives a cell its points unless it raises, and `exercises.x.check(f)` alone never does. So the cell with the points
-asserts the outcome.
+nbgrader gives a cell its points unless it raises, and `exercises.x.check(f)` alone never does. So
+the cell with the points asserts the outcome.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from amp_course.kit.paths import course_root
 
 TEST = "points-"  # an exercise's cell with the points is called so: "points-add_autocast"
 _HAND_OUT = """\
-Write each answer where it says `# your code here`, and run the cell below it: it checks the answer, tells you what it does, and
-holds the points. As long as the answer is not correct, that cell ends with a red `AssertionError`, which is normal; and “Run All”
-stops there. These cells are put back before grading, so changing them changes nothing. Save the notebook with its outputs before
-you hand it in."""
+Write each answer where it says `# your code here`, and run the cell below it: it checks the answer,
+tells you what it does, and holds the points. As long as the answer is not correct, that cell ends
+with a red `AssertionError`, which is normal; and “Run All” stops there. These cells are put back
+before grading, so changing them changes nothing. Save the notebook with its outputs before you hand
+it in."""
 _LINK = re.compile(r"\[([^\]]+)\]\(\.\./(notebooks|exercises)/([\w.]+)(?:#[^)]*)?\)")
 
 
@@ -54,7 +56,9 @@ def has_exercises(chapter: Chapter) -> bool:
 
 
 def named(name: str) -> Chapter:
-    """Return the chapter of a name, "06" or "loop". Raises CourseError if there is none, or if it has no exercises."""
+    """Return the chapter of a name, "06" or "loop". Raises CourseError if there is none,
+    or if it has no exercises.
+    """
     chapter = find(name)
     if not has_exercises(chapter):
         raise CourseError(f"chapter {chapter.stem} has no exercises to hand out: name another one.")
@@ -62,14 +66,20 @@ def named(name: str) -> Chapter:
 
 
 def tasks_of(chapter: Chapter) -> list[Task]:
-    """Return a chapter's exercises with what their checks are called with, in the notebook's order."""
+    """Return a chapter's exercises with what their checks are called with,
+    in the notebook's order.
+    """
     by_name = {exercise.name: exercise for exercise in chapter.exercises()}
     master = _master(chapter)
-    return [Task(by_name[name], _split(cell.source, name)[1]) for name, cell in _answer_cells(master)]
+    return [
+        Task(by_name[name], _split(cell.source, name)[1]) for name, cell in _answer_cells(master)
+    ]
 
 
 def source_notebook(chapter: Chapter) -> NotebookNode:
-    """Return the assignment as nbgrader wants it in `source/`: with the answers, which it blanks for the students."""
+    """Return the assignment as nbgrader wants it in `source/`:
+    with the answers, which it blanks for the students.
+    """
     master = _master(chapter)
     answers = {cell.id: name for name, cell in _answer_cells(master)}
     points = {task.exercise.name: task.points for task in tasks_of(chapter)}
@@ -90,13 +100,21 @@ def source_notebook(chapter: Chapter) -> NotebookNode:
     cells.insert(1, nbformat.v4.new_markdown_cell(_HAND_OUT, id="hand-out"))
     book = nbformat.v4.new_notebook(cells=cells, metadata=dict(master.metadata))
     book.metadata.pop("amp_course", None)
-    book.metadata["amp_course"] = {"assignment": chapter.stem, "version": __version__, "digest": digest(book)}
+    book.metadata["amp_course"] = {
+        "assignment": chapter.stem,
+        "version": __version__,
+        "digest": digest(book),
+    }
     return book
 
 
 def digest(book: NotebookNode) -> str:
-    """Return a short fingerprint of what a student is given: the sources of all cells but the answers, in order."""
-    given = [cell.source for cell in book.cells if not cell.metadata.get("nbgrader", {}).get("solution")]
+    """Return a short fingerprint of what a student is given:
+    the sources of all cells but the answers, in order.
+    """
+    given = [
+        cell.source for cell in book.cells if not cell.metadata.get("nbgrader", {}).get("solution")
+    ]
     return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
 
 
@@ -133,12 +151,21 @@ def _test(name: str, answer: str, points: int) -> str:
     worth = f"{points} point" + ("s" if points > 1 else "")
     return (
         f"# worth {worth}\n"
-        f'assert exercises.{name}.check({answer}).state == "correct", "no points yet: the message above says why"'
+        f'assert exercises.{name}.check({answer}).state == "correct", "no points yet: the message '
+        f'above says why"'
     )
 
 
-def _code(source: str, name: str, *, solution: bool = False, points: int | None = None) -> NotebookNode:
-    kind = {"grade": points is not None, "grade_id": name, "locked": not solution, "solution": solution, "task": False}
+def _code(
+    source: str, name: str, *, solution: bool = False, points: int | None = None
+) -> NotebookNode:
+    kind = {
+        "grade": points is not None,
+        "grade_id": name,
+        "locked": not solution,
+        "solution": solution,
+        "task": False,
+    }
     worth = {"points": points} if points is not None else {}
     metadata = {"nbgrader": {**kind, **worth, "schema_version": 3}}
     return nbformat.v4.new_code_cell(source, id=name.replace("_", "-")[:64], metadata=metadata)

@@ -1,6 +1,8 @@
-"""Run a program so that it sees the course, Python and its own scratch folder, and nothing else: no network, no class.
+"""Run a program so that it sees the course, Python and its own scratch folder, and nothing else: no
+network, no class.
 
-bubblewrap (the command `bwrap`) does it, on Linux, where the system lets ordinary users make namespaces.
+bubblewrap (the command `bwrap`) does it, on Linux, where the system lets ordinary users make
+namespaces.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from pathlib import Path
 
 from amp_course.kit.paths import course_root
 
-HOME = "/home/student"  # where the program runs, and all that it can write to but the folder for its messages
+# where the program runs, and all that it can write to but the folder for its messages
+HOME = "/home/student"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt")
 _SETTINGS = (
     "alternatives",
@@ -104,7 +107,11 @@ def _folders(disk_bytes: int) -> list[str]:
 
 def _python() -> list[str]:
     """Return the folders of this Python, of its packages and of what it was made from."""
-    paths = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("-packages"))]
+    paths = [
+        sys.prefix,
+        sys.base_prefix,
+        *(path for path in sys.path if path.endswith("-packages")),
+    ]
     return [path for path in paths if not path.startswith(_SYSTEM[:1])]
 
 

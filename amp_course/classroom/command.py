@@ -26,7 +26,11 @@ def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -
     place = ClassFolder(Path(folder))
     try:
         results = grading.grade(
-            place, place.chapters(chapters), jobs=jobs, again=again, echo=lambda line: print(line, flush=True)
+            place,
+            place.chapters(chapters),
+            jobs=jobs,
+            again=again,
+            echo=lambda line: print(line, flush=True),
         )
     except KeyboardInterrupt:
         print("\nInterrupted. What was graded is kept: type the command again to go on.")
@@ -34,9 +38,14 @@ def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -
     for assignment in dict.fromkeys(result.assignment for result in results):
         print(f"\n{_table([result for result in results if result.assignment == assignment])}")
     if any(not result.sandboxed for result in results):
-        print("\nWITHOUT A SANDBOX: these submissions ran with your rights. The first line says why.")
+        print(
+            "\nWITHOUT A SANDBOX: these submissions ran with your rights. The first line says why."
+        )
     if results:
-        print(f"\nThe points are in {place.gradebook}. `amp-course classroom report {folder}` makes the class's page.")
+        print(
+            f"\nThe points are in {place.gradebook}. `amp-course classroom report {folder}` makes "
+            f"the class's page."
+        )
 
 
 def make_report(folder: str, chapters: Sequence[str]) -> None:
@@ -44,10 +53,15 @@ def make_report(folder: str, chapters: Sequence[str]) -> None:
     place = ClassFolder(Path(folder))
     names, target, reports = place.names(), place.root / "report", []
     wanted = place.chapters(chapters)
-    graded = [(chapter, results) for chapter in place.chapters() if (results := grading.load(place, chapter))]
+    graded = [
+        (chapter, results)
+        for chapter in place.chapters()
+        if (results := grading.load(place, chapter))
+    ]
     if not any(chapter in wanted for chapter, _ in graded):
         raise CourseError(
-            f"nothing has been graded in {folder} yet: `amp-course classroom grade {folder}` comes first."
+            f"nothing has been graded in {folder} yet: `amp-course classroom grade {folder}` comes "
+            f"first."
         )
     target.mkdir(exist_ok=True)
     for chapter, results in graded:
@@ -56,7 +70,9 @@ def make_report(folder: str, chapters: Sequence[str]) -> None:
         if chapter in wanted:
             write_text(target / f"{chapter.stem}.html", page(found, projected=False))
             write_text(target / f"{chapter.stem}-projected.html", page(found, projected=True))
-            write_text(target / f"{chapter.stem}.csv", f"\ufeff{table(found)}")  # the mark tells Excel that it is UTF-8
+            write_text(
+                target / f"{chapter.stem}.csv", f"\ufeff{table(found)}"
+            )  # the mark tells Excel that it is UTF-8
     write_text(target / "index.html", index(reports))
     print(f"Open {target / 'index.html'}. The pages called …-projected.html name no student.")
 
@@ -66,7 +82,10 @@ def _table(results: Sequence[grading.Result]) -> str:
     signs = {"correct": "✓", "not yet": "✗", "not attempted": "○"}
     names = [answer.exercise.split(".")[1] for answer in results[0].answers]
     width = min(32, max(len("student"), *(len(result.student) for result in results)))
-    lines = [f"{'student':<{width}}  points  {' '.join(str(number) for number in range(1, len(names) + 1))}"]
+    lines = [
+        f"{'student':<{width}}  points  "
+        f"{' '.join(str(number) for number in range(1, len(names) + 1))}"
+    ]
     for result in results:
         marks = "".join(
             f"{'!' if answer.state == 'correct' and not answer.points else signs.get(answer.state, '–'):<{len(str(number)) + 1}}"

@@ -1,4 +1,6 @@
-"""The class's folder: nbgrader's layout, made or continued, never overwritten; and what has been submitted."""
+"""The class's folder: nbgrader's layout, made or continued, never overwritten;
+and what has been submitted.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,13 @@ README = """\
 | points and all else that nbgrader keeps | `gradebook.db`; run `jupyter lab` in this folder and open `/formgrader` to see it |
 | feedback for the students | `nbgrader generate_feedback 06_loop`, then `feedback/STUDENT/06_loop/06_loop.html` |
 
-Grade with `amp-course classroom grade`, not with `nbgrader autograde`. It repairs submissions that would stop nbgrader, and runs
-each in a fresh kernel, which (where bubblewrap is installed) sees neither this folder nor the network. Answers are judged in a
-process that no cell of the submission has touched. `source/` holds the answers: do not hand it out.
+Grade with `amp-course classroom grade`, not with `nbgrader autograde`. It repairs submissions that
+would stop nbgrader, and runs each in a fresh kernel, which (where bubblewrap is installed) sees
+neither this folder nor the network. Answers are judged in a process that no cell of the submission
+has touched. `source/` holds the answers: do not hand it out.
 
-The solutions of the exercises are part of the course, and your students can read them. The points say who has worked through a
-chapter; they are not an exam.
+The solutions of the exercises are part of the course, and your students can read them. The points
+say who has worked through a chapter; they are not an exam.
 """
 
 
@@ -67,7 +70,8 @@ class ClassFolder:
         self.root = Path(os.path.abspath(root))
         if not (self.root / _MARK).is_file():
             raise CourseError(
-                f"{root} holds no class: make one with `amp-course classroom init {root}`, or name another folder."
+                f"{root} holds no class: make one with `amp-course classroom init {root}`, or name "
+                f"another folder."
             )
 
     @property
@@ -82,7 +86,8 @@ class ClassFolder:
         missing = [chapter.stem for chapter in wanted if chapter not in out]
         if missing:
             raise CourseError(
-                f"{', '.join(missing)} is not in this class: `amp-course classroom init {self.root} {' '.join(missing)}` adds it."
+                f"{', '.join(missing)} is not in this class: `amp-course classroom init "
+                f"{self.root} {' '.join(missing)}` adds it."
             )
         return [chapter for chapter in out if not wanted or chapter in wanted]
 
@@ -111,7 +116,8 @@ class ClassFolder:
     def handed_in(self, chapter: Chapter) -> list[HandedIn]:
         """Return what lies in `submitted/` for a chapter, by student id.
 
-        A notebook under another name counts if it is the only one there, as for "06_loop (1).ipynb", which browsers make.
+        A notebook under another name counts if it is the only one there, as for "06_loop
+        (1).ipynb", which browsers make.
         """
         return list(self._handed_in(chapter))
 
@@ -125,7 +131,11 @@ class ClassFolder:
                 continue
             notebook = folder / f"{chapter.stem}.ipynb"
             others = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
-            yield HandedIn(place.name, folder, others[0] if len(others) == 1 and not notebook.exists() else notebook)
+            yield HandedIn(
+                place.name,
+                folder,
+                others[0] if len(others) == 1 and not notebook.exists() else notebook,
+            )
 
     def misplaced(self) -> list[str]:
         """Return the notebooks in `submitted/` that are not where a student's are looked for."""
@@ -134,12 +144,17 @@ class ClassFolder:
         return sorted(str(path.relative_to(submitted)) for path in found)
 
     def names(self) -> dict[str, str]:
-        """Return id → name as `students.csv` has them; a student who is not in it is called by the id."""
+        """Return id → name as `students.csv` has them;
+        a student who is not in it is called by the id.
+        """
         path = self.root / "students.csv"
         if not path.exists():
             return {}
         if not path.is_file():
-            raise CourseError(f"{path} is a folder: a file of that name, with the columns id and name, belongs there.")
+            raise CourseError(
+                f"{path} is a folder: a file of that name, with the columns id and name, belongs "
+                f"there."
+            )
         content = path.read_bytes()
         try:
             text = content.decode("utf-8-sig")
@@ -147,14 +162,18 @@ class ClassFolder:
             text = content.decode("cp1252", errors="replace")  # as Excel writes it on Windows
         rows = csv.DictReader(io.StringIO(text.replace("\0", "")))
         if not {"id", "name"} <= set(rows.fieldnames or ()):
-            raise CourseError(f"{path} needs a first line with the columns id and name, separated by a comma.")
+            raise CourseError(
+                f"{path} needs a first line with the columns id and name, separated by a comma."
+            )
         return {row["id"].strip(): row["name"].strip() for row in rows if row["id"] and row["name"]}
 
 
 def create(root: Path, names: Sequence[str]) -> Iterator[str]:
-    """Make a class's folder, or add chapters to one; yields a line on each thing done. What is there is kept.
+    """Make a class's folder, or add chapters to one; yields a line on each thing done. What is
+    there is kept.
 
-    Raises CourseError for a folder that holds something else, lies in the course's or cannot be written.
+    Raises CourseError for a folder that holds something else, lies in the course's or cannot be
+    written.
     """
     root = Path(os.path.abspath(root))
     chapters = [assignment.named(name) for name in names] or [
@@ -162,8 +181,12 @@ def create(root: Path, names: Sequence[str]) -> Iterator[str]:
     ]
     _refuse(root)
     root.mkdir(parents=True, exist_ok=True)
-    if not (root / _MARK).exists():  # first: what is interrupted can be told from somebody else's folder
-        write_text(root / _MARK, json.dumps({"made by": "amp-course classroom init", "version": 1}) + "\n")
+    if not (
+        root / _MARK
+    ).exists():  # first: what is interrupted can be told from somebody else's folder
+        write_text(
+            root / _MARK, json.dumps({"made by": "amp-course classroom init", "version": 1}) + "\n"
+        )
     for name, text in (("nbgrader_config.py", CONFIG), ("README.md", README)):
         if not (root / name).exists():
             write_text(root / name, text)
@@ -178,12 +201,15 @@ def _refuse(root: Path) -> None:
     real = root.resolve()
     if real.is_relative_to(course) or course.is_relative_to(real):
         raise CourseError(
-            f"{root} and the course's folder are one inside the other: choose a folder outside of {course}."
+            f"{root} and the course's folder are one inside the other: choose a folder outside of "
+            f"{course}."
         )
     if root.exists() and not root.is_dir():
         raise CourseError(f"{root} is a file: choose another name for the class's folder.")
     if root.is_dir() and not (root / _MARK).exists() and any(root.iterdir()):
-        raise CourseError(f"{root} holds other things and no class: choose an empty folder, or a new name.")
+        raise CourseError(
+            f"{root} holds other things and no class: choose an empty folder, or a new name."
+        )
 
 
 def _add(place: ClassFolder, chapter: Chapter) -> str:
@@ -193,11 +219,14 @@ def _add(place: ClassFolder, chapter: Chapter) -> str:
         try:
             old = nbformat.read(source, as_version=4).metadata.get("amp_course", {})
         except Exception:  # nbformat raises many kinds for a file that was cut off
-            raise CourseError(f"{source} is damaged: delete it, then type the command again.") from None
+            raise CourseError(
+                f"{source} is damaged: delete it, then type the command again."
+            ) from None
         if gradebook.has(place.root, chapter.stem) and release.is_file():
             newer = old.get("digest") != fresh.metadata["amp_course"]["digest"]
             more = (
-                f"; the course's is newer: delete {source.parent} and {release.parent} to have that one"
+                f"; the course's is newer: delete {source.parent} and {release.parent} to have "
+                f"that one"
                 if newer
                 else ""
             )
@@ -208,7 +237,9 @@ def _add(place: ClassFolder, chapter: Chapter) -> str:
     gradebook.generate(place.root, chapter.stem)
     tasks = assignment.tasks_of(chapter)
     exercises, points = len(tasks), sum(task.points for task in tasks)
-    return f"{chapter.stem}: {_count(exercises, 'exercise')}, {_count(points, 'point')}, in {release}"
+    return (
+        f"{chapter.stem}: {_count(exercises, 'exercise')}, {_count(points, 'point')}, in {release}"
+    )
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,6 @@
-"""nbgrader's part: assignments are generated and points are kept by nbgrader itself. Nothing else imports it."""
+"""nbgrader's part: assignments are generated and points are kept by nbgrader itself.
+Nothing else imports it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ COURSE = "amp_course"
 
 
 def generate(root: Path, name: str) -> None:
-    """Let nbgrader make `release/NAME` of `source/NAME`, and note its cells and points. Raises CourseError if it refuses."""
+    """Let nbgrader make `release/NAME` of `source/NAME`, and note its cells and points.
+    Raises CourseError if it refuses.
+    """
     with _open(root):
         pass  # if there is one that is damaged, this says so
     with _quietly():
@@ -32,7 +36,9 @@ def generate(root: Path, name: str) -> None:
         done = NbGraderAPI(config=config).generate_assignment(name, force=True, create=True)
     if not done["success"]:
         told = [
-            line for line in (done.get("log") or "").splitlines() if "Error" in line and "NbGraderException" not in line
+            line
+            for line in (done.get("log") or "").splitlines()
+            if "Error" in line and "NbGraderException" not in line
         ]
         said = told[-1].strip() if told else "it gives no reason"
         raise CourseError(f"nbgrader could not make the assignment {name}: {said}")
@@ -50,7 +56,8 @@ def has(root: Path, name: str) -> bool:
 
 
 def record(root: Path, name: str, student: str, scores: Mapping[str, float], review: bool) -> None:
-    """Write a student's points, cell by cell; `review` marks them for a person to look at. Repeating it changes nothing.
+    """Write a student's points, cell by cell; `review` marks them for a person to look at.
+    Repeating it changes nothing.
 
     scores: name of the cell → points. What a person has given by hand stays.
     """
@@ -70,19 +77,27 @@ def points(root: Path, name: str) -> dict[str, dict[str, float]]:
     with _open(root) as (book, _):
         return {
             submission.student.id: {
-                grade.cell.name: float(grade.score) for notebook in submission.notebooks for grade in notebook.grades
+                grade.cell.name: float(grade.score)
+                for notebook in submission.notebooks
+                for grade in notebook.grades
             }
             for submission in book.find_assignment(name).submissions
         }
 
 
 def given_by_hand(root: Path, name: str) -> dict[str, float]:
-    """Return student → points of those with at least one mark that a person has given in nbgrader."""
+    """Return student → points of those with at least one mark that a person has given in
+    nbgrader.
+    """
     with _open(root) as (book, _):
         return {
             submission.student.id: float(submission.score)
             for submission in book.find_assignment(name).submissions
-            if any(grade.manual_score is not None for notebook in submission.notebooks for grade in notebook.grades)
+            if any(
+                grade.manual_score is not None
+                for notebook in submission.notebooks
+                for grade in notebook.grades
+            )
         }
 
 
@@ -100,7 +115,8 @@ def _open(root: Path) -> Iterator[tuple[Any, type[Exception]]]:
             if "malformed" not in str(error) and "not a database" not in str(error):
                 raise
             raise CourseError(
-                f"{path} is damaged: move it away, then type `amp-course classroom init {root}` and grade again with --again."
+                f"{path} is damaged: move it away, then type `amp-course classroom init {root}` "
+                f"and grade again with --again."
             ) from None
 
 
@@ -111,11 +127,13 @@ def _quietly() -> Iterator[None]:
         import nbgrader  # noqa: F401
     except ModuleNotFoundError:
         raise CourseError(
-            "a class needs nbgrader, which is not installed: type `.venv/bin/python -m pip install -c constraints.txt nbgrader` "
-            "in the course's folder."
+            "a class needs nbgrader, which is not installed: type `.venv/bin/python -m pip install "
+            "-c constraints.txt nbgrader` in the course's folder."
         ) from None
     path = os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])  # it starts `alembic` by that name
+    os.environ["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), path]
+    )  # it starts `alembic` by that name
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")

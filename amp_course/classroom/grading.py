@@ -1,4 +1,5 @@
-"""Grade a class: each submission in a kernel of its own, several at a time, each result kept as soon as it is there.
+"""Grade a class: each submission in a kernel of its own, several at a time, each result kept as
+soon as it is there.
 
 A run that is interrupted goes on where it was: what has not changed is not run again.
 """
@@ -51,8 +52,10 @@ class Answer:
 class Result:
     """What came of one submission; a file in `results/` holds it as JSON.
 
-    key:      what it was made from: the submission's content, the assignment's and the course's version
-    findings: what the instructor should know; `withheld` says why there are no points in spite of the answers
+    key:      what it was made from: the submission's content, the assignment's and the course's
+              version
+    findings: what the instructor should know; `withheld` says why there are no points in spite of
+              the answers
     history:  exercise's id → attempts, hints, solution, mistakes: as the submission itself tells it
     """
 
@@ -85,8 +88,9 @@ def grade(
 ) -> list[Result]:
     """Grade what was submitted for some chapters, and return the results, old and new.
 
-    jobs:      how many submissions at a time; by default as many as there are cores. Without a sandbox it is one, so that
-               whatever happens to the class's files, it is known in whose run
+    jobs:      how many submissions at a time; by default as many as there are cores. Without a
+               sandbox it is one, so that whatever happens to the class's files, it is known in
+               whose run
     again:     grade those too that have not changed
     sandboxed: by default, if bubblewrap runs here
 
@@ -94,7 +98,8 @@ def grade(
     """
     if not hasattr(os, "fork"):
         raise CourseError(
-            "answers are judged in processes that Windows does not have: grade on Linux or macOS, or in WSL."
+            "answers are judged in processes that Windows does not have: grade on Linux or macOS, "
+            "or in WSL."
         )
     why_not = bubblewrap.missing()
     sandboxed = why_not is None if sandboxed is None else sandboxed
@@ -103,15 +108,22 @@ def grade(
     for stray in place.misplaced():
         echo(f"Not graded, for it is not in submitted/STUDENT/CHAPTER/: {printable(stray)}")
     if not todo:
-        echo(f"Nothing was submitted: put notebooks into {place.root / 'submitted'}/STUDENT/{chapters[0].stem}/.")
+        echo(
+            f"Nothing was submitted: put notebooks into "
+            f"{place.root / 'submitted'}/STUDENT/{chapters[0].stem}/."
+        )
         return []
     try:
         with locked(place.gradebook, 1.0):
             sweep()
             every = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
-            return _run_to_its_end(every.grade(todo, (jobs or os.cpu_count() or 1) if sandboxed else 1))
+            return _run_to_its_end(
+                every.grade(todo, (jobs or os.cpu_count() or 1) if sandboxed else 1)
+            )
     except TimeoutError:
-        raise CourseError(f"another grading run is at work in {place.root}: wait until it has ended.") from None
+        raise CourseError(
+            f"another grading run is at work in {place.root}: wait until it has ended."
+        ) from None
 
 
 def _run_to_its_end(work: Coroutine[Any, Any, list[Result]]) -> list[Result]:
@@ -125,7 +137,9 @@ def _run_to_its_end(work: Coroutine[Any, Any, list[Result]]) -> list[Result]:
 
 
 def load(place: ClassFolder, chapter: Chapter) -> list[Result]:
-    """Return the results that are there for a chapter, by student; a damaged file is left out, as if it were not there."""
+    """Return the results that are there for a chapter, by student;
+    a damaged file is left out, as if it were not there.
+    """
     files = sorted((place.root / "results" / chapter.stem).glob("*.json"))
     return [found for file in files if (found := _read(file)) is not None]
 
@@ -134,8 +148,10 @@ def _protection(sandboxed: bool, why_not: str | None) -> str:
     if sandboxed:
         return "Each submission runs under bubblewrap: it sees neither this class nor the network."
     return (
-        f"WITHOUT A SANDBOX: {why_not or 'as you asked'}. Each submission runs with your rights: it can read and change your "
-        "files and use the network. Grade only what you trust, or grade in a container that holds nothing else."
+        f"WITHOUT A SANDBOX: {why_not or 'as you asked'}. Each submission runs with your rights: "
+        f"it can read and change your "
+        "files and use the network. Grade only what you trust, or grade in a container that holds "
+        "nothing else."
     )
 
 
@@ -154,9 +170,21 @@ class _Grader:
     """One grading run: what its submissions share."""
 
     def __init__(
-        self, place: ClassFolder, count: int, again: bool, echo: Echo, limits: Limits, sandboxed: bool
+        self,
+        place: ClassFolder,
+        count: int,
+        again: bool,
+        echo: Echo,
+        limits: Limits,
+        sandboxed: bool,
     ) -> None:
-        self.place, self.again, self.echo, self.limits, self.sandboxed = place, again, echo, limits, sandboxed
+        self.place, self.again, self.echo, self.limits, self.sandboxed = (
+            place,
+            again,
+            echo,
+            limits,
+            sandboxed,
+        )
         self.count, self.done = count, 0
         self._gradebook = _content(place.gradebook)
 
@@ -178,20 +206,33 @@ class _Grader:
             tasks = [group.create_task(one(*each)) for each in todo]
         return [task.result() for task in tasks]
 
-    def _failed(self, chapter: Chapter, handed_in: HandedIn, tasks: list[Task], error: Exception) -> Result:
+    def _failed(
+        self, chapter: Chapter, handed_in: HandedIn, tasks: list[Task], error: Exception
+    ) -> Result:
         """Return a result without points, which is not kept: the next run tries again."""
         told = f"it could not be graded ({type(error).__name__}: {error}); the next run tries again"
-        result = self._result(chapter, handed_in, tasks, Run(nbformat.v4.new_notebook()), findings=(told[:500],))
+        result = self._result(
+            chapter, handed_in, tasks, Run(nbformat.v4.new_notebook()), findings=(told[:500],)
+        )
         self._say(result, "failed")
         return result
 
     async def _one(
-        self, chapter: Chapter, handed_in: HandedIn, release: nbformat.NotebookNode, tasks: list[Task]
+        self,
+        chapter: Chapter,
+        handed_in: HandedIn,
+        release: nbformat.NotebookNode,
+        tasks: list[Task],
     ) -> Result:
         key = _key(handed_in, release)
         file = self.place.result(chapter, handed_in.student)
         old = _read(file)
-        if old is not None and old.key == key and not self.again and (self.sandboxed or not old.sandboxed):
+        if (
+            old is not None
+            and old.key == key
+            and not self.again
+            and (self.sandboxed or not old.sandboxed)
+        ):
             self._say(old, "unchanged")
             return old
         try:
@@ -211,10 +252,21 @@ class _Grader:
                     limits=self.limits,
                 )
             )
-            findings, history, suspect = [*prepared.findings, *ran.findings], prepared.history, prepared.suspect
+            findings, history, suspect = (
+                [*prepared.findings, *ran.findings],
+                prepared.history,
+                prepared.suspect,
+            )
         withheld = self._withheld(ran, suspect)
         result = self._result(
-            chapter, handed_in, tasks, ran, key=key, findings=tuple(findings), withheld=withheld, history=history
+            chapter,
+            handed_in,
+            tasks,
+            ran,
+            key=key,
+            findings=tuple(findings),
+            withheld=withheld,
+            history=history,
         )
         self._keep(chapter, result, ran)
         self._say(result, f"{result.seconds:.1f} s")
@@ -246,7 +298,9 @@ class _Grader:
         )
 
     def _withheld(self, ran: Run, suspect: bool) -> tuple[str, ...]:
-        replaced = dict.fromkeys(name for verdict in ran.verdicts.values() for name in verdict.replaced)
+        replaced = dict.fromkeys(
+            name for verdict in ran.verdicts.values() for name in verdict.replaced
+        )
         opened = dict.fromkeys(name for verdict in ran.verdicts.values() for name in verdict.opened)
         told = [f"it replaced part of what judges it: {name}" for name in list(replaced)[:3]]
         told += [f"it tried to open a file of the class: {name}" for name in opened]
@@ -255,17 +309,24 @@ class _Grader:
             aside = unused_name(self.place.gradebook, f"changed-{datetime.now():%Y-%m-%d-%H%M%S}")
             os.replace(self.place.gradebook, aside)
             self.place.gradebook.write_bytes(self._gradebook)
-            told.append(f"the gradebook changed while it ran; it was put back, and the changed one is {aside.name}")
+            told.append(
+                f"the gradebook changed while it ran; it was put back, and the changed one is "
+                f"{aside.name}"
+            )
         return tuple(told)
 
     def _keep(self, chapter: Chapter, result: Result, ran: Run) -> None:
-        """Write the notebook, then the gradebook, then the result: what is interrupted before the last is graded again."""
+        """Write the notebook, then the gradebook, then the result:
+        what is interrupted before the last is graded again.
+        """
         if ran.book.cells:
             graded = self.place.autograded(chapter, result.student)
             graded.parent.mkdir(parents=True, exist_ok=True)
             write_text(graded, whole_letters(nbformat.writes(ran.book)) + "\n")
         scores = {TEST + answer.exercise.split(".")[1]: answer.points for answer in result.answers}
-        gradebook.record(self.place.root, chapter.stem, result.student, scores, review=bool(result.withheld))
+        gradebook.record(
+            self.place.root, chapter.stem, result.student, scores, review=bool(result.withheld)
+        )
         self._gradebook = _content(self.place.gradebook)
         file = self.place.result(chapter, result.student)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -278,7 +339,11 @@ class _Grader:
         line = f"{who}: {result.points:g} of {of} points ({how})"
         self.echo(
             "\n    ".join(
-                [line, *(f"no points: {printable(why)}" for why in result.withheld), *map(printable, result.findings)]
+                [
+                    line,
+                    *(f"no points: {printable(why)}" for why in result.withheld),
+                    *map(printable, result.findings),
+                ]
             )
         )
 
@@ -299,8 +364,14 @@ def _answer(task: Task, ran: Run, withheld: bool) -> Answer:
 
 
 def _key(handed_in: HandedIn, release: nbformat.NotebookNode) -> str:
-    made_of = hashlib.sha256(f"{__version__} {release.metadata.get('amp_course', {}).get('digest')}".encode())
-    files = [handed_in.notebook] if not handed_in.folder.is_dir() else sorted(handed_in.folder.rglob("*"))
+    made_of = hashlib.sha256(
+        f"{__version__} {release.metadata.get('amp_course', {}).get('digest')}".encode()
+    )
+    files = (
+        [handed_in.notebook]
+        if not handed_in.folder.is_dir()
+        else sorted(handed_in.folder.rglob("*"))
+    )
     for file in files:
         made_of.update(os.fsencode(os.path.relpath(file, handed_in.folder.parent)))
         with contextlib.suppress(OSError):

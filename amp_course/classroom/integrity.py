@@ -1,6 +1,7 @@
 """Find code that judges answers and has been replaced since it was loaded.
 
-What a submission runs shares a process with the check. It cannot be kept from changing it; but what it changed shows.
+What a submission runs shares a process with the check. It cannot be kept from changing it; but what
+it changed shows.
 """
 
 from __future__ import annotations
@@ -39,20 +40,51 @@ _COMPARES = (
     (torch, ("isclose", "equal", "allclose", "isnan")),
     (
         Tensor,
-        ("__eq__", "__or__", "__and__", "isnan", "all", "any", "abs", "max", "item", "tolist", "detach", "nan_to_num"),
+        (
+            "__eq__",
+            "__or__",
+            "__and__",
+            "isnan",
+            "all",
+            "any",
+            "abs",
+            "max",
+            "item",
+            "tolist",
+            "detach",
+            "nan_to_num",
+        ),
     ),
     (math, ("isclose", "isnan", "copysign")),
 )
 # What the course itself, Python or a notebook changes while it works.
 _CHANGES = (
-    *("._hints_shown", "._shown_in", "progress._waiting", "__warningregistry__", ".__doc__", ".__annotations__"),
-    *("__loader__", "__spec__", "__file__", "__cached__", "__builtins__", "__path__", "patched._last[0]", ".seconds"),
+    *(
+        "._hints_shown",
+        "._shown_in",
+        "progress._waiting",
+        "__warningregistry__",
+        ".__doc__",
+        ".__annotations__",
+    ),
+    *(
+        "__loader__",
+        "__spec__",
+        "__file__",
+        "__cached__",
+        "__builtins__",
+        "__path__",
+        "patched._last[0]",
+        ".seconds",
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Part:
-    """An object that a check relies on, what it consisted of when it was noted, and how that is found again."""
+    """An object that a check relies on, what it consisted of when it was noted,
+    and how that is found again.
+    """
 
     path: str
     owner: Any
@@ -61,7 +93,9 @@ class Part:
 
 
 def fingerprint() -> list[Part]:
-    """Note all that a check relies on. The objects are held, so that none of their addresses is given to another."""
+    """Note all that a check relies on. The objects are held,
+    so that none of their addresses is given to another.
+    """
     found: list[Part] = []
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
@@ -80,7 +114,11 @@ def replaced(before: list[Part]) -> list[str]:
     changed = []
     for part in before:
         now = dict(part.parts(part.owner))
-        changed += [part.path + name for name, was in part.inside.items() if not _same(was, now.get(name, _GONE))]
+        changed += [
+            part.path + name
+            for name, was in part.inside.items()
+            if not _same(was, now.get(name, _GONE))
+        ]
     return [path for path in changed if not path.endswith(_CHANGES)]
 
 
@@ -88,9 +126,13 @@ _GONE = object()
 
 
 def _same(was: Any, now: Any) -> bool:
-    if isinstance(was, types.FunctionType) and isinstance(now, types.FunctionType):  # a reloaded module has equal ones
+    if isinstance(was, types.FunctionType) and isinstance(
+        now, types.FunctionType
+    ):  # a reloaded module has equal ones
         return was is now or (was.__code__ == now.__code__ and was.__globals__ is now.__globals__)
-    return was is now or (type(was) is type(now) and isinstance(was, (*_ATOMS, tuple)) and was == now)
+    return was is now or (
+        type(was) is type(now) and isinstance(was, (*_ATOMS, tuple)) and was == now
+    )
 
 
 def _note(
@@ -109,7 +151,9 @@ def _walk(path: str, value: Any, found: list[Part], seen: set[int]) -> None:
         path, value = waiting.pop()
         if not isinstance(value, _ATOMS) and id(value) not in seen:
             seen.add(id(value))
-            waiting += [(path + name, inside) for name, inside in _note(path, value, _parts, found).items()]
+            waiting += [
+                (path + name, inside) for name, inside in _note(path, value, _parts, found).items()
+            ]
 
 
 def _chosen(names: tuple[str, ...], owner: Any) -> Iterator[tuple[str, Any]]:
@@ -133,7 +177,9 @@ def _shadowed(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
     """Yield what a module means by each builtin's name: a new name of its own may hide that."""
     names = vars(module)
     yield from (
-        (f".{name}", names.get(name, value)) for name, value in vars(builtins).items() if name not in _NOTEBOOKS_OWN
+        (f".{name}", names.get(name, value))
+        for name, value in vars(builtins).items()
+        if name not in _NOTEBOOKS_OWN
     )
 
 
@@ -149,18 +195,28 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
     elif isinstance(value, type):
         if _is_ours(value):
-            yield from ((f".{name}", inside) for name, inside in _members(value).items() if name != "__dict__")
+            yield from (
+                (f".{name}", inside)
+                for name, inside in _members(value).items()
+                if name != "__dict__"
+            )
     elif isinstance(value, (staticmethod, classmethod)):
         yield ".__func__", value.__func__
     elif isinstance(value, dict) and value is not vars(builtins):
         if len(value) < 2000:
-            yield from ((f".{name}", inside) for name, inside in list(value.items()) if isinstance(name, str))
+            yield from (
+                (f".{name}", inside)
+                for name, inside in list(value.items())
+                if isinstance(name, str)
+            )
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{number}]", inside) for number, inside in enumerate(list(value)[:200]))
     elif isinstance(value, Tensor):
         yield "._version", value._version
     elif _is_ours(type(value)):
-        yield from ((f".{name}", inside) for name, inside in list(getattr(value, "__dict__", {}).items()))
+        yield from (
+            (f".{name}", inside) for name, inside in list(getattr(value, "__dict__", {}).items())
+        )
 
 
 def _is_ours(kind: type) -> bool:

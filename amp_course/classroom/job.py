@@ -13,7 +13,9 @@ from amp_course.classroom.assignment import Task
 
 @dataclass(frozen=True)
 class Limits:
-    """What one submission may use; `cell_seconds` is for each of its own cells, `seconds` for all of it."""
+    """What one submission may use; `cell_seconds` is for each of its own cells,
+    `seconds` for all of it.
+    """
 
     cell_seconds: float = 60.0
     seconds: float = 300.0

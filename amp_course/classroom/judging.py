@@ -1,9 +1,10 @@
 """Judge the answers of a submission in processes that none of its cells has touched.
 
-Before the first cell runs, the kernel splits off a **keeper**: it holds the key, and nothing of the submission ever runs in it.
-For each answer the keeper splits off a **judge**, which gets a copy of the answer, checks it with the course's code as it was
-before the first cell, and ends. What the cells do to their own process, the kernel, changes neither. What an answer does while it
-is called, it does to its judge: that is looked at afterwards, and cannot be excluded.
+Before the first cell runs, the kernel splits off a **keeper**: it holds the key, and nothing of the
+submission ever runs in it. For each answer the keeper splits off a **judge**, which gets a copy of
+the answer, checks it with the course's code as it was before the first cell, and ends. What the
+cells do to their own process, the kernel, changes neither. What an answer does while it is called,
+it does to its judge: that is looked at afterwards, and cannot be excluded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _MOST = 5  # of each kind of evidence
 
 
 class Keeper:
-    """The kernel's side: sends answers to the keeper's process, and evidence that cannot be taken back."""
+    """The kernel's side: sends answers to the keeper's process,
+    and evidence that cannot be taken back.
+    """
 
     def __init__(self, chapter: str, key: bytes) -> None:
         exercises = _load(chapter)
@@ -49,9 +52,17 @@ class Keeper:
         there.close()
 
     def ask(
-        self, exercise: str, answer: bytes, state: str, problem: str, sources: Mapping[str, list[str]], question: str
+        self,
+        exercise: str,
+        answer: bytes,
+        state: str,
+        problem: str,
+        sources: Mapping[str, list[str]],
+        question: str,
     ) -> dict[str, str]:
-        """Return a sealed verdict on an answer, a pickle of it; if there is none, its state and why are given instead."""
+        """Return a sealed verdict on an answer, a pickle of it;
+        if there is none, its state and why are given instead.
+        """
         request = {
             "exercise": exercise,
             "state": state,
@@ -65,7 +76,9 @@ class Keeper:
         return dict(found)
 
     def note(self, kind: str, what: str) -> None:
-        """Add to what every verdict from now on says: "opened" and a file, "replaced" and a part of the course."""
+        """Add to what every verdict from now on says:
+        "opened" and a file, "replaced" and a part of the course.
+        """
         if self._lock.acquire(timeout=1.0):
             try:
                 _send(self._here, {"kind": kind, "what": what}, b"")
@@ -91,7 +104,9 @@ def _load(chapter: str) -> dict[str, Exercise]:
     return exercises
 
 
-def _keep(line: socket.socket, exercises: Mapping[str, Exercise], seal: Seal, before: list[Part]) -> None:
+def _keep(
+    line: socket.socket, exercises: Mapping[str, Exercise], seal: Seal, before: list[Part]
+) -> None:
     """Answer requests until the kernel ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for a cell
     _hide()
@@ -116,7 +131,9 @@ def _keep(line: socket.socket, exercises: Mapping[str, Exercise], seal: Seal, be
         _send(line, seal.close(verdict, str(request["question"])), b"")
 
 
-def _split_off(exercise: Exercise, answer: bytes, request: Mapping[str, Any], before: list[Part]) -> Verdict:
+def _split_off(
+    exercise: Exercise, answer: bytes, request: Mapping[str, Any], before: list[Part]
+) -> Verdict:
     """Judge one answer in a process of its own, which is killed if it does not end."""
     if request.get("problem"):
         # The submission's process can ask for anything: it must not choose what earns points.
@@ -144,7 +161,10 @@ def _split_off(exercise: Exercise, answer: bytes, request: Mapping[str, Any], be
         pass
     finally:
         here.close()
-        for kill in (lambda: os.killpg(process, signal.SIGKILL), lambda: os.kill(process, signal.SIGKILL)):
+        for kill in (
+            lambda: os.killpg(process, signal.SIGKILL),
+            lambda: os.kill(process, signal.SIGKILL),
+        ):
             with contextlib.suppress(OSError):
                 kill()
         with contextlib.suppress(OSError):
@@ -165,10 +185,16 @@ def _verdict(exercise: Exercise, found: Mapping[str, Any]) -> Verdict:
             replaced=tuple(str(path) for path in found.get("replaced", ())),
         )
     why = f" ({found['failed']})" if "failed" in found else ""
-    return Verdict(exercise.id, "no verdict", f"the process that checked this answer ended without a verdict{why}")
+    return Verdict(
+        exercise.id,
+        "no verdict",
+        f"the process that checked this answer ended without a verdict{why}",
+    )
 
 
-def _judge(exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]], before: list[Part]) -> dict[str, Any]:
+def _judge(
+    exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]], before: list[Part]
+) -> dict[str, Any]:
     import cloudpickle
 
     os.environ["AMP_COURSE_WORK"] = os.path.join(os.getcwd(), "judged")  # nobody's progress
@@ -178,7 +204,10 @@ def _judge(exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]],
     answer = cloudpickle.loads(pickled)
     right = getattr(exercise.judge, "right", None)
     if isinstance(answer, (types.FunctionType, type)) and answer is right:
-        return {"state": "not yet", "message": "the answer is the course's own, taken from its package"}
+        return {
+            "state": "not yet",
+            "message": "the answer is the course's own, taken from its package",
+        }
     outcome = exercise._judge_safely(answer)
     return {
         "state": outcome.state,
@@ -190,7 +219,9 @@ def _judge(exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]],
 
 
 def _hide() -> None:
-    """Keep other processes of the same user from reading this one's memory, where the system can."""
+    """Keep other processes of the same user from reading this one's memory,
+    where the system can.
+    """
     if sys.platform == "linux":
         import ctypes
 

@@ -1,6 +1,8 @@
-"""The kernel that a submission runs in: an ordinary one, which also answers one more message, "check this answer".
+"""The kernel that a submission runs in: an ordinary one, which also answers one more message,
+"check this answer".
 
-Started by `runner` as `python -P -m amp_course.classroom.kernel -f CONNECTION`. The answers are judged elsewhere (`judging`).
+Started by `runner` as `python -P -m amp_course.classroom.kernel -f CONNECTION`. The answers are
+judged elsewhere (`judging`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from amp_course.classroom.integrity import Part, fingerprint, replaced
 from amp_course.classroom.judging import LIMIT, Keeper
 from amp_course.classroom.verdict import REPLY, REQUEST
 
-SETTINGS = "AMP_COURSE_GRADING"  # names the file with the settings; it is deleted before the submission runs
+# names the file with the settings; it is deleted before the submission runs
+SETTINGS = "AMP_COURSE_GRADING"
 
 
 def main() -> None:
@@ -47,7 +50,11 @@ def _limit(file_bytes: int, memory_bytes: int) -> None:
     """Hold each file and the memory of this process, and of those that it starts, to a size."""
     import resource  # here: the grader reads this module too, and Windows has none
 
-    limits = ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CORE, 0))
+    limits = (
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_DATA, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+    )
     for what, size in limits:
         hard = resource.getrlimit(what)[1]
         most = size if hard == resource.RLIM_INFINITY else min(size, hard)
@@ -55,7 +62,9 @@ def _limit(file_bytes: int, memory_bytes: int) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what was submitted next to the notebook: folders and ordinary files that can be read, and nothing else."""
+    """Copy what was submitted next to the notebook: folders and ordinary files that can be read,
+    and nothing else.
+    """
     for place, folders, files in os.walk(source):
         here = target / Path(place).relative_to(source)
         folders[:] = [name for name in folders if not (Path(place) / name).is_symlink()]
@@ -75,7 +84,9 @@ def _handler(kernel: Any, keeper: Keeper, before: list[Part]) -> Callable[..., N
     def answer_request(stream: Any, identity: Any, message: Any) -> None:
         content = message["content"]
         reply: dict[str, str] = {}
-        with contextlib.suppress(Exception):  # the submission may have done anything to this process; no verdict, then
+        with contextlib.suppress(
+            Exception
+        ):  # the submission may have done anything to this process; no verdict, then
             for path in replaced(before)[:3]:
                 keeper.note("replaced", path)
             answer = _pickled(content["answer"], kernel.shell.user_ns)
@@ -86,7 +97,9 @@ def _handler(kernel: Any, keeper: Keeper, before: list[Part]) -> Callable[..., N
 
 
 def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str, str]:
-    """Return a copy of an answer that can be sent; or none, the state of the answer then, and why."""
+    """Return a copy of an answer that can be sent; or none, the state of the answer then,
+    and why.
+    """
     import cloudpickle
 
     try:
@@ -98,23 +111,44 @@ def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str, str]:
     try:
         copied, why = cloudpickle.dumps(answer), ""
         if len(copied) > LIMIT:
-            why = f"with all that it uses it has {len(copied) / 2**20:,.0f} MB, and {LIMIT / 2**20:.0f} MB is the most"
+            why = (
+                f"with all that it uses it has {len(copied) / 2**20:,.0f} MB, and "
+                f"{LIMIT / 2**20:.0f} MB is the most"
+            )
     except Exception as error:
         copied, why = b"", f"{type(error).__name__}: {error}"
     if why:
-        return b"", "no verdict", f"The answer could not be copied into the process that checks it ({why})."[:400]
+        return (
+            b"",
+            "no verdict",
+            f"The answer could not be copied into the process that checks it ({why})."[:400],
+        )
     return copied, "", ""
 
 
 def _cells() -> dict[str, list[str]]:
-    """Return the cells that ran, by the name that tracebacks give them: messages quote their lines."""
+    """Return the cells that ran, by the name that tracebacks give them:
+    messages quote their lines.
+    """
     found: Iterable[tuple[str, Any]] = list(linecache.cache.items())
-    return {name: list(entry[2]) for name, entry in found if "ipykernel" in name and len(entry) == 4}
+    return {
+        name: list(entry[2]) for name, entry in found if "ipykernel" in name and len(entry) == 4
+    }
 
 
 def _watch_files(forbidden: tuple[str, ...], keeper: Keeper) -> None:
-    """Tell the keeper from now on which files of the class the process tries to open; nothing can switch this off again."""
-    events = {"open", "sqlite3.connect", "os.listdir", "os.scandir", "os.remove", "os.rename", "shutil.copyfile"}
+    """Tell the keeper from now on which files of the class the process tries to open;
+    nothing can switch this off again.
+    """
+    events = {
+        "open",
+        "sqlite3.connect",
+        "os.listdir",
+        "os.scandir",
+        "os.remove",
+        "os.rename",
+        "shutil.copyfile",
+    }
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in events:

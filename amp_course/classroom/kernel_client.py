@@ -1,4 +1,6 @@
-"""The grader's side of a kernel: start it where it can do no harm, run cells, ask for verdicts, leave nothing behind."""
+"""The grader's side of a kernel: start it where it can do no harm, run cells, ask for verdicts,
+leave nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ from amp_course.classroom.kernel import SETTINGS
 from amp_course.classroom.verdict import REPLY, REQUEST, Seal, Verdict
 from amp_course.kit.paths import course_root
 
-_NO_REPLY = {"ename": "TimeUp", "evalue": "", "traceback": ["this cell did not end in time and was stopped"]}
+_NO_REPLY = {
+    "ename": "TimeUp",
+    "evalue": "",
+    "traceback": ["this cell did not end in time and was stopped"],
+}
 _KIND_OF_CPU = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # set to imitate a plainer machine
 _PREFIX = "amp-grading-"
 _PATIENCE = 5.0  # seconds that an interrupted cell has for leaving
@@ -53,7 +59,11 @@ class Kernel(NotebookClient):
             iopub_timeout=10,
             raise_on_iopub_timeout=False,
         )
-        self._limits, self._printed, self.excess = job.limits, 0, ""  # what it was stopped for, in words
+        self._limits, self._printed, self.excess = (
+            job.limits,
+            0,
+            "",
+        )  # what it was stopped for, in words
         self._scratch, key = scratch, secrets.token_bytes(32)
         self._seal = Seal(key)
         settings = {
@@ -88,9 +98,14 @@ class Kernel(NotebookClient):
     async def __aenter__(self) -> Kernel:
         home = self._scratch / "home"
         home.mkdir()
-        with (self._scratch / "log").open("wb") as log:  # of the kernel itself; a cell's prints are messages
+        with (self._scratch / "log").open(
+            "wb"
+        ) as log:  # of the kernel itself; a cell's prints are messages
             await self._process.start_kernel(
-                cwd=str(home), env=_environment(self._scratch / "settings.json"), stdout=log, stderr=log
+                cwd=str(home),
+                env=_environment(self._scratch / "settings.json"),
+                stdout=log,
+                stderr=log,
             )
         await self.async_start_new_kernel_client()
         self._watch = asyncio.create_task(self._watch_use())
@@ -116,18 +131,24 @@ class Kernel(NotebookClient):
         processes, most = _children(self._process), 2 * self._limits.disk_bytes
         if len(processes) > self._limits.processes:
             return f"it had more than {self._limits.processes} processes at once"
-        # bubblewrap itself limits what only the submission sees; here, one file as large as allowed may be there.
+        # bubblewrap itself limits what only the submission sees; here, one file as large as allowed
+        # may be there.
         if max(_size(self._scratch), _written(processes)) > most:
             return f"it wrote more than {most / 2**20:.0f} MB"
         return ""
 
     async def run_cell(self, cell: NotebookNode, number: int) -> None:
-        """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends, or cannot be stopped."""
+        """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends,
+        or cannot be stopped.
+        """
         self._printed = 0
         began = time.monotonic()
         try:
             await self.async_execute_cell(cell, number)
-        except (ValueError, RecursionError) as error:  # from a message of the submission's own making
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # from a message of the submission's own making
             raise DeadKernelError("a message that cannot be read") from error
         if time.monotonic() - began > self._limits.cell_seconds:
             await self._must_answer()
@@ -138,7 +159,9 @@ class Kernel(NotebookClient):
         content = {"exercise": task.exercise.id, "answer": task.answer, "question": question}
         reply = await self._ask(REQUEST, content, REPLY, 2 * task.exercise.seconds + 2 * PATIENCE)
         if not reply:
-            return Verdict(task.exercise.id, "no verdict", "the process that checks answers had ended")
+            return Verdict(
+                task.exercise.id, "no verdict", "the process that checks answers had ended"
+            )
         verdict = self._seal.open(reply, question)
         if verdict is None or verdict.exercise != task.exercise.id:
             return Verdict(
@@ -152,7 +175,9 @@ class Kernel(NotebookClient):
     async def _must_answer(self) -> None:
         await self._ask("kernel_info_request", {}, "kernel_info_reply", _PATIENCE)
 
-    async def _ask(self, kind: str, content: dict[str, Any], reply_kind: str, seconds: float) -> dict[str, Any]:
+    async def _ask(
+        self, kind: str, content: dict[str, Any], reply_kind: str, seconds: float
+    ) -> dict[str, Any]:
         assert self.kc is not None
         message = self.kc.session.msg(kind, content)
         self.kc.shell_channel.send(message)
@@ -164,19 +189,35 @@ class Kernel(NotebookClient):
                 if not await self._process.is_alive():
                     break
                 continue
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"] and reply["msg_type"] == reply_kind:
+            if (
+                reply["parent_header"].get("msg_id") == message["header"]["msg_id"]
+                and reply["msg_type"] == reply_kind
+            ):
                 return dict(reply["content"])
         raise DeadKernelError("no answer")
 
-    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+    def process_message(
+        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
+    ) -> NotebookNode | None:
         """Keep an output, as long as the cell has not printed more than the limit."""
-        if msg["msg_type"] in ("stream", "display_data", "update_display_data", "execute_result", "error"):
+        if msg["msg_type"] in (
+            "stream",
+            "display_data",
+            "update_display_data",
+            "execute_result",
+            "error",
+        ):
             self._printed += len(json.dumps(msg["content"], default=str))
             if self._printed > self._limits.output_bytes:
                 return None
         try:
             return super().process_message(msg, cell, cell_index)
-        except (KeyError, TypeError, ValueError, AttributeError):  # a message of the submission's own making
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):  # a message of the submission's own making
             return None
 
 
@@ -202,11 +243,20 @@ def _environment(place: Path) -> dict[str, str]:
     home = str(place.parent / "home")
     imitated = {name: os.environ[name] for name in _KIND_OF_CPU if name in os.environ}
     return imitated | {
-        SETTINGS: str(place), "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "LANG": "C.UTF-8", "HOME": home, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(course_root()),
-        "AMP_COURSE_ROOT": str(course_root()), "MPLBACKEND": "agg", "IPYTHONDIR": f"{home}/.ipython", "TQDM_DISABLE": "1",
+        SETTINGS: str(place),
+        "PATH": os.pathsep.join(
+            [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+        ),
+        "LANG": "C.UTF-8",
+        "HOME": home,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(course_root()),
+        "AMP_COURSE_ROOT": str(course_root()),
+        "MPLBACKEND": "agg",
+        "IPYTHONDIR": f"{home}/.ipython",
+        "TQDM_DISABLE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+    }
 
 
 def _size(folder: Path) -> int:

@@ -2,7 +2,9 @@
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal, a page or a database shows as it is: what cannot be printed becomes �."""
+    """Return a text that a terminal, a page or a database shows as it is:
+    what cannot be printed becomes �.
+    """
     return "".join(char if char.isprintable() else "�" for char in text)
 
 

@@ -1,4 +1,6 @@
-"""What a class's results say: who solved what, which mistakes were met, where hints were needed, and what to teach next."""
+"""What a class's results say: who solved what, which mistakes were met, where hints were needed,
+and what to teach next.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _SOLVED = 0.8  # what so many have solved need not be taught again
 
 @dataclass(frozen=True)
 class MistakeMet:
-    """A known mistake: how many students met it, on the way or in what they submitted, and what each of them was told."""
+    """A known mistake: how many students met it, on the way or in what they submitted,
+    and what each of them was told.
+    """
 
     name: str
     told: str
@@ -29,9 +33,12 @@ class MistakeMet:
 class ExerciseReport:
     """One exercise in a class.
 
-    solved, not_yet, not_attempted, no_verdict: numbers of students, by what they submitted; they add up to the class
-    hints, solution:                            numbers of students who had a hint, or the solution, shown
-    attempts:                                   the median number of checks of those of whom it is known, or None
+    solved, not_yet, not_attempted, no_verdict: numbers of students, by what they submitted; they
+        add up to the class
+    hints, solution:                            numbers of students who had a hint, or the solution,
+        shown
+    attempts:                                   the median number of checks of those of whom it is
+        known, or None
     """
 
     exercise: Exercise
@@ -51,7 +58,9 @@ class ExerciseReport:
 
     @property
     def urgency(self) -> float:
-        """Return how urgent it is to teach it again: the share that did not solve it, times the exercise's importance."""
+        """Return how urgent it is to teach it again: the share that did not solve it,
+        times the exercise's importance.
+        """
         return self.exercise.importance * (1 - self.solved / self.students)
 
 
@@ -86,7 +95,9 @@ class ClassReport:
 
     @property
     def teach_next(self) -> tuple[ExerciseReport, ...]:
-        """Return the exercises to go through again, the most urgent first; none if the class is ready to go on."""
+        """Return the exercises to go through again, the most urgent first;
+        none if the class is ready to go on.
+        """
         wanting = [
             one
             for one in self.exercises
@@ -102,24 +113,38 @@ def was_graded(result: Result) -> bool:
 
 
 def report(
-    chapter: Chapter, results: Sequence[Result], names: Mapping[str, str], points: Mapping[str, float] | None = None
+    chapter: Chapter,
+    results: Sequence[Result],
+    names: Mapping[str, str],
+    points: Mapping[str, float] | None = None,
 ) -> ClassReport:
     """Count what a class's results on one chapter say; there must be at least one."""
     graded = [result for result in results if was_graded(result)]
-    exercises = tuple(_count(exercise, graded) for exercise in chapter.exercises()) if graded else ()
-    return ClassReport(chapter, tuple(sorted(results, key=lambda one: one.student)), names, points or {}, exercises)
+    exercises = (
+        tuple(_count(exercise, graded) for exercise in chapter.exercises()) if graded else ()
+    )
+    return ClassReport(
+        chapter, tuple(sorted(results, key=lambda one: one.student)), names, points or {}, exercises
+    )
 
 
 def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
-    answers = [answer for result in results for answer in result.answers if answer.exercise == exercise.id]
+    answers = [
+        answer for result in results for answer in result.answers if answer.exercise == exercise.id
+    ]
     states = Counter(
-        "correct" if answer.points else "not yet" if answer.state == "correct" else answer.state for answer in answers
+        "correct" if answer.points else "not yet" if answer.state == "correct" else answer.state
+        for answer in answers
     )
     histories = [result.history.get(exercise.id, {}) for result in results]
     known = sorted(history["attempts"] for history in histories if history.get("attempts"))
     met: Counter[str] = Counter()
     for result, history in zip(results, histories, strict=True):
-        last = [answer.mistake for answer in result.answers if answer.exercise == exercise.id and answer.mistake]
+        last = [
+            answer.mistake
+            for answer in result.answers
+            if answer.exercise == exercise.id and answer.mistake
+        ]
         met.update({*last, *history.get("mistakes", {})})
     table = {mistake.name: mistake for mistake in exercise.mistakes}
     return ExerciseReport(
@@ -140,5 +165,7 @@ def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
 
 
 def _without_facts(told: str) -> str:
-    """Return the words of a mistake with what a check would fill in left open: "the scale is {scale}" → "the scale is …"."""
+    """Return the words of a mistake with what a check would fill in left open:
+    "the scale is {scale}" → "the scale is …".
+    """
     return re.sub(r"\{[^{}]*\}", "…", told)

@@ -1,4 +1,6 @@
-"""The class's page: HTML for the instructor, HTML without names for the projector, and CSV. It asks nothing of any other host."""
+"""The class's page: HTML for the instructor, HTML without names for the projector, and CSV.
+It asks nothing of any other host.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,19 @@ def page(found: ClassReport, projected: bool) -> str:
     parts = [f"<h1>{html.escape(title)}</h1>"]
     if projected and found.graded < _FEW:
         few = _submissions(found.graded)
-        parts.append(f"<p>{few}: too few to show what the class did without showing what one person did.</p>")
+        parts.append(
+            f"<p>{few}: too few to show what the class did without showing what one person did.</p>"
+        )
         return _document(title, "".join(parts), projected)
     today = f"{date.today().day} {date.today():%B %Y}"
-    parts.append(f'<p class="soft">{_submissions(len(found.results))} · {average(found)} · {today}</p>')
+    parts.append(
+        f'<p class="soft">{_submissions(len(found.results))} · {average(found)} · {today}</p>'
+    )
     if found.graded < len(found.results):
         rest = len(found.results) - found.graded
         parts.append(
-            f"<p>{_submissions(rest)} could not be graded and {'is' if rest == 1 else 'are'} in no count below.</p>"
+            f"<p>{_submissions(rest)} could not be graded and {'is' if rest == 1 else 'are'} in no "
+            f"count below.</p>"
         )
     if found.exercises:
         parts += [*_teach_next(found), *_exercises(found), *_mistakes(found, 2 if projected else 1)]
@@ -51,34 +58,51 @@ def average(found: ClassReport) -> str:
     """Return the average of those that could be graded: "9.9 of 13 points on average"."""
     graded = [found.points_of(result) for result in found.results if was_graded(result)]
     of = sum(answer.of for answer in found.results[0].answers)
-    return f"{sum(graded) / len(graded):.1f} of {of} points on average" if graded else "none could be graded"
+    return (
+        f"{sum(graded) / len(graded):.1f} of {of} points on average"
+        if graded
+        else "none could be graded"
+    )
 
 
 def index(reports: Sequence[ClassReport]) -> str:
     """Return the page that leads to those of the chapters, with a line on each."""
     rows = "".join(
-        f'<tr><th scope="row"><a href="{stem}.html">{stem}: {html.escape(found.chapter.question)}</a></th>'
-        f'<td class="number">{len(found.results)}</td><td>{average(found)}</td><td>{_next_in_words(found)}</td>'
-        f'<td><a href="{stem}-projected.html">{stem} for the projector</a>, <a href="{stem}.csv">{stem} as CSV</a></td></tr>'
+        f'<tr><th scope="row"><a href="{stem}.html">{stem}: '
+        f"{html.escape(found.chapter.question)}</a></th><td "
+        f'class="number">{len(found.results)}</td><td>{average(found)}</td><td>{_next_in_words(found)}</td><td><a '
+        f'href="{stem}-projected.html">{stem} for the projector</a>, <a href="{stem}.csv">{stem} '
+        f"as CSV</a></td></tr>"
         for found in reports
         for stem in [found.chapter.stem]
     )
     heads = "".join(
-        f'<th scope="col">{head}</th>' for head in ("chapter", "submissions", "points", "teach next", "more")
+        f'<th scope="col">{head}</th>'
+        for head in ("chapter", "submissions", "points", "teach next", "more")
     )
-    body = f"<h1>Your class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    body = (
+        f"<h1>Your "
+        f"class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
     return _document("Your class", body + "".join(_all_chapters(reports)), False)
 
 
 def _all_chapters(reports: Sequence[ClassReport]) -> Iterator[str]:
-    """Yield the table of all students, including those who submitted nothing, with their points in each chapter."""
+    """Yield the table of all students, including those who submitted nothing,
+    with their points in each chapter.
+    """
     results = {(one.student, found.chapter.stem): one for found in reports for one in found.results}
     names = {student: name for found in reports for student, name in found.names.items()}
     students = sorted({student for student, _ in results} | set(names))
     of = {found.chapter.stem: sum(one.of for one in found.results[0].answers) for found in reports}
-    yield f"<h2>Who has how many points</h2>{_wide('points of each student in each chapter')}<table><thead><tr>"
+    yield (
+        f"<h2>Who has how many "
+        f"points</h2>{_wide('points of each student in each chapter')}<table><thead><tr>"
+    )
     yield '<th scope="col">student</th>'
-    yield "".join(f'<th scope="col" class="number">{stem}<br>of {most}</th>' for stem, most in of.items())
+    yield "".join(
+        f'<th scope="col" class="number">{stem}<br>of {most}</th>' for stem, most in of.items()
+    )
     yield f'<th scope="col" class="number">all<br>of {sum(of.values())}</th></tr></thead><tbody>'
     for student in students:
         total, cells = 0.0, []
@@ -87,8 +111,13 @@ def _all_chapters(reports: Sequence[ClassReport]) -> Iterator[str]:
             total += found.points_of(result) if result else 0
             cells.append("–" if result is None else f"{found.points_of(result):g}{_flag(result)}")
         yield f'<tr><th scope="row">{html.escape(printable(names.get(student) or student))}</th>'
-        yield "".join(f'<td class="number">{cell}</td>' for cell in [*cells, f"{total:g}"]) + "</tr>"
-    yield f'</tbody></table></div><p class="soft">– nothing submitted. {FLAG} points withheld, for you to review.</p>'
+        yield (
+            "".join(f'<td class="number">{cell}</td>' for cell in [*cells, f"{total:g}"]) + "</tr>"
+        )
+    yield (
+        f'</tbody></table></div><p class="soft">– nothing submitted. {FLAG} points withheld, for '
+        f"you to review.</p>"
+    )
 
 
 def _flag(result: Result) -> str:
@@ -100,11 +129,25 @@ def _next_in_words(found: ClassReport) -> str:
 
 
 def table(found: ClassReport) -> str:
-    """Return the results as CSV, one student a line. What a spreadsheet would take for a formula gets a ' in front."""
+    """Return the results as CSV, one student a line. What a spreadsheet would take for a formula
+    gets a ' in front.
+    """
     names = [one.exercise.name for one in found.exercises]
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
-    write(["id", "name", "points", "of", *names, *(f"{name}: mistake" for name in names), "hints", "review", "remarks"])
+    write(
+        [
+            "id",
+            "name",
+            "points",
+            "of",
+            *names,
+            *(f"{name}: mistake" for name in names),
+            "hints",
+            "review",
+            "remarks",
+        ]
+    )
     for result in found.results:
         by_name = {answer.exercise.split(".")[1]: answer for answer in result.answers}
         answers = [by_name.get(name) for name in names]
@@ -114,7 +157,9 @@ def table(found: ClassReport) -> str:
             f"{found.points_of(result):g}",
             sum(one.of for one in result.answers),
         ]
-        row += [one.state if one else "" for one in answers] + [(one.mistake or "") if one else "" for one in answers]
+        row += [one.state if one else "" for one in answers] + [
+            (one.mistake or "") if one else "" for one in answers
+        ]
         row += [
             sum(history.get("hints", 0) for history in result.history.values()),
             "yes" if result.withheld else "",
@@ -131,7 +176,10 @@ def _harmless(value: str) -> str:
 def _teach_next(found: ClassReport) -> Iterator[str]:
     yield "<h2>What to teach next</h2>"
     if not found.teach_next:
-        yield "<p>Nothing again: four in five solved every exercise, and no mistake was met by one in five. Go on.</p>"
+        yield (
+            "<p>Nothing again: four in five solved every exercise, and no mistake was met by one "
+            "in five. Go on.</p>"
+        )
         return
     yield '<ol class="next">'
     for one in found.teach_next:
@@ -157,32 +205,55 @@ def _exercises(found: ClassReport) -> Iterator[str]:
     ]
     yield f"<h2>Exercise by exercise</h2>{_wide('exercise by exercise')}<table><thead><tr>"
     yield (
-        "".join(f'<th scope="col"{_number(place > 1)}>{head}</th>' for place, head in enumerate(heads))
+        "".join(
+            f'<th scope="col"{_number(place > 1)}>{head}</th>' for place, head in enumerate(heads)
+        )
         + "</tr></thead><tbody>"
     )
     for one in found.exercises:
         share = one.solved / one.students
-        bar = f'{one.solved} of {one.students}<span class="bar" aria-hidden="true"><i style="width:{share:.0%}"></i></span>'
+        bar = (
+            f'{one.solved} of {one.students}<span class="bar" aria-hidden="true"><i '
+            f'style="width:{share:.0%}"></i></span>'
+        )
         numbers = [one.not_yet, one.not_attempted, one.no_verdict, one.hints, one.solution]
         checks = "unknown" if one.attempts is None else f"{one.attempts:g}"
         yield f'<tr><th scope="row">{_title(one)}</th><td>{bar}</td>'
-        yield "".join(f'<td class="number">{number}</td>' for number in [*numbers, checks]) + "</tr>"
+        yield (
+            "".join(f'<td class="number">{number}</td>' for number in [*numbers, checks]) + "</tr>"
+        )
     yield "</tbody></table></div>"
-    yield '<p class="soft">Hints, solutions and checks are known of those who submitted the notebook with its outputs.</p>'
+    yield (
+        '<p class="soft">Hints, solutions and checks are known of those who submitted the '
+        "notebook with its outputs.</p>"
+    )
 
 
 def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:
-    """Yield the table of mistakes; on the projector only those that several met: one student's own would be known."""
-    met = [(mistake, one) for one in found.exercises for mistake in one.mistakes if mistake.students >= at_least]
+    """Yield the table of mistakes; on the projector only those that several met:
+    one student's own would be known.
+    """
+    met = [
+        (mistake, one)
+        for one in found.exercises
+        for mistake in one.mistakes
+        if mistake.students >= at_least
+    ]
     yield f"<h2>Mistakes that {'were met' if at_least == 1 else 'more than one of you met'}</h2>"
     if not met:
         yield "<p>None of those that the checks can name.</p>"
         return
     yield f"{_wide('mistakes that were met')}<table><thead><tr>"
-    yield '<th scope="col">mistake</th><th scope="col" class="number">students</th><th scope="col">exercise</th>'
+    yield (
+        '<th scope="col">mistake</th><th scope="col" class="number">students</th><th '
+        'scope="col">exercise</th>'
+    )
     yield '<th scope="col">what they were told</th></tr></thead><tbody>'
     for mistake, one in sorted(met, key=lambda pair: -pair[0].students):
-        yield f'<tr><th scope="row">{inline_html(mistake.name)}</th><td class="number">{mistake.students}</td>'
+        yield (
+            f'<tr><th scope="row">{inline_html(mistake.name)}</th><td '
+            f'class="number">{mistake.students}</td>'
+        )
         yield f'<td>{_title(one)}</td><td class="told">{_sentence(mistake)}</td></tr>'
     yield "</tbody></table></div>"
 
@@ -191,15 +262,22 @@ def _students(found: ClassReport) -> Iterator[str]:
     yield f"<h2>Who solved what</h2>{_wide('who solved what')}<table><thead><tr>"
     yield '<th scope="col">student</th><th scope="col" class="number">points</th>'
     yield "".join(
-        f'<th scope="col">{one.exercise.number}. {html.escape(one.exercise.title)}</th>' for one in found.exercises
+        f'<th scope="col">{one.exercise.number}. {html.escape(one.exercise.title)}</th>'
+        for one in found.exercises
     )
     yield "</tr></thead><tbody>"
     for result in found.results:
         by_id = {answer.exercise: answer for answer in result.answers}
         of = sum(answer.of for answer in result.answers)
         points = f"{found.points_of(result):g} of {of}"
-        yield f'<tr><th scope="row">{_who(found, result)}{_flag(result)}</th><td class="number">{points}</td>'
-        yield "".join(f"<td>{_state(by_id.get(one.exercise.id))}</td>" for one in found.exercises) + "</tr>"
+        yield (
+            f'<tr><th scope="row">{_who(found, result)}{_flag(result)}</th><td '
+            f'class="number">{points}</td>'
+        )
+        yield (
+            "".join(f"<td>{_state(by_id.get(one.exercise.id))}</td>" for one in found.exercises)
+            + "</tr>"
+        )
     yield "</tbody></table></div>"
     if found.missing:
         names = ", ".join(html.escape(printable(name)) for name in found.missing)
@@ -208,7 +286,8 @@ def _students(found: ClassReport) -> Iterator[str]:
     if told:
         yield "<h2>For you to look at</h2>"
     yield from (
-        f'<p class="note"><b>{_who(found, result)}</b>: {html.escape(printable(line))}</p>' for result, line in told
+        f'<p class="note"><b>{_who(found, result)}</b>: {html.escape(printable(line))}</p>'
+        for result, line in told
     )
 
 

@@ -1,7 +1,8 @@
-"""Run one submission in a kernel of its own, cell by cell, and ask that kernel for a verdict where points are to be had.
+"""Run one submission in a kernel of its own, cell by cell, and ask that kernel for a verdict where
+points are to be had.
 
-A cell that never ends is stopped, a cell that ends the kernel is left out and the rest is run again in a new one: one bad answer
-does not cost a student the others.
+A cell that never ends is stopped, a cell that ends the kernel is left out and the rest is run again
+in a new one: one bad answer does not cost a student the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _STARTS = 4  # kernels for one submission, at most
 
 @dataclass
 class Run:
-    """What came of a submission: its notebook with outputs, the verdicts by exercise's id, and what else happened."""
+    """What came of a submission: its notebook with outputs, the verdicts by exercise's id,
+    and what else happened.
+    """
 
     book: NotebookNode
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -46,7 +49,8 @@ async def run(job: Job) -> Run:
                 culprit = await _once(job, done, left_out)
         except TimeoutError:
             done.findings.append(
-                f"it was stopped after {limits.seconds:.0f} seconds in all; what came later is not graded"
+                f"it was stopped after {limits.seconds:.0f} seconds in all; what came later is not "
+                f"graded"
             )
             break
         if culprit is None:
@@ -59,7 +63,9 @@ async def run(job: Job) -> Run:
 
 
 async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
-    """Run the notebook in a new kernel. Returns the number of the cell that ended the kernel, or None if none did."""
+    """Run the notebook in a new kernel. Returns the number of the cell that ended the kernel,
+    or None if none did.
+    """
     by_cell = {TEST + task.exercise.name: task for task in job.tasks}
     with scratch_folder() as scratch:
         async with Kernel(job, scratch) as kernel:
@@ -97,10 +103,16 @@ def _end(done: Run, cell: NotebookNode, number: int, task: Task | None) -> None:
     else:
         name = cell.metadata.get("nbgrader", {}).get("grade_id") or f"number {number + 1}"
         cell.outputs = [
-            new_output("error", ename="DeadKernel", evalue="", traceback=["this cell ended the kernel, or held it up"])
+            new_output(
+                "error",
+                ename="DeadKernel",
+                evalue="",
+                traceback=["this cell ended the kernel, or held it up"],
+            )
         ]
         done.findings.append(
-            f"the cell {name} ended its kernel or could not be stopped; the others were run without it"
+            f"the cell {name} ended its kernel or could not be stopped; the others were run "
+            f"without it"
         )
 
 
@@ -120,11 +132,17 @@ def _with_error(verdict: Verdict, task: Task, book: NotebookNode) -> Verdict:
 
 
 def _show(cell: NotebookNode, verdict: Verdict) -> None:
-    """Give a cell with points the outputs that it would have had: the check's box, and an error where there are no points."""
+    """Give a cell with points the outputs that it would have had:
+    the check's box, and an error where there are no points.
+    """
     state = verdict.state if verdict.state in ("correct", "not attempted") else "not yet"
     outcome = Outcome(cast(State, state), verdict.message, verdict.notes, verdict.mistake)
-    cell.outputs = [new_output("display_data", data={"text/html": outcome._html(), "text/plain": str(outcome)})]
+    cell.outputs = [
+        new_output("display_data", data={"text/html": outcome._html(), "text/plain": str(outcome)})
+    ]
     if verdict.state != "correct" or verdict.replaced:
         told = "no points yet: the message above says why"
-        error = new_output("error", ename="AssertionError", evalue=told, traceback=[f"AssertionError: {told}"])
+        error = new_output(
+            "error", ename="AssertionError", evalue=told, traceback=[f"AssertionError: {told}"]
+        )
         cell.outputs.append(error)

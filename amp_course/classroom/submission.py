@@ -1,7 +1,9 @@
-"""Read what a student submitted without running it, and put it in the order in which it can be graded.
+"""Read what a student submitted without running it, and put it in the order in which it can be
+graded.
 
-Missing, changed and doubled cells would stop nbgrader for the whole class. Here they become sentences for the instructor,
-and what can be graded is graded: a cell that belongs to the assignment is put back, an answer that is there counts.
+Missing, changed and doubled cells would stop nbgrader for the whole class. Here they become
+sentences for the instructor, and what can be graded is graded: a cell that belongs to the
+assignment is put back, an answer that is there counts.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ class Unreadable(Exception):
 class Submission:
     """What is run for a student.
 
-    book:     the notebook, repaired; a cell with points carries the metadata that nbgrader knows it by
+    book:     the notebook, repaired; a cell with points carries the metadata that nbgrader knows it
+              by
     findings: what an instructor may want to know of it
     suspect:  whether its code names the class's gradebook
-    history:  exercise's id → {"attempts", "hints", "solution", "mistakes"}, as the notebook's outputs tell it
+    history:  exercise's id → {"attempts", "hints", "solution", "mistakes"}, as the notebook's
+              outputs tell it
     """
 
     book: NotebookNode
@@ -45,20 +49,32 @@ class Submission:
 
 
 def read(path: Path) -> NotebookNode:
-    """Read a notebook of any version. Raises Unreadable for anything else, and for a link, whatever it leads to."""
+    """Read a notebook of any version. Raises Unreadable for anything else, and for a link,
+    whatever it leads to.
+    """
     for place in (path.parent.parent, path.parent, path):
         if place.is_symlink():
             raise Unreadable(f"{place.name} is a link to another place: put a copy there instead")
     if path.is_dir():
         raise Unreadable(f"{path.name} is a folder")
     if not path.exists():
-        there = sorted(one.name for one in path.parent.iterdir())[:5] if path.parent.is_dir() else [path.parent.name]
-        raise Unreadable(f"there is no {path.name}" + (f", but {', '.join(there)}" if there else ", and nothing else"))
+        there = (
+            sorted(one.name for one in path.parent.iterdir())[:5]
+            if path.parent.is_dir()
+            else [path.parent.name]
+        )
+        raise Unreadable(
+            f"there is no {path.name}"
+            + (f", but {', '.join(there)}" if there else ", and nothing else")
+        )
     if not path.is_file():
         raise Unreadable(f"{path.name} is not a file")
     size = sum(one.lstat().st_size for one in path.parent.rglob("*") if not one.is_dir())
     if size > LIMIT:
-        raise Unreadable(f"it is {size / 2**20:.0f} MB, with the files next to it; {LIMIT / 2**20:.0f} MB is the limit")
+        raise Unreadable(
+            f"it is {size / 2**20:.0f} MB, with the files next to it; {LIMIT / 2**20:.0f} MB is "
+            f"the limit"
+        )
     try:
         found = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))  # in UTF-8, 16 or 32
     except UnicodeDecodeError:
@@ -70,28 +86,39 @@ def read(path: Path) -> NotebookNode:
         raise Unreadable(f"{path.name} cannot be read: {cause_and_cure(error)[0]}") from None
     try:
         if found.get("nbformat", 0) < 4:
-            found = nbformat.convert(nbformat.reads(json.dumps(found), as_version=nbformat.NO_CONVERT), 4)
+            found = nbformat.convert(
+                nbformat.reads(json.dumps(found), as_version=nbformat.NO_CONVERT), 4
+            )
         cells = [_clean(cell) for cell in found["cells"]]
     except Exception:  # nbformat raises many kinds for what is JSON, but no notebook
         raise Unreadable(f"{path.name} holds JSON, but not a notebook") from None
     kept = _mapping(_mapping(found.get("metadata")).get("amp_course"))
-    return nbformat.from_dict({"cells": cells, "metadata": {"amp_course": kept}, "nbformat": 4, "nbformat_minor": 5})
+    return nbformat.from_dict(
+        {"cells": cells, "metadata": {"amp_course": kept}, "nbformat": 4, "nbformat_minor": 5}
+    )
 
 
 def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
-    """Put the assignment's own cells back, keep the student's, and place each check where its answer is known."""
+    """Put the assignment's own cells back, keep the student's,
+    and place each check where its answer is known.
+    """
     findings = list(_versions(submitted, release))
     cells = _recognised(submitted.cells, release)
     names = [_name(cell) for cell in cells]
     code = {_name(cell): cell for cell in release.cells if cell.cell_type == "code"}
-    answers = [name for name, cell in code.items() if cell.metadata.get("nbgrader", {}).get("solution")]
+    answers = [
+        name for name, cell in code.items() if cell.metadata.get("nbgrader", {}).get("solution")
+    ]
     for cell in cells:
         if _name(cell) in code and cell.cell_type != "code":
             findings.append(f"the cell {_name(cell)} was a text cell; it was run as code")
             cell.update(nbformat.v4.new_code_cell(cell.source, metadata=cell.metadata))
     for name in code:
         if names.count(name) > 1 and name in answers:
-            findings.append(f"the cell {name} appears {names.count(name)} times; the last one above its check counts")
+            findings.append(
+                f"the cell {name} appears {names.count(name)} times; the last one above its check "
+                f"counts"
+            )
     for cell in cells:
         if _is_points(cell) and _lines(cell) != _lines(code[_name(cell)]):
             findings.append(f"the cell {_name(cell)} was changed; the assignment's was used")
@@ -116,7 +143,8 @@ def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
 
 
 def _recognised(cells: list[NotebookNode], release: NotebookNode) -> list[NotebookNode]:
-    """Return copies of cells, those of the assignment under its names: by nbgrader's mark, by id, or by their text.
+    """Return copies of cells, those of the assignment under its names: by nbgrader's mark, by id,
+    or by their text.
 
     Editors keep some of these and drop others.
     """
@@ -127,7 +155,9 @@ def _recognised(cells: list[NotebookNode], release: NotebookNode) -> list[Notebo
     found = []
     for cell in map(_copy, cells):
         if _name(cell) not in names:
-            name = by_id.get(cell.get("id", "")) or (by_text.get(_lines(cell)) if cell.cell_type == "code" else None)
+            name = by_id.get(cell.get("id", "")) or (
+                by_text.get(_lines(cell)) if cell.cell_type == "code" else None
+            )
             if name is not None and name not in marked:
                 cell.metadata["nbgrader"] = {"grade_id": name}
         found.append(cell)
@@ -139,7 +169,9 @@ def _lines(cell: NotebookNode) -> tuple[str, ...]:
 
 
 def _clean(cell: Any) -> NotebookNode:
-    """Keep of a cell what grading needs: its kind, its source, its name, and of its outputs only what a check left there."""
+    """Keep of a cell what grading needs: its kind, its source, its name,
+    and of its outputs only what a check left there.
+    """
     kind = cell["cell_type"]
     source = cell.get("source", "")
     source = source if isinstance(source, str) else "".join(map(str, source))
@@ -152,8 +184,14 @@ def _clean(cell: Any) -> NotebookNode:
         made = nbformat.v4.new_markdown_cell(source, metadata=metadata)
     else:
         outputs = cell.get("outputs")
-        kept = [_mapping(_mapping(_mapping(one).get("metadata")).get("amp_course")) for one in outputs or [] if one]
-        made = nbformat.v4.new_code_cell(source, metadata=metadata | {"amp_course": [one for one in kept if one]})
+        kept = [
+            _mapping(_mapping(_mapping(one).get("metadata")).get("amp_course"))
+            for one in outputs or []
+            if one
+        ]
+        made = nbformat.v4.new_code_cell(
+            source, metadata=metadata | {"amp_course": [one for one in kept if one]}
+        )
     made.id = name
     return made
 
@@ -176,7 +214,8 @@ def _versions(submitted: NotebookNode, release: NotebookNode) -> Iterator[str]:
     if theirs.get("digest") not in (None, mine.get("digest")):
         version = str(theirs.get("version", "unknown"))[:20]
         yield (
-            f"it was made from another version of the assignment (version {version} of the course); it is graded by the one in "
+            f"it was made from another version of the assignment (version {version} of the "
+            f"course); it is graded by the one in "
             "release/"
         )
 
@@ -185,14 +224,22 @@ def _put_back(cells: list[NotebookNode], missing: list[NotebookNode], order: lis
     """Insert each missing cell before the first one that comes later in the assignment."""
     for one in missing:
         later = set(order[order.index(_name(one)) + 1 :])
-        place = next((number for number, cell in enumerate(cells) if _name(cell) in later), len(cells))
+        place = next(
+            (number for number, cell in enumerate(cells) if _name(cell) in later), len(cells)
+        )
         cells.insert(place, _copy(one))
 
 
 def _place(cells: list[NotebookNode], points: NotebookNode) -> int:
-    """Return the number of the cell after which a check belongs: where the student had it, unless no answer is above."""
+    """Return the number of the cell after which a check belongs:
+    where the student had it, unless no answer is above.
+    """
     places = [number for number, cell in enumerate(cells) if _name(cell) == _name(points)]
-    answers = [number for number, cell in enumerate(cells) if _name(cell) == _name(points).removeprefix(TEST)]
+    answers = [
+        number
+        for number, cell in enumerate(cells)
+        if _name(cell) == _name(points).removeprefix(TEST)
+    ]
     if answers and places[-1] < answers[0]:
         return answers[-1]
     return places[-1] if answers else len(cells) - 1  # the name may have been defined in any cell
@@ -203,29 +250,40 @@ def _copy(cell: NotebookNode) -> NotebookNode:
 
 
 def _marked(cells: list[NotebookNode], marks: dict[str, Any]) -> list[NotebookNode]:
-    """Give every cell an id of its own, and each of the assignment's marks for nbgrader to one cell.
+    """Give every cell an id of its own, and each of the assignment's marks for nbgrader to one
+    cell.
 
     Of the copies of an answer it is the last one above its check, or the last one.
     """
     bearers: dict[str, int] = {}
-    checked = {_name(cell).removeprefix(TEST): number for number, cell in enumerate(cells) if _is_points(cell)}
+    checked = {
+        _name(cell).removeprefix(TEST): number
+        for number, cell in enumerate(cells)
+        if _is_points(cell)
+    }
     for number, cell in enumerate(cells):
         name = _name(cell)
         if name not in bearers or number < checked.get(name, len(cells)):
             bearers[name] = number
     for number, cell in enumerate(cells):
         name = _name(cell)
-        cell.metadata = nbformat.from_dict(dict(marks[name]) if name in marks and bearers[name] == number else {})
+        cell.metadata = nbformat.from_dict(
+            dict(marks[name]) if name in marks and bearers[name] == number else {}
+        )
         cell.id = f"cell-{number}"
     return cells
 
 
 def _history(submitted: NotebookNode) -> dict[str, dict[str, Any]]:
-    """Collect how each answer came about. The student's machine wrote it, so nothing but the report relies on it."""
+    """Collect how each answer came about. The student's machine wrote it,
+    so nothing but the report relies on it.
+    """
     found: dict[str, dict[str, Any]] = {}
 
     def entry(name: Any) -> dict[str, Any]:
-        return found.setdefault(str(name)[:80], {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}})
+        return found.setdefault(
+            str(name)[:80], {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
+        )
 
     for cell in submitted.cells:
         if cell.cell_type != "code":
@@ -234,16 +292,24 @@ def _history(submitted: NotebookNode) -> dict[str, dict[str, Any]]:
             one = entry(kept.get("exercise"))
             for what in ("attempts", "hints"):
                 number = kept.get(what)
-                one[what] = max(one[what], min(number, 10_000)) if type(number) is int else one[what]
+                one[what] = (
+                    max(one[what], min(number, 10_000)) if type(number) is int else one[what]
+                )
             one["solution"] |= kept.get("solution") is True
             met = {
-                str(name)[:80]: times for name, times in _mapping(kept.get("mistakes")).items() if type(times) is int
+                str(name)[:80]: times
+                for name, times in _mapping(kept.get("mistakes")).items()
+                if type(times) is int
             }
             one["mistakes"] = {
-                name: max(met.get(name, 0), one["mistakes"].get(name, 0)) for name in met | one["mistakes"]
+                name: max(met.get(name, 0), one["mistakes"].get(name, 0))
+                for name in met | one["mistakes"]
             }
     asked = [
-        match.groups() for cell in submitted.cells if cell.cell_type == "code" for match in _HELP.finditer(cell.source)
+        match.groups()
+        for cell in submitted.cells
+        if cell.cell_type == "code"
+        for match in _HELP.finditer(cell.source)
     ]
     for name, what in asked:  # a cell that is still there, run or not
         for key, one in found.items():

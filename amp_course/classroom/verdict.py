@@ -1,7 +1,8 @@
-"""A verdict on one answer, as it travels from the process that runs a submission to the one that gives points: sealed.
+"""A verdict on one answer, as it travels from the process that runs a submission to the one that
+gives points: sealed.
 
-A submission can print anything, and answer any message that reaches its process. It gets points only for a verdict that is sealed
-with a key that it has not seen, on the question that was asked.
+A submission can print anything, and answer any message that reaches its process. It gets points
+only for a verdict that is sealed with a key that it has not seen, on the question that was asked.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-REQUEST, REPLY = "amp_course_check_request", "amp_course_check_reply"  # types of messages to and from the kernel
+REQUEST, REPLY = (
+    "amp_course_check_request",
+    "amp_course_check_reply",
+)  # types of messages to and from the kernel
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a check said, and what else happened in its process up to then.
 
-    state:    "correct", "not yet" or "not attempted", as of an `Outcome`; "no verdict" if there was none
+    state:    "correct", "not yet" or "not attempted", as of an `Outcome`; "no verdict" if there was
+              none
     mistake:  the name of the known mistake in the answer, if there is one
     notes:    what else the check told
     replaced: parts of the course that the submission replaced
@@ -36,7 +41,9 @@ class Verdict:
 
 
 class Seal:
-    """Seals verdicts, and opens them. The key is held by the object that computes, and by nothing that can be printed."""
+    """Seals verdicts, and opens them. The key is held by the object that computes,
+    and by nothing that can be printed.
+    """
 
     __slots__ = ("_keyed",)
 
@@ -56,7 +63,9 @@ class Seal:
         if not hmac.compare_digest(seal.encode(), self._digest(text, question).encode()):
             return None
         found = json.loads(text)
-        return Verdict(**found | {name: tuple(found[name]) for name in ("notes", "replaced", "opened")})
+        return Verdict(
+            **found | {name: tuple(found[name]) for name in ("notes", "replaced", "opened")}
+        )
 
     def _digest(self, text: str, question: str) -> str:
         keyed = self._keyed.copy()

@@ -1,9 +1,11 @@
-"""A training run that dies in fp16, recorded while it does: its targets lie beyond the end of the format.
+"""A training run that dies in fp16, recorded while it does: its targets lie beyond the end of the
+format.
 
-The model predicts how much ink a digit takes: the sum of the grey levels of its 32 × 32 scan, around 80,000, while fp16 ends
-at 65,504. The loss falls as it should, and the outputs grow towards the targets. So do the activations before them, the last
-block's first. Once an output overflows, the loss is inf and the scaler skips the step, and then every later one: all steps see
-the same pictures, so nothing changes any more.
+The model predicts how much ink a digit takes: the sum of the grey levels of its 32 × 32 scan,
+around 80,000, while fp16 ends at 65,504. The loss falls as it should, and the outputs grow towards
+the targets. So do the activations before them, the last block's first. Once an output overflows,
+the loss is inf and the scaler skips the step, and then every later one: all steps see the same
+pictures, so nothing changes any more.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from amp_course.kit.threads import one_thread
 
 STEPS_AFTER_DEATH = 8  # still recorded, to show that it is for good
 _PICTURES = 32  # few, and all of them in every step
-_GREY_LEVELS = 16 * 255  # of a pixel of `digits()` with value 1: 4 × 4 pixels of the scan, all with ink
+_GREY_LEVELS = (
+    16 * 255
+)  # of a pixel of `digits()` with value 1: 4 × 4 pixels of the scan, all with ink
 
 
 class Block(nn.Module):
@@ -29,7 +33,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.widen, self.act, self.shrink = nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        self.widen, self.act, self.shrink = (
+            nn.Linear(width, 2 * width),
+            nn.ReLU(),
+            nn.Linear(2 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of x's shape, `(batch, width)`."""
@@ -37,7 +45,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Sequential):
-    """A linear layer, four blocks, and the mean of what the last one returns: `(batch, 64)` → `(batch, 1)`."""
+    """A linear layer, four blocks, and the mean of what the last one returns:
+    `(batch, 64)` → `(batch, 1)`.
+    """
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -63,7 +73,9 @@ class DivergingRun:
     @property
     def death(self) -> int | None:
         """The first step whose loss is not finite, counted from 1; None if the run lives."""
-        return next((number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None)
+        return next(
+            (number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,8 @@ class DyingTraining:
 def start_dying_run(rate: float = 0.004, seed: int = 0) -> DyingTraining:
     """Return the training before its first step.
 
-    rate: AdamW's learning rate; at 0.004 the run lives for about 45 steps, at 0.002 for longer than 60
+    rate: AdamW's learning rate; at 0.004 the run lives for about 45 steps, at 0.002 for longer than
+          60
     seed: for the weights
     """
     with same_random_state():
@@ -102,11 +115,16 @@ def start_dying_run(rate: float = 0.004, seed: int = 0) -> DyingTraining:
     pixels = digits().train_x[:_PICTURES].flatten(1)
     ink = _GREY_LEVELS * pixels.sum(1, keepdim=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    return DyingTraining(model, optimizer, torch.amp.GradScaler("cpu", init_scale=2.0**10), (pixels, ink))
+    return DyingTraining(
+        model, optimizer, torch.amp.GradScaler("cpu", init_scale=2.0**10), (pixels, ink)
+    )
 
 
-def record_dying_run(rate: float = 0.004, steps: int = 60, *, every: int = 1, seed: int = 0) -> DivergingRun:
-    """Train in fp16 until 8 steps after the first loss that is not finite, or for `steps` steps if it lives.
+def record_dying_run(
+    rate: float = 0.004, steps: int = 60, *, every: int = 1, seed: int = 0
+) -> DivergingRun:
+    """Train in fp16 until 8 steps after the first loss that is not finite, or for `steps` steps if
+    it lives.
 
     rate, seed: as for `start_dying_run`
     every: steps from one that is measured to the next

@@ -23,7 +23,8 @@ _SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib �
 
 
 def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) -> Figure:
-    """Draw maps of a run: a row for each module, a column for each measured pass, from lost (blue) to overflowing (red).
+    """Draw maps of a run: a row for each module, a column for each measured pass, from lost (blue)
+    to overflowing (red).
 
     kinds:  one map each; by default activations and their gradients
     marked: a forward pass to mark with a line, if it was measured
@@ -34,16 +35,26 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) 
     maps = {kind: ranges.of(kind) for kind in chosen}
     maps = {kind: found for kind, found in maps.items() if found}
     if not maps:
-        raise ValueError(f"no {' and no '.join(chosen)} was measured: train the model while it is watched.")
+        raise ValueError(
+            f"no {' and no '.join(chosen)} was measured: train the model while it is watched."
+        )
     rows = max(map(len, maps.values()))
-    numbers = {reading.number for found in maps.values() for readings in found.values() for reading in readings}
+    numbers = {
+        reading.number
+        for found in maps.values()
+        for readings in found.values()
+        for reading in readings
+    }
     at = f" Pass {marked:,} is marked." if marked in numbers else ""
     many = f"Maps of {len(maps)} kinds" if len(maps) > 1 else "A map of one kind"
     told = "; ".join(f"{kind}: {describe_weather(found)}" for kind, found in maps.items())
     figure, axes = new_figure(
-        3.9 * len(maps) + 0.4, min(9.0, 1.5 + 0.2 * rows), columns=len(maps), squeeze=False,
+        3.9 * len(maps) + 0.4,
+        min(9.0, 1.5 + 0.2 * rows),
+        columns=len(maps),
+        squeeze=False,
         alt=f"{many} of tensor by module and forward pass, for {short(ranges.dtype)}. {told}.{at}",
-    )  # fmt: skip
+    )
     for axis, (kind, found) in zip(axes[0], maps.items(), strict=True):
         _map(axis, found, marked)
         title(axis, f"{kind}s", f"by module and forward pass, for {short(ranges.dtype)}")
@@ -51,7 +62,13 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) 
         Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=_legend(name, mark))
         for name, colour, mark in WEATHER
     ]
-    figure.legend(handles=shown, loc="outside lower center", ncols=3 if len(maps) > 1 else 2, fontsize=8, frameon=False)
+    figure.legend(
+        handles=shown,
+        loc="outside lower center",
+        ncols=3 if len(maps) > 1 else 2,
+        fontsize=8,
+        frameon=False,
+    )
     return figure
 
 
@@ -69,15 +86,21 @@ def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None
             old = grid[row, place[reading.number]]
             grid[row, place[reading.number]] = weather if math.isnan(old) else max(old, weather)
     axis.imshow(
-        grid, cmap=ListedColormap([colour for _, colour, _ in WEATHER]), vmin=-0.5, vmax=len(WEATHER) - 0.5,
-        aspect="auto", interpolation="nearest",
-    )  # fmt: skip
+        grid,
+        cmap=ListedColormap([colour for _, colour, _ in WEATHER]),
+        vmin=-0.5,
+        vmax=len(WEATHER) - 0.5,
+        aspect="auto",
+        interpolation="nearest",
+    )
     for weather, (_, colour, mark) in enumerate(WEATHER):
         if mark:
             y, x = np.nonzero(grid == weather)
             size = 9 if len(numbers) <= 60 else 3
             ink = INK if is_pale(colour) else "white"
-            axis.scatter(x, y, marker="." if mark == "o" else mark, s=size, color=ink, linewidths=0.8)
+            axis.scatter(
+                x, y, marker="." if mark == "o" else mark, s=size, color=ink, linewidths=0.8
+            )
     if marked is not None and marked in place:
         axis.axvline(place[marked], color=INK, linewidth=1.2)
     names = [name or "the model" for name in found]

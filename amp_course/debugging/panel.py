@@ -1,4 +1,6 @@
-"""`RangeWeather`: go through the steps of a recorded run that dies, and see where the heat starts."""
+"""`RangeWeather`: go through the steps of a recorded run that dies,
+and see where the heat starts.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ _NARROW = widgets.Layout(width="27em", max_width="100%")
 _LONG = widgets.Layout(width="56em", max_width="100%")  # a slider of some fifty steps
 
 
-def first_reading(run: DivergingRun, kind: Kind, wanted: Callable[[Reading], bool]) -> Reading | None:
-    """Return the first reading of a kind that is wanted, in the order of the measurements; None if there is none."""
+def first_reading(
+    run: DivergingRun, kind: Kind, wanted: Callable[[Reading], bool]
+) -> Reading | None:
+    """Return the first reading of a kind that is wanted, in the order of the measurements;
+    None if there is none.
+    """
     return next((one for one in run.ranges.readings if one.kind == kind and wanted(one)), None)
 
 
 class RangeWeather(Panel):
-    """Choose a step and a kind of tensor; two buttons jump to the first heat and to the first inf or NaN.
+    """Choose a step and a kind of tensor; two buttons jump to the first heat and to the first inf
+    or NaN.
 
     It opens at the step in which the run died, or at its last one.
 
@@ -39,16 +46,29 @@ class RangeWeather(Panel):
     def __init__(self, run: DivergingRun | None = None) -> None:
         self.run, trouble = (run, "") if run is not None else _record()
         steps = len(self.run.losses) if self.run else 0
-        first = (self.run.death if self.run else None) or max(1, steps)  # all that led to it is on the map then
+        first = (self.run.death if self.run else None) or max(
+            1, steps
+        )  # all that led to it is on the map then
         self.step = widgets.IntSlider(
-            first, 1, max(1, steps), self.run.ranges.every if self.run else 1, description="step", style=WIDE,
-            tooltip="the step of the training that is shown; the first step is 1", layout=_LONG,
-        )  # fmt: skip
+            first,
+            1,
+            max(1, steps),
+            self.run.ranges.every if self.run else 1,
+            description="step",
+            style=WIDE,
+            tooltip="the step of the training that is shown; the first step is 1",
+            layout=_LONG,
+        )
         self.step.add_class("amp-long")
         self.kind = widgets.Dropdown(
-            options=[*KINDS], value="activation", description="kind", style=WIDE, layout=_NARROW,
-            tooltip="which tensors are shown: what modules return, the gradients of it, weights, or their gradients",
-        )  # fmt: skip
+            options=[*KINDS],
+            value="activation",
+            description="kind",
+            style=WIDE,
+            layout=_NARROW,
+            tooltip="which tensors are shown: what modules return, the gradients of it, weights, "
+            "or their gradients",
+        )
         self.first_heat = widgets.Button(
             description="first heat", tooltip="jump to the first step with at most 2 doublings left"
         )
@@ -73,7 +93,10 @@ class RangeWeather(Panel):
             self.view.value = weather_view(self.run, self.kind.value, self.step.value)
 
     def _jump_to_heat(self, button: Any) -> None:
-        self._jump(lambda reading: weather_of(reading) >= 4, "comes within 2 doublings of the end of the format")
+        self._jump(
+            lambda reading: weather_of(reading) >= 4,
+            "comes within 2 doublings of the end of the format",
+        )
 
     def _jump_to_nonfinite(self, button: Any) -> None:
         self._jump(lambda reading: not reading.finite, "holds an inf or a NaN")
@@ -87,7 +110,10 @@ class RangeWeather(Panel):
             self.tell(f"No {kind} of this run {does}.")
             return
         self.step.value = first.number
-        self.tell(f"Step {first.number}: {escape(first.module or 'the model')} is the first whose {kind} {does}.")
+        self.tell(
+            f"Step {first.number}: {escape(first.module or 'the model')} is the first whose {kind} "
+            f"{does}."
+        )
 
     def still(self) -> Figure:
         """Return the map of the chosen kind, with the chosen step marked."""

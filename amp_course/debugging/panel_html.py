@@ -1,4 +1,6 @@
-"""Draw what `RangeWeather` shows, as HTML: a step in words, its tensors as bars on the format's range, and the weather so far."""
+"""Draw what `RangeWeather` shows, as HTML: a step in words,
+its tensors as bars on the format's range, and the weather so far.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from amp_course.watching.readings import Kind
 
 Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of` returns them
 
-# For each WEATHER, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours in black.
+# For each WEATHER, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours
+# in black.
 HATCHES = ("..", "--", "", "||", "//", "xx")
 SKIPPED = ("#777777", "\\\\")  # a skipped step, and a loss that is not finite
 _INSIDE = "var(--jp-layout-color2, #eee)"  # the range of the format
@@ -32,15 +35,27 @@ _LONGEST = 24  # characters of a module's name; longer ones lose their beginning
 def weather_view(run: DivergingRun, kind: Kind, step: int) -> str:
     """Return the panel's HTML for one step, counted from 1."""
     found = run.ranges.of(kind)
-    told = f'<div role="status" aria-live="polite" style="margin-bottom:8px">{inline_html(describe_step(run, kind, step))}</div>'
-    parts = [told, _bars(run, kind, found, step), _history(run, kind, found, step), _legend()] if found else [told]
+    told = (
+        f'<div role="status" aria-live="polite" '
+        f'style="margin-bottom:8px">{inline_html(describe_step(run, kind, step))}</div>'
+    )
+    parts = (
+        [told, _bars(run, kind, found, step), _history(run, kind, found, step), _legend()]
+        if found
+        else [told]
+    )
     return f'<div style="color:{INK};line-height:1.5">{"".join(parts)}</div>'
 
 
 def describe_step(run: DivergingRun, kind: Kind, step: int) -> str:
-    """Say what a step did and which tensor was nearest to the end of the format, in `kit.markup`'s Markdown."""
+    """Say what a step did and which tensor was nearest to the end of the format,
+    in `kit.markup`'s Markdown.
+    """
     done = "the scaler skips the step" if step in run.skipped else "the optimizer steps"
-    said = f"**Step {step} of {len(run.losses)}:** the loss is {loss_text(run.losses[step - 1])}, and {done}."
+    said = (
+        f"**Step {step} of {len(run.losses)}:** the loss is {loss_text(run.losses[step - 1])}, "
+        f"and {done}."
+    )
     if run.death is not None and step > run.death:
         said += f" The run died in step {run.death}."
     shown = readings_in(run.ranges.of(kind), step)
@@ -56,7 +71,10 @@ def describe_step(run: DivergingRun, kind: Kind, step: int) -> str:
 
 def readings_in(found: Found, step: int) -> dict[str, Reading]:
     """Return the modules' readings in a step, the hottest of a module that ran more than once."""
-    inside = {module: [one for one in readings if one.number == step] for module, readings in found.items()}
+    inside = {
+        module: [one for one in readings if one.number == step]
+        for module, readings in found.items()
+    }
     return {module: hottest(readings) for module, readings in inside.items() if readings}
 
 
@@ -66,7 +84,9 @@ def hottest(readings: Sequence[Reading]) -> Reading:
 
 
 def headroom_text(reading: Reading) -> str:
-    """Say how far a reading is from overflow. Examples: "3.2 doublings left", "overflows by 0.5 doublings", "NaN" """
+    """Say how far a reading is from overflow. Examples:
+    "3.2 doublings left", "overflows by 0.5 doublings", "NaN"
+    """
     if not reading.finite:
         return "NaN" if math.isnan(reading.largest) else "inf"
     if reading.largest == 0:
@@ -97,13 +117,17 @@ def _label(y: float, module: str, size: float) -> str:
 
 
 def range_of(dtype: torch.dtype) -> tuple[float, float]:
-    """Return log2 of a format's smallest and largest number. Example: torch.float16 → (-24.0, 15.9993)"""
+    """Return log2 of a format's smallest and largest number. Example:
+    torch.float16 → (-24.0, 15.9993)
+    """
     limits = torch.finfo(dtype)
     return math.log2(limits.smallest_normal * limits.eps), math.log2(limits.max)
 
 
 def bar_end(largest: float, dtype: torch.dtype) -> float:
-    """Return the x at which the bar of a largest value ends; a tenth of the range is added on either side of the format."""
+    """Return the x at which the bar of a largest value ends;
+    a tenth of the range is added on either side of the format.
+    """
     low, high = range_of(dtype)
     margin = (high - low) / 10
     if not math.isfinite(largest):
@@ -128,7 +152,11 @@ def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
         x = bar_end(value, dtype)
         exponent = round(math.log2(value))
         parts.append(line(x, top, x, floor, stroke=GRID, width=0.5))
-        parts.append(text(x, top - 6, f"2{raised(exponent)}" if exponent else "1", anchor="middle", fill=FAINT))
+        parts.append(
+            text(
+                x, top - 6, f"2{raised(exponent)}" if exponent else "1", anchor="middle", fill=FAINT
+            )
+        )
     words = []
     for row, module in enumerate(found):
         y, reading = top + row * _BAR, shown.get(module)
@@ -137,7 +165,9 @@ def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
         words.append(f"{_name(module)} {told}")
         if reading is not None:
             parts.append(_bar(y, reading, bar_end(reading.largest, dtype), told))
-    parts.append(line(end, top - 2, end, floor + 2, stroke=INK, width=1.5))  # last: the end is marked on the bars, too
+    parts.append(
+        line(end, top - 2, end, floor + 2, stroke=INK, width=1.5)
+    )  # last: the end is marked on the bars, too
     label = f"Step {step}, largest {kind} by module, for {short(dtype)}: {'; '.join(words)}."
     return picture(_WIDTH, floor + 14, *parts, label=label)
 
@@ -145,7 +175,9 @@ def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
 def _row_text(reading: Reading | None) -> str:
     if reading is None:
         return "not measured"
-    return headroom_text(reading) + (f", {100 * reading.lost:.0f} % lost" if reading.lost > 0.1 else "")
+    return headroom_text(reading) + (
+        f", {100 * reading.lost:.0f} % lost" if reading.lost > 0.1 else ""
+    )
 
 
 def _bar(y: float, reading: Reading, end: float, told: str) -> str:
@@ -154,7 +186,13 @@ def _bar(y: float, reading: Reading, end: float, told: str) -> str:
     tip = f"{_name(reading.module)}: largest {reading.largest:,.4g}, {told}"
     frame = box(_LEFT, y + 2, end - _LEFT, _BAR - 4, FAINT)
     return frame + box(
-        _LEFT + 1, y + 3, end - _LEFT - 2, _BAR - 6, WEATHER[weather][1], hatch=HATCHES[weather], tip=tip
+        _LEFT + 1,
+        y + 3,
+        end - _LEFT - 2,
+        _BAR - 6,
+        WEATHER[weather][1],
+        hatch=HATCHES[weather],
+        tip=tip,
     )
 
 
@@ -166,9 +204,19 @@ def _history(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     last = len(run.losses)
     top = _LOSS_FLOOR + 26
     floor = top + _ROW * len(found)
-    past = {module: [one for one in readings if one.number <= step] for module, readings in found.items()}
-    parts = [text(8, 14, "so far", bold=True), *_losses(run.losses[:step], last), *_skips(run, step, last)]
-    parts += [line(_LEFT, y, _MAP_END, y, stroke=GRID, width=0.5) for y in (_LOSS_TOP, _LOSS_FLOOR, top, floor)]
+    past = {
+        module: [one for one in readings if one.number <= step]
+        for module, readings in found.items()
+    }
+    parts = [
+        text(8, 14, "so far", bold=True),
+        *_losses(run.losses[:step], last),
+        *_skips(run, step, last),
+    ]
+    parts += [
+        line(_LEFT, y, _MAP_END, y, stroke=GRID, width=0.5)
+        for y in (_LOSS_TOP, _LOSS_FLOOR, top, floor)
+    ]
     for row, (module, readings) in enumerate(past.items()):
         parts.append(_label(top + row * _ROW + 10, module, 11))
         parts += _strip(top + row * _ROW, module, readings, run.ranges.every, last)
@@ -176,9 +224,15 @@ def _history(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
         parts.append(line(x, 18, x, floor + 3, stroke=INK, width=1.2))
     parts.append(text(_across(step - 0.5, last), 13, f"step {step}", anchor="middle"))
     ticks = [1, *range(_tick_distance(last), last + 1, _tick_distance(last))]
-    parts += [text(_across(tick - 0.5, last), floor + 15, str(tick), anchor="middle", fill=FAINT) for tick in ticks]
+    parts += [
+        text(_across(tick - 0.5, last), floor + 15, str(tick), anchor="middle", fill=FAINT)
+        for tick in ticks
+    ]
     skipped = sum(one <= step for one in run.skipped)
-    label = f"Steps 1 to {step}, {kind} by module: {describe_weather(past, 'step')}. Skipped: {skipped}."
+    label = (
+        f"Steps 1 to {step}, {kind} by module: {describe_weather(past, 'step')}. Skipped: "
+        f"{skipped}."
+    )
     return picture(_WIDTH, floor + 22, *parts, label=label)
 
 
@@ -188,20 +242,32 @@ def _across(step: float, last: int) -> float:
 
 def _tick_distance(last: int) -> int:
     """Return a round distance that gives up to 12 ticks. Example: 60 → 5"""
-    return next(one for power in itertools.count() for one in (5 * 10**power, 10 * 10**power) if last <= 12 * one)
+    return next(
+        one
+        for power in itertools.count()
+        for one in (5 * 10**power, 10 * 10**power)
+        if last <= 12 * one
+    )
 
 
 def _losses(losses: Sequence[float], last: int) -> list[str]:
-    """Draw the loss as a line, on a logarithmic axis if it can be, and a hatched box where it is not finite."""
+    """Draw the loss as a line, on a logarithmic axis if it can be,
+    and a hatched box where it is not finite.
+    """
     finite = [loss for loss in losses if math.isfinite(loss)]
     logarithmic = all(loss > 0 for loss in finite)
     heights = [math.log10(loss) if logarithmic else loss for loss in finite]
     low, high = min(heights, default=0.0), max(heights, default=0.0)
-    parts, points = [text(_LEFT - 8, (_LOSS_TOP + _LOSS_FLOOR) / 2 + 4, "loss", anchor="end", size=11)], []
+    parts, points = (
+        [text(_LEFT - 8, (_LOSS_TOP + _LOSS_FLOOR) / 2 + 4, "loss", anchor="end", size=11)],
+        [],
+    )
     for number, loss in enumerate(losses, 1):
         if math.isfinite(loss):
             height = (math.log10(loss) if logarithmic else loss) - low
-            y = _LOSS_FLOOR - (_LOSS_FLOOR - _LOSS_TOP) * (height / (high - low) if high > low else 0.5)
+            y = _LOSS_FLOOR - (_LOSS_FLOOR - _LOSS_TOP) * (
+                height / (high - low) if high > low else 0.5
+            )
             points.append((_across(number - 0.5, last), y))
             continue
         parts += [polyline(points, stroke=INK)] if points else []
@@ -209,7 +275,9 @@ def _losses(losses: Sequence[float], last: int) -> list[str]:
         x, tip = _across(number - 1, last), f"step {number}: the loss is {loss_text(loss)}"
         colour, hatch = WEATHER[-1][1], HATCHES[-1]
         width = _across(1, last) - _LEFT
-        parts.append(box(x, _LOSS_TOP, width, _LOSS_FLOOR - _LOSS_TOP, colour, hatch=hatch, tip=tip))
+        parts.append(
+            box(x, _LOSS_TOP, width, _LOSS_FLOOR - _LOSS_TOP, colour, hatch=hatch, tip=tip)
+        )
     return parts + ([polyline(points, stroke=INK)] if points else [])
 
 
@@ -219,7 +287,9 @@ def _skips(run: DivergingRun, step: int, last: int) -> list[str]:
     for number in run.skipped:
         if number <= step:
             tip, (colour, hatch) = f"step {number}: skipped", SKIPPED
-            parts.append(box(_across(number - 1, last), y, width, _ROW - 1, colour, hatch=hatch, tip=tip))
+            parts.append(
+                box(_across(number - 1, last), y, width, _ROW - 1, colour, hatch=hatch, tip=tip)
+            )
     return parts
 
 
@@ -242,7 +312,13 @@ def _strip(y: float, module: str, readings: Sequence[Reading], every: int, last:
 
 
 def _legend() -> str:
-    marks = {name: swatch(colour, hatch) for (name, colour, _), hatch in zip(WEATHER, HATCHES, strict=True)}
+    marks = {
+        name: swatch(colour, hatch)
+        for (name, colour, _), hatch in zip(WEATHER, HATCHES, strict=True)
+    }
     marks["step skipped by the scaler"] = swatch(*SKIPPED)
-    cells = [f'<span style="white-space:nowrap;margin-right:16px">{mark} {name}</span>' for name, mark in marks.items()]
+    cells = [
+        f'<span style="white-space:nowrap;margin-right:16px">{mark} {name}</span>'
+        for name, mark in marks.items()
+    ]
     return f"<div>{' '.join(cells)}</div>"

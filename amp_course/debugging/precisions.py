@@ -1,4 +1,6 @@
-"""Compute one loss and its gradients in fp64, fp32 and under autocast, and see in which of them something goes wrong."""
+"""Compute one loss and its gradients in fp64, fp32 and under autocast,
+and see in which of them something goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ class Outcome:
 
     way:       of WAYS
     loss:      its value
-    scale:     that the loss was multiplied by before the backward pass, so that fp16 gradients do not underflow
+    scale:     that the loss was multiplied by before the backward pass, so that fp16 gradients do
+               not underflow
     nonfinite: names of the parameters whose gradient holds an inf or a NaN
     zero:      share of the gradients' elements that are 0 here and not in fp64
-    error:     the norm of the difference from the gradient in fp64, by the norm of that one; NaN if one is not finite
+    error:     the norm of the difference from the gradient in fp64, by the norm of that one; NaN if
+               one is not finite
     worst:     the parameter whose gradient differs most, by its own norm
     raised:    what the computation raised, in a line; "" if nothing
     """
@@ -65,51 +69,85 @@ class Precisions(Page):
         raised = [one for one in self.outcomes if one.raised]
         if raised:
             ways = " and ".join(one.way.removeprefix("amp_") for one in raised)
-            return f"It does not run in {ways} ({raised[0].raised}), so that says nothing. {self._verdict()}"
+            return (
+                f"It does not run in {ways} ({raised[0].raised}), so that says nothing. "
+                f"{self._verdict()}"
+            )
         return self._verdict()
 
     def _verdict(self) -> str:
         fine = {one.way: one.finite for one in self.outcomes if not one.raised}
         if not fine.get("fp64", True):
             return (
-                "Not finite in fp64 either: no format is to blame. Look for the formula (a division by 0, the log of 0, a whole "
-                "row masked) or for inf or NaN in data and weights; `first_nonfinite` names the op."
+                "Not finite in fp64 either: no format is to blame. Look for the formula (a "
+                "division by 0, the log of 0, a whole row masked) or for inf or NaN in data and "
+                "weights; `first_nonfinite` names the op."
             )
         if not fine.get("fp32", True):
             return (
-                f"{'Finite in fp64 and not' if 'fp64' in fine else 'Not finite'} in fp32: a value leaves the range of "
-                "fp32, or a difference of close numbers becomes 0. Rewrite the formula, for example subtract the maximum "
-                "before `exp`; AMP has no part in it."
+                f"{'Finite in fp64 and not' if 'fp64' in fine else 'Not finite'} in fp32: a value "
+                f"leaves the range of "
+                "fp32, or a difference of close numbers becomes 0. Rewrite the formula, for "
+                "example subtract the maximum before `exp`; AMP has no part in it."
             )
         low = [way for way in ("amp_bf16", "amp_fp16") if not fine.get(way, True)]
         if low == ["amp_fp16"]:
             return (
-                "Finite in fp32 and bf16, not in fp16: a value leaves the range of fp16, which ends at 65,504. Keep that part in "
-                "fp32 (`torch.autocast(…, enabled=False)`), scale it down, or train in bf16."
+                "Finite in fp32 and bf16, not in fp16: a value leaves the range of fp16, which "
+                "ends at 65,504. Keep that part in fp32 (`torch.autocast(…, enabled=False)`), "
+                "scale it down, or train in bf16."
             )
         if low:
             return (
-                f"Finite in fp32, not under autocast in {' and '.join(way.removeprefix('amp_') for way in low)}: rounding to few "
-                "bits makes something 0 that is divided by or whose log is taken. Keep that part in fp32."
+                f"Finite in fp32, not under autocast in "
+                f"{' and '.join(way.removeprefix('amp_') for way in low)}: rounding to few "
+                "bits makes something 0 that is divided by or whose log is taken. Keep that part "
+                "in fp32."
             )
         bad = [one for one in self.outcomes if one.error > 0.5]
         if bad:
             told = ", ".join(f"{one.error:.0%} in {one.way}" for one in bad)
-            return f"All finite, but gradients differ from those in fp64 by {told} of their norm: look at what is lost there."
+            return (
+                f"All finite, but gradients differ from those in fp64 by {told} of their norm: "
+                f"look at what is lost there."
+            )
         if "fp64" not in fine:
-            return "All others are finite; without fp64 there is nothing to compare their gradients with."
-        return "All finite, and close to the gradients in fp64: this step is not where the trouble begins."
+            return (
+                "All others are finite; without fp64 there is nothing to compare their "
+                "gradients with."
+            )
+        return (
+            "All finite, and close to the gradients in fp64: this step is not where the trouble "
+            "begins."
+        )
 
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
-        rows = [["computed in", "loss", "gradients not finite", "became 0", "error of the gradient", "most in"]]
+        rows = [
+            [
+                "computed in",
+                "loss",
+                "gradients not finite",
+                "became 0",
+                "error of the gradient",
+                "most in",
+            ]
+        ]
         for one in self.outcomes:
             if one.raised:
                 rows.append([one.way, one.raised, "", "", "", ""])
                 continue
             first = f"{len(one.nonfinite)}, {one.nonfinite[0]} first" if one.nonfinite else "none"
-            error = "-" if one.way == "fp64" else "not finite" if math.isnan(one.error) else f"{one.error:.2g}"
-            rows.append([one.way, f"{one.loss:.6g}", first, f"{100 * one.zero:.2g} %", error, one.worst])
+            error = (
+                "-"
+                if one.way == "fp64"
+                else "not finite"
+                if math.isnan(one.error)
+                else f"{one.error:.2g}"
+            )
+            rows.append(
+                [one.way, f"{one.loss:.6g}", first, f"{100 * one.zero:.2g} %", error, one.worst]
+            )
         return rows
 
     def blocks(self) -> Iterator[Block]:
@@ -125,26 +163,37 @@ def compare_precisions(
     *,
     scale: float | None = None,
 ) -> Precisions:
-    """Compute `loss(model, *batch)` and its gradients in several precisions, on copies of the model; yours is left alone.
+    """Compute `loss(model, *batch)` and its gradients in several precisions, on copies of the
+    model; yours is left alone.
 
-    loss:  takes the model and the batch, and returns the loss; it opens no autocast region of its own
+    loss:  takes the model and the batch, and returns the loss; it opens no autocast region of its
+           own
     batch: a tuple, or one object; float tensors in it are cast to fp64 or fp32 as the model is
     ways:  of WAYS; "fp64" is what the others are compared with, and is always computed
-    scale: of the loss in fp16, taken out of the gradients again; by default 65,536, halved until no gradient overflows by it
+    scale: of the loss in fp16, taken out of the gradients again; by default 65,536, halved until no
+           gradient overflows by it
 
     Random numbers are the same in each way. Raises ValueError for unknown ways. Example:
     compare_precisions(lambda model, x, y: cross_entropy(model(x), y), model, (x, y)).verdict
     """
     unknown = set(ways) - set(WAYS)
     if unknown:
-        raise ValueError(f"ways has {', '.join(sorted(unknown))}: choose some of {', '.join(WAYS)}.")
+        raise ValueError(
+            f"ways has {', '.join(sorted(unknown))}: choose some of {', '.join(WAYS)}."
+        )
     ordered = [way for way in WAYS if way == "fp64" or way in ways]
     args = batch if isinstance(batch, (tuple, list)) else (batch,)
     reference: dict[str, Tensor] = {}
     outcomes = []
     with uncompiled_run():
         for way in ordered:
-            scales = [1.0] if way != "amp_fp16" else [scale] if scale else [2.0**power for power in range(16, -9, -4)]
+            scales = (
+                [1.0]
+                if way != "amp_fp16"
+                else [scale]
+                if scale
+                else [2.0**power for power in range(16, -9, -4)]
+            )
             for one in scales:
                 found = _compute(loss, uncompiled(model), args, way, one, reference)
                 if not found.nonfinite or not math.isfinite(found.loss):
@@ -154,7 +203,12 @@ def compare_precisions(
 
 
 def _compute(
-    loss: Callable[..., Tensor], model: nn.Module, args: Any, way: str, scale: float, reference: dict[str, Tensor]
+    loss: Callable[..., Tensor],
+    model: nn.Module,
+    args: Any,
+    way: str,
+    scale: float,
+    reference: dict[str, Tensor],
 ) -> Outcome:
     base = torch.float64 if way == "fp64" else torch.float32
     with same_random_state():
@@ -170,7 +224,11 @@ def _compute(
                     value = loss(own, *given)
                 (value * scale).backward()
         except Exception as error:
-            return Outcome(way, raised=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return Outcome(
+                way,
+                raised=f"{type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}",
+            )
     grads = {
         name: weight.grad.detach().double() / scale
         for name, weight in own.named_parameters()
@@ -186,13 +244,26 @@ def _compute(
     }
     whole = math.sqrt(sum(norm**2 for _, norm in differences.values()))
     off = math.sqrt(sum(part**2 for part, _ in differences.values())) / whole if whole else math.nan
-    worst = max(differences, key=lambda name: differences[name][0] / (differences[name][1] or math.inf), default="")
-    gone = sum(int(((grad == 0) & (reference[name] != 0)).sum()) for name, grad in grads.items() if name in reference)
+    worst = max(
+        differences,
+        key=lambda name: differences[name][0] / (differences[name][1] or math.inf),
+        default="",
+    )
+    gone = sum(
+        int(((grad == 0) & (reference[name] != 0)).sum())
+        for name, grad in grads.items()
+        if name in reference
+    )
     count = sum(grad.numel() for grad in grads.values())
     return Outcome(
-        way, float(value.detach()), scale, nonfinite, gone / count if count else 0.0,
-        0.0 if way == "fp64" and not nonfinite else off, "" if way == "fp64" or nonfinite else worst,
-    )  # fmt: skip
+        way,
+        float(value.detach()),
+        scale,
+        nonfinite,
+        gone / count if count else 0.0,
+        0.0 if way == "fp64" and not nonfinite else off,
+        "" if way == "fp64" or nonfinite else worst,
+    )
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

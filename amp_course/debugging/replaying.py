@@ -1,4 +1,6 @@
-"""Run one training step again and again from the same state, and see whether it does the same to the last bit."""
+"""Run one training step again and again from the same state,
+and see whether it does the same to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from amp_course.watching.calling import arguments_for, cloned
 class Replay:
     """How often a step was run, and what came out of it each time.
 
-    hashes: name → the hash of its bytes in each run, in the order in which a step makes them: "the loss", "the gradient of
-            head.weight at the first optimizer step", "the weight head.weight", "the buffer norm.running_mean"
+    hashes: name → the hash of its bytes in each run, in the order in which a step makes them: "the
+            loss", "the gradient of head.weight at the first optimizer step", "the weight
+            head.weight", "the buffer norm.running_mean"
     """
 
     runs: int
@@ -57,11 +60,13 @@ def replay(
     scaler: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
     runs: int = 2,
 ) -> Replay:
-    """Run `step(*batch)` several times from the same weights, states and random numbers; everything is put back at the end.
+    """Run `step(*batch)` several times from the same weights, states and random numbers; everything
+    is put back at the end.
 
-    If the bits are the same, a fault in this step can be looked at again and again. If they are not, an op of yours adds up in
-    an order that changes (`torch.use_deterministic_algorithms(True)` finds it), or the step depends on the time or on a file.
-    What the step returns counts as the loss. Raises what the step raises, ValueError for fewer than 2 runs.
+    If the bits are the same, a fault in this step can be looked at again and again. If they are
+    not, an op of yours adds up in an order that changes (`torch.use_deterministic_algorithms(True)`
+    finds it), or the step depends on the time or on a file. What the step returns counts as the
+    loss. Raises what the step raises, ValueError for fewer than 2 runs.
     """
     if runs < 2:
         raise ValueError(f"runs is {runs}: to compare, a step has to run at least twice.")
@@ -69,16 +74,22 @@ def replay(
     found: dict[str, list[str]] = {}
     with sandbox():
         for _ in range(runs):
-            snapshot = Snapshot([*models, *as_list(optimizer), *as_list(scaler)], {"the step": step})
+            snapshot = Snapshot(
+                [*models, *as_list(optimizer), *as_list(scaler)], {"the step": step}
+            )
             try:
                 for name, value in _run(step, batch, models):
                     found.setdefault(name, []).append(value)
             finally:
                 snapshot.restore()
-    return Replay(runs, {name: (*values, *[""] * (runs - len(values))) for name, values in found.items()})
+    return Replay(
+        runs, {name: (*values, *[""] * (runs - len(values))) for name, values in found.items()}
+    )
 
 
-def _run(step: Callable[..., Any], batch: Any, models: Sequence[nn.Module]) -> Iterator[tuple[str, str]]:
+def _run(
+    step: Callable[..., Any], batch: Any, models: Sequence[nn.Module]
+) -> Iterator[tuple[str, str]]:
     grads: dict[str, str] = {}
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -94,13 +105,20 @@ def _run(step: Callable[..., Any], batch: Any, models: Sequence[nn.Module]) -> I
     if isinstance(returned, (int, float)):
         yield "the loss", repr(returned)
     for number, tensor in enumerate(tensors_in(returned)):
-        yield "the loss" if not number else f"tensor {number + 1} of what the step returns", digest(tensor)
+        yield (
+            "the loss" if not number else f"tensor {number + 1} of what the step returns",
+            digest(tensor),
+        )
     yield from grads.items()
     if not grads:
         yield from ((f"the gradient of {name}", digest(grad)) for name, grad in _gradients(models))
     for model in models:
-        yield from ((f"the weight {name}", digest(weight)) for name, weight in model.named_parameters())
-        yield from ((f"the buffer {name}", digest(buffer)) for name, buffer in model.named_buffers())
+        yield from (
+            (f"the weight {name}", digest(weight)) for name, weight in model.named_parameters()
+        )
+        yield from (
+            (f"the buffer {name}", digest(buffer)) for name, buffer in model.named_buffers()
+        )
 
 
 def _gradients(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:

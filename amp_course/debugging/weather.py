@@ -1,4 +1,6 @@
-"""How hot or cold a reading is: six kinds of weather, each with a colour and a second cue. Draws nothing."""
+"""How hot or cold a reading is: six kinds of weather, each with a colour and a second cue.
+Draws nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,18 @@ def describe_weather(found: Mapping[str, Sequence[Reading]], unit: str = "pass")
     parts = []
     for weather in (5, 4, 0):
         first = min(
-            (reading for readings in found.values() for reading in readings if weather_of(reading) == weather),
+            (
+                reading
+                for readings in found.values()
+                for reading in readings
+                if weather_of(reading) == weather
+            ),
             key=lambda reading: reading.number,
             default=None,
         )
         if first is not None:
-            parts.append(f"{WEATHER[weather][0]} first in {unit} {first.number:,}, {first.module or 'the model'}")
+            parts.append(
+                f"{WEATHER[weather][0]} first in {unit} {first.number:,}, "
+                f"{first.module or 'the model'}"
+            )
     return ", ".join(parts) or "nothing lost or near overflow"

@@ -1,6 +1,7 @@
 """The catalogue of faults, faults.toml: every name that a tool of the course gives to one.
 
-A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`. Nothing here looks at a training.
+A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`. Nothing here looks at a
+training.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ class Fault:
     @property
     def text(self) -> str:
         """Sentence and cause: "a step with inf was taken. The weights are NaN from then on"."""
-        return f"{self.sentence}. {self.cause[0].upper()}{self.cause[1:]}" if self.cause else self.sentence
+        return (
+            f"{self.sentence}. {self.cause[0].upper()}{self.cause[1:]}"
+            if self.cause
+            else self.sentence
+        )
 
     @property
     def is_advice(self) -> bool:
@@ -106,19 +111,30 @@ def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Fin
     """Make the finding of a known fault, by its name or an alias.
 
     cause:    says what is wrong more exactly than the catalogue
-    evidence: the numbers that show it, and two words that are none: place="line 31 of train.py", and variant=, one of the
-              fault's variants in faults.toml, for its fix
+    evidence: the numbers that show it, and two words that are none: place="line 31 of train.py",
+              and variant=, one of the fault's variants in faults.toml, for its fix
     Raises KeyError for an unknown name or variant.
     """
     fault = known(name)
     place, variant = (str(evidence.pop(key, "")) for key in ("place", "variant"))
     if variant:
         fault = replace(fault, **fault.variants[variant])  # type: ignore[arg-type]
-    shown = {key.replace("micro_batch", "micro-batch").replace("_", " "): value for key, value in evidence.items()}
+    shown = {
+        key.replace("micro_batch", "micro-batch").replace("_", " "): value
+        for key, value in evidence.items()
+    }
     return Finding(
-        fault.name, cause or fault.text, fault.fix, shown, fault.code, fault.section, fault.of, tuple(fault.spoils),
-        place, fault.grade,
-    )  # fmt: skip
+        fault.name,
+        cause or fault.text,
+        fault.fix,
+        shown,
+        fault.code,
+        fault.section,
+        fault.of,
+        tuple(fault.spoils),
+        place,
+        fault.grade,
+    )
 
 
 def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:

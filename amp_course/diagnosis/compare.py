@@ -14,7 +14,8 @@ CLOSE = 0.02  # relative: what rounding may do to the length of a gradient of ma
 def along(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
     """Return (factor, distance): gradient ≈ factor · reference, and how far off, relatively.
 
-    The distance is inf, and the factor NaN, if one of them is zero and the other is not, or one is not finite.
+    The distance is inf, and the factor NaN, if one of them is zero and the other is not, or one is
+    not finite.
     """
     gradient, reference = _double(gradient), _double(reference)
     square, size = (reference @ reference).item(), gradient.norm().item()
@@ -49,4 +50,6 @@ def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], flo
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()  # Apple's GPUs have no float64
+    return (
+        tensor.cpu() if tensor.device.type == "mps" else tensor
+    ).double()  # Apple's GPUs have no float64

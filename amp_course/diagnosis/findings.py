@@ -15,7 +15,8 @@ Grade = Literal["fault", "advice"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that was found: a stable `name`, what is wrong, the fix, and the numbers that show it.
+    """A fault that was found: a stable `name`, what is wrong, the fix, and the numbers that show
+    it.
 
     cause:     what is wrong, without a full stop at its end
     code:      the fix as a line of code, or ""; "{device}" in it stands for the training's device
@@ -38,10 +39,16 @@ class Finding:
 
     def on(self, device: str) -> Finding:
         """Return it with the fix for a training on this kind of device, "cuda"."""
-        return replace(self, fix=self.fix.replace("{device}", device), code=self.code.replace("{device}", device))
+        return replace(
+            self,
+            fix=self.fix.replace("{device}", device),
+            code=self.code.replace("{device}", device),
+        )
 
     def lines(self) -> list[str]:
-        """Return "still-scaled: ….", "Where: …", "Fix: …: `code`", "Measured: …. (chapter 07, section 1)"."""
+        """Return "still-scaled: ….", "Where: …", "Fix: …: `code`",
+        "Measured: …. (chapter 07, section 1)".
+        """
         lines = [f"{self.name}: {self.cause}."]
         if self.place:
             lines.append(f"Where: {self.place}")
@@ -96,7 +103,10 @@ def finding_html(one: Finding, sign: str = "✗") -> str:
 def pairs_html(pairs: Iterable[tuple[str, str]]) -> str:
     """Return names and texts as a table of two columns, "" for none."""
     cell = '<td style="text-align:left">'
-    rows = "".join(f"<tr>{cell}{html.escape(key)}</td>{cell}{inline_html(text)}</td></tr>" for key, text in pairs)
+    rows = "".join(
+        f"<tr>{cell}{html.escape(key)}</td>{cell}{inline_html(text)}</td></tr>"
+        for key, text in pairs
+    )
     return f"<table>{rows}</table>" if rows else ""
 
 

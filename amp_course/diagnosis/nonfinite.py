@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 COMPILED = (
-    "Compiled parts ran uncompiled here. A compiled program fuses ops and rounds at other points, so it may overflow where "
-    "this run did not."
+    "Compiled parts ran uncompiled here. A compiled program fuses ops and rounds at other points, "
+    "so it may overflow where this run did not."
 )
 
 
@@ -28,7 +28,8 @@ class Nonfinite:
     given:   what held inf or NaN before the step began: a weight, a buffer, the data
     steps:   how many ran
     error:   what the step raised, if it did
-    not_put_back: pairs of a name and what became of it: what the step changed and could not be put back
+    not_put_back: pairs of a name and what became of it: what the step changed and could not be put
+                  back
     """
 
     births: tuple[Birth, ...]
@@ -42,7 +43,14 @@ class Nonfinite:
     @classmethod
     def of(cls, watch: Watch, error: BaseException | None) -> Nonfinite:
         """Make one from what a watch has seen."""
-        return cls(tuple(watch.births), tuple(watch.arrived), tuple(watch.given), watch.step, error, watch.compiled())
+        return cls(
+            tuple(watch.births),
+            tuple(watch.arrived),
+            tuple(watch.given),
+            watch.step,
+            error,
+            watch.compiled(),
+        )
 
     @property
     def first(self) -> Birth | None:
@@ -63,7 +71,11 @@ class Nonfinite:
     def buried(self) -> tuple[Birth, ...]:
         """Those that reached nothing: masked, clamped, discarded."""
         causes = {root.number for birth in self.births if birth.reached for root in birth.roots()}
-        return tuple(one for one in self.births if not one.reached and not one.meant and one.number not in causes)
+        return tuple(
+            one
+            for one in self.births
+            if not one.reached and not one.meant and one.number not in causes
+        )
 
     def __bool__(self) -> bool:
         """True if an inf or NaN did harm."""
@@ -84,13 +96,16 @@ class Nonfinite:
             yield f"No inf or NaN did harm in {self.steps} step{'s' * (self.steps > 1)}."
         if self.caught:
             yield (
-                f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} went no further than the GradScaler, which skips "
+                f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} went no further than "
+                f"the GradScaler, which skips "
                 "such a step and lowers its scale. That is normal while it looks for its scale."
             )
         if self.buried:
             yield (
-                f"Made, but gone by the end: {'; '.join(map(str, self.buried[:3]))}. Masked on purpose, or an overflow that "
-                "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` tells."
+                f"Made, but gone by the end: {'; '.join(map(str, self.buried[:3]))}. Masked on "
+                f"purpose, or an overflow that "
+                "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` "
+                "tells."
             )
         yield from (f"Not put back: `{name}` {why}." for name, why in self.not_put_back)
         if self.compiled:
@@ -99,7 +114,9 @@ class Nonfinite:
 
 def first_root(births: Iterable[Birth]) -> Birth | None:
     """Return the first of the ops without which these would not have happened."""
-    return min((root for one in births for root in one.roots()), key=lambda root: root.number, default=None)
+    return min(
+        (root for one in births for root in one.roots()), key=lambda root: root.number, default=None
+    )
 
 
 def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
@@ -111,10 +128,18 @@ def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
     if birth.tensor:
         yield f"  It wrote to {birth.tensor}."
     if reached:
-        where = [name if kind in ("loss", "output", "scaler") else f"the {kind} of {name}" if kind == "gradient" else
-                 f"the {kind} {name}" for kind, name in reached]  # fmt: skip
+        where = [
+            name
+            if kind in ("loss", "output", "scaler")
+            else f"the {kind} of {name}"
+            if kind == "gradient"
+            else f"the {kind} {name}"
+            for kind, name in reached
+        ]
         yield f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}."
     if birth.before:
         rows = [["op", "in", "phase", "dtype", "largest"]]
-        rows += [[f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in birth.before]
+        rows += [
+            [f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in birth.before
+        ]
         yield f"\nWhat ran before:\n{text_table(rows, right=['largest'])}"

@@ -14,27 +14,40 @@ from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, 
 from amp_course.kit.markup import inline_html, plain_text, without_codes
 
 State = Literal["clean", "fault", "could not run", "too little seen", "not judged"]
-EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2, "too little seen": 2, "not judged": 2}
+EXIT_CODES: dict[State, int] = {
+    "clean": 0,
+    "fault": 1,
+    "could not run": 2,
+    "too little seen": 2,
+    "not judged": 2,
+}
 # With a fault in how the gradient is made, the gradient itself cannot be called right.
 _MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
 _IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
-_OF_ALL = {"", "checkpoint", "recomputation"}  # with a fault of one of these, nothing is called right
+_OF_ALL = {
+    "",
+    "checkpoint",
+    "recomputation",
+}  # with a fault of one of these, nothing is called right
 _WIDTH = 100
 _PAGE = (
-    "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-    "<title>{title}</title><style>:root{{color-scheme:light dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;"
-    "margin:2rem auto;padding:0 1rem;color:CanvasText;background:Canvas}}h1{{font-size:1.4rem}}"
-    "code{{background:color-mix(in srgb,CanvasText 8%,Canvas);padding:0 .2em;overflow-wrap:anywhere}}pre{{white-space:pre-wrap}}"
-    "table{{border-collapse:collapse;font-size:.9em}}td{{padding:.1rem .8rem .1rem 0;vertical-align:top}}"
-    "</style></head><body><h1>{title}</h1>{body}</body></html>"
+    "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' "
+    "content='width=device-width'><title>{title}</title><style>:root{{color-scheme:light "
+    "dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;margin:2rem auto;padding:0 "
+    "1rem;color:CanvasText;background:Canvas}}h1{{font-size:1.4rem}}code{{background:color-mix(in "
+    "srgb,CanvasText 8%,Canvas);padding:0 "
+    ".2em;overflow-wrap:anywhere}}pre{{white-space:pre-wrap}}table{{border-collapse:collapse;font-size:.9em}}td{{padding:.1rem "
+    ".8rem .1rem 0;vertical-align:top}}</style></head><body><h1>{title}</h1>{body}</body></html>"
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in a training or in a step: true if something was judged and no fault was found.
+    """What was found in a training or in a step: true if something was judged and no fault was
+    found.
 
-    findings:     the faults, the most harmful first; those that follow from another are moved to `consequences`
+    findings:     the faults, the most harmful first; those that follow from another are moved to
+                  `consequences`
     checked:      the names of the behaviours that were judged
     not_checked:  pairs of what was not judged and the reason why
     observations: sentences on what is unusual and no fault
@@ -80,7 +93,11 @@ class Report:
             return "could not run"
         if self.too_little:
             return "too little seen"
-        return "clean" if self.right and "everything else" not in dict(self.not_checked) else "not judged"
+        return (
+            "clean"
+            if self.right and "everything else" not in dict(self.not_checked)
+            else "not judged"
+        )
 
     @property
     def exit_code(self) -> int:
@@ -128,11 +145,16 @@ class Report:
 
     def following(self, one: Finding) -> tuple[Finding, ...]:
         """Return the consequences of which a fault is the first cause."""
-        return tuple(other for other in self.consequences if causes_of(other, self.findings)[:1] == [one.name])
+        return tuple(
+            other
+            for other in self.consequences
+            if causes_of(other, self.findings)[:1] == [one.name]
+        )
 
     def _below(self, one: Finding) -> list[str]:
         return [
-            f"Follows from it: {other.name}" + (f" ({evidence_text(other.evidence)})" if other.evidence else "")
+            f"Follows from it: {other.name}"
+            + (f" ({evidence_text(other.evidence)})" if other.evidence else "")
             for other in self.following(one)
         ]
 
@@ -146,7 +168,11 @@ class Report:
         return [(title, texts) for title, texts in lists if texts]
 
     def __str__(self) -> str:
-        lines = [self.head, *_wrapped(self.problem, "  ", "  "), *_wrapped(self.too_little, "  ", "  ")]
+        lines = [
+            self.head,
+            *_wrapped(self.problem, "  ", "  "),
+            *_wrapped(self.too_little, "  ", "  "),
+        ]
         for number, one in enumerate(self.findings, 1):
             lines += ["", *_finding_lines(one, f"{number}. ")]
             lines += [line for text in self._below(one) for line in _wrapped(text)]
@@ -174,14 +200,20 @@ class Report:
             below = [f"<p>{inline_html(text)}</p>" for text in self._below(one)]
             parts += [finding_html(one, f"✗ {number}."), *below]
         if self.advice:
-            parts += ["<p><b>Advice</b> (not counted as faults):</p>", *(finding_html(one, "→") for one in self.advice)]
+            parts += [
+                "<p><b>Advice</b> (not counted as faults):</p>",
+                *(finding_html(one, "→") for one in self.advice),
+            ]
         if self.facts:
             parts.append(f"<p><b>Seen</b></p>{pairs_html(self.facts)}")
         for title, texts in self._lists():
             items = "".join(f"<li>{inline_html(text)}</li>" for text in texts)
             parts.append(f"<p><b>{title}</b></p><ul>{items}</ul>")
         if self.output:
-            parts.append(f"<p><b>The last lines it printed</b></p><pre>{html.escape(chr(10).join(self.output))}</pre>")
+            parts.append(
+                f"<p><b>The last lines it "
+                f"printed</b></p><pre>{html.escape(chr(10).join(self.output))}</pre>"
+            )
         return "".join(parts)
 
     def to_html(self) -> str:
@@ -225,7 +257,12 @@ def _finding_lines(one: Finding, first: str) -> list[str]:
 def _wrapped(text: str, first: str = "   ", rest: str = "      ") -> list[str]:
     """Break a text into lines that fit a terminal."""
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -1,4 +1,6 @@
-"""`RankExplorer`: choose how ranks agree on skipped steps, and where an activation overflows; see who skips and who drifts."""
+"""`RankExplorer`: choose how ranks agree on skipped steps, and where an activation overflows;
+see who skips and who drifts.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +15,46 @@ from amp_course.distributed.simulation import RankRun, simulate
 from amp_course.kit.panel import WIDE, Panel
 
 _NARROW = widgets.Layout(width="27em", max_width="100%")
-PATTERNS = {"never": (0, 0), "once": (0, 1), "every 5th step": (5, 1), "bursts of 3": (10, 3)}  # period, steps in a row
+PATTERNS = {
+    "never": (0, 0),
+    "once": (0, 1),
+    "every 5th step": (5, 1),
+    "bursts of 3": (10, 3),
+}  # period, steps in a row
 ALL, IN_TURN = "all ranks", "the ranks in turn"
 
 
-def plan_outliers(pattern: str, where: int | str, first: int, ranks: int, steps: int) -> dict[int, tuple[int, ...]]:
+def plan_outliers(
+    pattern: str, where: int | str, first: int, ranks: int, steps: int
+) -> dict[int, tuple[int, ...]]:
     """Return a schedule for `simulate`: step → ranks with an outlier.
 
     pattern: one of PATTERNS
-    where:   a rank, or ALL, or IN_TURN: the first outlier (or burst) on rank 0, the next one on rank 1, and so on
+    where:   a rank, or ALL, or IN_TURN: the first outlier (or burst) on rank 0, the next one on
+             rank 1, and so on
     first:   the step of the first outlier, from 0 as in `simulate`
 
-    Raises KeyError for an unknown pattern. Example: plan_outliers("once", 1, first=12, ranks=4, steps=30) → {12: (1,)}
+    Raises KeyError for an unknown pattern. Example: plan_outliers("once", 1, first=12, ranks=4,
+    steps=30) → {12: (1,)}
     """
     period, length = PATTERNS[pattern]
     plan: dict[int, tuple[int, ...]] = {}
     for turn, start in enumerate(range(first, steps, period or steps)):
-        on = tuple(range(ranks)) if where == ALL else (turn % ranks if where == IN_TURN else int(where),)
+        on = (
+            tuple(range(ranks))
+            if where == ALL
+            else (turn % ranks if where == IN_TURN else int(where),)
+        )
         plan |= {step: on for step in range(start, min(start + length, steps))}
     return plan
 
 
 class RankExplorer(Panel):
-    """Choose ranks, agreement and outliers by menu and slider; every rank trains with a GradScaler of its own.
+    """Choose ranks, agreement and outliers by menu and slider; every rank trains with a GradScaler
+    of its own.
 
-    `panel.ranks.value = 8` drives it in a test; `panel.run` is what it shows, a `RankRun`. Settings that were shown before are
-    kept, and shown again at once.
+    `panel.ranks.value = 8` drives it in a test; `panel.run` is what it shows, a `RankRun`. Settings
+    that were shown before are kept, and shown again at once.
     """
 
     def __init__(self) -> None:
@@ -52,10 +68,13 @@ class RankExplorer(Panel):
             ],
             "nothing",
             "ranks agree on",
-            "what keeps the ranks together: nothing, the all-reduce of all gradients, or an all-reduce of found_inf",
+            "what keeps the ranks together: nothing, the all-reduce of all gradients, or an "
+            "all-reduce of found_inf",
         )
         self.ranks = _menu([2, 4, 8], 4, "ranks", "how many ranks train together")
-        self.pattern = _menu([*PATTERNS], "once", "outliers", "when an activation of 100,000 overflows fp16")
+        self.pattern = _menu(
+            [*PATTERNS], "once", "outliers", "when an activation of 100,000 overflows fp16"
+        )
         self.where = _menu(self._places(), 1, "on", "the rank or ranks on which it overflows")
         self.growth = _menu(
             [("4", 4), ("8", 8), ("never", None)],
@@ -64,10 +83,22 @@ class RankExplorer(Panel):
             "after how many steps without an inf a scaler doubles its scale",
         )
         self.steps = _slider(30, 10, 40, "steps", "how many steps the ranks train")
-        self.first = _slider(13, 1, 30, "first outlier at", "the step of the first outlier; the first step is 1")
-        controls = [self.agreement, self.ranks, self.pattern, self.where, self.first, self.steps, self.growth]
+        self.first = _slider(
+            13, 1, 30, "first outlier at", "the step of the first outlier; the first step is 1"
+        )
+        controls = [
+            self.agreement,
+            self.ranks,
+            self.pattern,
+            self.where,
+            self.first,
+            self.steps,
+            self.growth,
+        ]
         box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__("RankExplorer: which ranks skip, and do they stay equal?", [box], widgets.HTML())
+        super().__init__(
+            "RankExplorer: which ranks skip, and do they stay equal?", [box], widgets.HTML()
+        )
         self.ranks.observe(self._change_ranks, names="value")
         self.steps.observe(self._change_steps, names="value")
         for control in (self.agreement, self.pattern, self.where, self.first, self.growth):
@@ -75,7 +106,9 @@ class RankExplorer(Panel):
         self._redraw()
 
     def _places(self) -> list[tuple[str, int | str]]:
-        ranks: list[tuple[str, int | str]] = [(f"rank {rank}", rank) for rank in range(self.ranks.value)]
+        ranks: list[tuple[str, int | str]] = [
+            (f"rank {rank}", rank) for rank in range(self.ranks.value)
+        ]
         return [*ranks, (IN_TURN, IN_TURN), (ALL, ALL)]
 
     def _change_ranks(self, change: Any) -> None:
@@ -97,10 +130,14 @@ class RankExplorer(Panel):
             return
         self.where.disabled = self.first.disabled = self.pattern.value == "never"
         ranks, steps = self.ranks.value, self.steps.value
-        plan = plan_outliers(self.pattern.value, self.where.value, self.first.value - 1, ranks, steps)
+        plan = plan_outliers(
+            self.pattern.value, self.where.value, self.first.value - 1, ranks, steps
+        )
         settings = (ranks, self.agreement.value, tuple(plan.items()), steps, self.growth.value)
         if settings not in self._runs:
-            self._runs[settings] = simulate(ranks, self.agreement.value, plan, steps, self.growth.value)
+            self._runs[settings] = simulate(
+                ranks, self.agreement.value, plan, steps, self.growth.value
+            )
         self.run = self._runs[settings]
         self.view.value = run_view(self.run)
 
@@ -111,7 +148,12 @@ class RankExplorer(Panel):
 
 def _menu(options: list[Any], value: Any, description: str, tooltip: str) -> widgets.Dropdown:
     return widgets.Dropdown(
-        options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW
+        options=options,
+        value=value,
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=_NARROW,
     )
 
 

@@ -1,4 +1,6 @@
-"""Draw what `RankExplorer` shows, as HTML: the verdict, and the ranks' scales, skips and replicated weights above one another."""
+"""Draw what `RankExplorer` shows, as HTML: the verdict, and the ranks' scales,
+skips and replicated weights above one another.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ RANKS = (
     ("#8C6D31", "4 4"),
     ("#7570B3", "9 2 2 2 2 2"),
 )
-OVERFLOWED, SKIPPED = "xx", "//"  # the hatch of a skipped step: the inf was this rank's own, or another's
+OVERFLOWED, SKIPPED = (
+    "xx",
+    "//",
+)  # the hatch of a skipped step: the inf was this rank's own, or another's
 NEUTRAL = "#777777"  # in a legend, for any rank's colour
 _STEPPED = "var(--jp-layout-color2, #eee)"
 _WIDTH, _LEFT, _RIGHT = 720, 88, 576
@@ -34,10 +39,13 @@ def run_view(run: RankRun) -> str:
         "overflowed on another rank only: skipped": swatch(NEUTRAL, SKIPPED),
         "stepped": swatch(_STEPPED),
     }
-    cells = [f'<span style="white-space:nowrap;margin-right:16px">{mark} {kind}</span>' for kind, mark in kinds.items()]
+    cells = [
+        f'<span style="white-space:nowrap;margin-right:16px">{mark} {kind}</span>'
+        for kind, mark in kinds.items()
+    ]
     return (
-        f'<div style="color:{INK};line-height:1.5">'
-        f'<div role="status" aria-live="polite" style="margin-bottom:8px">{inline_html(verdict(run))}</div>'
+        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
+        f'style="margin-bottom:8px">{inline_html(verdict(run))}</div>'
         f"{_picture(run)}<div>{' '.join(cells)}</div></div>"
     )
 
@@ -57,7 +65,10 @@ def verdict(run: RankRun) -> str:
         return f"**The all-reduce of the gradients spreads the inf or NaN:** {together}."
     if run.agreement == "found_inf agreed":
         return f"**One all-reduce of found_inf keeps the ranks together:** {together}."
-    return f"Every rank overflows in the same steps, so {together}. **That is luck:** nothing makes them agree."
+    return (
+        f"Every rank overflows in the same steps, so {together}. **That is luck:** nothing "
+        f"makes them agree."
+    )
 
 
 def _drift(run: RankRun, split: int) -> str:
@@ -65,18 +76,33 @@ def _drift(run: RankRun, split: int) -> str:
     skipping = [rank for rank in range(run.ranks) if run.skipped[rank][split]]
     stepping = [rank for rank in range(run.ranks) if rank not in skipping]
     others = "the others step" if len(stepping) > 1 else f"rank {stepping[0]} steps"
-    said = f"In step {split + 1} {name_ranks(skipping)} {'skips' if len(skipping) == 1 else 'skip'} and {others}"
+    said = (
+        f"In step {split + 1} {name_ranks(skipping)} "
+        f"{'skips' if len(skipping) == 1 else 'skip'} and {others}"
+    )
     ends = [scales[-1] for scales in run.scales]
     apart = f"differ from rank 0's by up to {_number(max(each[-1] for each in run.distances))}"
     if split == run.steps - 1:
-        return f"{said}: **their {replicated(run)} now {apart}**, and their scales will differ in the next step."
-    said += f": **from step {split + 2} on their scales differ**, and with them the units of the gradients that they add up."
+        return (
+            f"{said}: **their {replicated(run)} now {apart}**, and their scales will differ in "
+            f"the next step."
+        )
+    said += (
+        f": **from step {split + 2} on their scales differ**, and with them the units of the "
+        f"gradients that they add up."
+    )
     low = [rank for rank in range(run.ranks) if ends[rank] == min(ends)]
     high = [rank for rank in range(run.ranks) if ends[rank] == max(ends)]
     if low == high:
-        return f"{said} At the end the scales happen to be equal again, but the {replicated(run)} {apart}."
+        return (
+            f"{said} At the end the scales happen to be equal again, but the {replicated(run)} "
+            f"{apart}."
+        )
     if len(low) + len(high) == run.ranks:
-        scales = f"is {scale_text(min(ends))} on {name_ranks(low)} and {scale_text(max(ends))} on {name_ranks(high)}"
+        scales = (
+            f"is {scale_text(min(ends))} on {name_ranks(low)} and {scale_text(max(ends))} on "
+            f"{name_ranks(high)}"
+        )
     else:
         scales = f"ranges from {scale_text(min(ends))} to {scale_text(max(ends))}"
     return f"{said} At the end the scale {scales}, and the {replicated(run)} {apart}."
@@ -90,7 +116,11 @@ def name_ranks(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    parts = [part for run in runs for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))]
+    parts = [
+        part
+        for run in runs
+        for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
     listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
 
@@ -101,10 +131,16 @@ def scale_text(scale: float) -> str:
 
 
 def describe(run: RankRun) -> str:
-    """Return what a screen reader reads of the picture: the ranks' scales, skips and distances, in plain text."""
+    """Return what a screen reader reads of the picture:
+    the ranks' scales, skips and distances, in plain text.
+    """
     parts = []
     for ranks in run.groups():
-        scales, skips, apart = run.scales[ranks[0]], sum(run.skipped[ranks[0]]), run.distances[ranks[0]][-1]
+        scales, skips, apart = (
+            run.scales[ranks[0]],
+            sum(run.skipped[ranks[0]]),
+            run.distances[ranks[0]][-1],
+        )
         parts.append(
             f"{name_ranks(ranks)}: scale from {scale_text(scales[0])} to {scale_text(scales[-1])}, "
             f"{skips} skipped, distance from rank 0 {_number(apart)}"
@@ -122,7 +158,9 @@ def _number(value: float) -> str:
 
 
 def step_ticks(run: RankRun) -> list[int]:
-    """Return the numbers of steps, from 1, to write at an axis. Example: a run of 12 steps → [1, 5, 10]"""
+    """Return the numbers of steps, from 1, to write at an axis. Example:
+    a run of 12 steps → [1, 5, 10]
+    """
     return [1, *range(5, run.steps + 1, 5)]
 
 
@@ -162,7 +200,9 @@ def _scales(run: RankRun, top: float, floor: float) -> list[str]:
 
     ticks = range(low, high + 1, max(1, math.ceil((high - low) / 6)))
     parts = _ticks((down(tick), scale_text(2.0**tick)) for tick in ticks)
-    return parts + _lines(run, [[down(each) for each in of_rank] for of_rank in exponents], apart=2.5)
+    return parts + _lines(
+        run, [[down(each) for each in of_rank] for of_rank in exponents], apart=2.5
+    )
 
 
 def _distances(run: RankRun, top: float, floor: float) -> list[str]:
@@ -172,10 +212,16 @@ def _distances(run: RankRun, top: float, floor: float) -> list[str]:
     least = floor - 24  # the lowest power of ten; below it, exactly 0
 
     def down(distance: float) -> float:
-        return least - (least - top) * (math.log10(distance) - low) / (high - low) if distance else floor - 6
+        return (
+            least - (least - top) * (math.log10(distance) - low) / (high - low)
+            if distance
+            else floor - 6
+        )
 
     ticks = range(low, high + 1, max(1, math.ceil((high - low) / 3))) if decades else []
-    parts = _ticks([(down(0), "equal"), *((down(10.0**tick), f"{10.0**tick:,.4g}") for tick in ticks)])
+    parts = _ticks(
+        [(down(0), "equal"), *((down(10.0**tick), f"{10.0**tick:,.4g}") for tick in ticks)]
+    )
     return parts + _lines(run, [[down(each) for each in of_rank] for of_rank in run.distances])
 
 
@@ -188,7 +234,9 @@ def _ticks(ticks: Iterable[tuple[float, str]]) -> list[str]:
 
 
 def _lines(run: RankRun, heights: Sequence[Sequence[float]], apart: float = 0) -> list[str]:
-    """Draw a line for each group of equal ranks, named at its end; `apart` pixels keep equal values from hiding each other."""
+    """Draw a line for each group of equal ranks, named at its end;
+    `apart` pixels keep equal values from hiding each other.
+    """
     groups = run.groups()
     parts, ends = [], []
     for n, ranks in enumerate(groups):
@@ -216,7 +264,20 @@ def _rows(run: RankRun, top: float) -> list[str]:
         for step in range(run.steps):
             if run.skipped[rank][step]:
                 own = run.overflowed[rank][step]
-                tip = f"rank {rank}, step {step + 1}: skipped, as {'it' if own else 'another rank'} overflowed"
+                tip = (
+                    f"rank {rank}, step {step + 1}: skipped, as "
+                    f"{'it' if own else 'another rank'} overflowed"
+                )
                 hatch, width = OVERFLOWED if own else SKIPPED, _across(run, 1) - _LEFT
-                parts.append(box(_across(run, step) + 1, y + 2, width - 2, _ROW - 4, colour, hatch=hatch, tip=tip))
+                parts.append(
+                    box(
+                        _across(run, step) + 1,
+                        y + 2,
+                        width - 2,
+                        _ROW - 4,
+                        colour,
+                        hatch=hatch,
+                        tip=tip,
+                    )
+                )
     return parts

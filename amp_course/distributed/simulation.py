@@ -1,7 +1,10 @@
-"""Simulate ranks in one process: each has its own layers, its own optimizer and its own `torch.amp.GradScaler`.
+"""Simulate ranks in one process: each has its own layers, its own optimizer and its own
+`torch.amp.GradScaler`.
 
-Real are the forward and backward passes under fp16 autocast, the overflow, the scalers and the optimizers. Simulated are the
-collectives: a loop adds up what an all-reduce would. No other process is started; `agreement` has real ones.
+Real are the forward and backward passes under fp16 autocast, the overflow, the scalers and the
+optimizers. Simulated are the
+collectives: a loop adds up what an all-reduce would. No other process is started; `agreement` has
+             real ones.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ class RankRun:
     """What each rank did at each step: `scales[rank][step]`, and so on.
 
     scales:     the loss scale that the step used
-    overflowed: whether the rank's own backward pass left an inf or NaN in its gradients, before any agreement
+    overflowed: whether the rank's own backward pass left an inf or NaN in its gradients, before any
+                agreement
     skipped:    whether the rank's optimizer was not stepped
-    distances:  after the step, the largest absolute difference between the rank's replicated weights and rank 0's
+    distances:  after the step, the largest absolute difference between the rank's replicated
+                weights and rank 0's
     norms:      `norms[rank]`, the weights and then the biases of the layer norm after the last step
     """
 
@@ -55,12 +60,23 @@ class RankRun:
         """Return the ranks, grouped by equal scales, skips and distances: [[0, 2, 3], [1]]."""
         found: dict[Any, list[int]] = {}
         for rank in range(self.ranks):
-            found.setdefault((self.scales[rank], self.skipped[rank], self.distances[rank]), []).append(rank)
+            found.setdefault(
+                (self.scales[rank], self.skipped[rank], self.distances[rank]), []
+            ).append(rank)
         return list(found.values())
 
     def first_split(self) -> int | None:
-        """Return the first step in which some ranks skipped and others did not, None if there was none."""
-        return next((step for step, skips in enumerate(zip(*self.skipped, strict=True)) if len(set(skips)) > 1), None)
+        """Return the first step in which some ranks skipped and others did not,
+        None if there was none.
+        """
+        return next(
+            (
+                step
+                for step, skips in enumerate(zip(*self.skipped, strict=True))
+                if len(set(skips)) > 1
+            ),
+            None,
+        )
 
 
 def simulate(
@@ -71,35 +87,47 @@ def simulate(
     growth_interval: int | None = 8,
     seed: int = 0,
 ) -> RankRun:
-    """Train a small classifier of drawn data on simulated ranks, and return what each rank's scaler did.
+    """Train a small classifier of drawn data on simulated ranks, and return what each rank's scaler
+    did.
 
     ranks:           1, 2, 4, 8 or 16: they share 16 hidden units, or a batch of 16
-    agreement:       "nothing" or "found_inf agreed": tensor parallelism, where each rank holds some of the hidden units and all
-                     see the same batch; "gradients all-reduced": DDP, where each rank holds the whole model and sees its part
-                     of the batch
-    overflow_at:     step, from 0 → ranks on which a hidden unit has an outlier of 100,000 in that step: inf in fp16
+    agreement:       "nothing" or "found_inf agreed": tensor parallelism, where each rank holds some
+                     of the hidden units and all see the same batch; "gradients all-reduced": DDP,
+                     where each rank holds the whole model and sees its part of the batch
+    overflow_at:     step, from 0 → ranks on which a hidden unit has an outlier of 100,000 in that
+                     step: inf in fp16
     growth_interval: as in GradScaler; None for never
 
-    tanh turns the inf into 1, so the forward pass stays finite. In the backward pass, 0 × inf is NaN in the gradient of that
-    unit's `gain`. In tensor parallelism its rank alone holds this gradient; in DDP the all-reduce gives the NaN to every rank.
+    tanh turns the inf into 1, so the forward pass stays finite. In the backward pass, 0 × inf is
+    NaN in the gradient of that unit's `gain`. In tensor parallelism its rank alone holds this
+    gradient; in DDP the all-reduce gives the NaN to every rank.
 
-    In tensor parallelism the layer norm before the hidden units is replicated. The forward pass adds up the ranks' logits, the
-    backward pass adds up what the ranks' units send back to the norm, each times its rank's loss scale. If the scales differ,
-    so do the units of what is added, and each rank unscales the sum by its own scale: the norms get different gradients.
+    In tensor parallelism the layer norm before the hidden units is replicated. The forward pass
+    adds up the ranks' logits, the backward pass adds up what the ranks' units send back to the
+    norm, each times its rank's loss scale. If the scales differ, so do the units of what is added,
+    and each rank unscales the sum by its own scale: the norms get different gradients.
 
-    Raises ValueError for a number of ranks, an agreement, steps or a schedule that cannot be simulated.
-    Example: simulate(2, "nothing", {3: [1]}, steps=5).scales → 1024 at every step on rank 0, 512 from step 4 on rank 1
+    Raises ValueError for a number of ranks, an agreement, steps or a schedule that cannot be
+    simulated.
+    Example: simulate(2, "nothing", {3: [1]}, steps=5).scales → 1024 at every step on rank 0, 512
+             from step 4 on rank 1
     Source: fairseq2#1374; Shoeybi et al., "Megatron-LM", 2019, section 3, for the cut layers.
     """
     _require(ranks, agreement, overflow_at, steps, growth_interval)
     replicas = agreement == "gradients all-reduced"
     width = _HIDDEN if replicas else _HIDDEN // ranks
-    parts = [slice(None)] * ranks if replicas else [slice(n * width, (n + 1) * width) for n in range(ranks)]
+    parts = (
+        [slice(None)] * ranks
+        if replicas
+        else [slice(n * width, (n + 1) * width) for n in range(ranks)]
+    )
     team = [_Rank(_Layers(seed, part), growth_interval) for part in parts]
     backward = _backward_replicas if replicas else _backward_parts
     with one_thread():
         for step, (x, y) in enumerate(_batches(steps, seed)):
-            outliers = [_OUTLIER if rank in overflow_at.get(step, ()) else 0.0 for rank in range(ranks)]
+            outliers = [
+                _OUTLIER if rank in overflow_at.get(step, ()) else 0.0 for rank in range(ranks)
+            ]
             backward(team, x, y, outliers)
             for rank in team:
                 rank.scaler.unscale_(rank.optimizer)
@@ -121,24 +149,37 @@ def simulate(
 
 
 def _require(
-    ranks: int, agreement: str, overflow_at: Mapping[int, Collection[int]], steps: int, growth_interval: int | None
+    ranks: int,
+    agreement: str,
+    overflow_at: Mapping[int, Collection[int]],
+    steps: int,
+    growth_interval: int | None,
 ) -> None:
     if not 1 <= ranks <= _HIDDEN or _HIDDEN % ranks:
-        raise ValueError(f"ranks is {ranks}: {_HIDDEN} hidden units can be shared by 1, 2, 4, 8 or {_HIDDEN} ranks.")
+        raise ValueError(
+            f"ranks is {ranks}: {_HIDDEN} hidden units can be shared by 1, 2, 4, 8 or {_HIDDEN} "
+            f"ranks."
+        )
     if agreement not in AGREEMENTS:
-        raise ValueError(f"agreement is {agreement!r}: choose one of {', '.join(map(repr, AGREEMENTS))}.")
+        raise ValueError(
+            f"agreement is {agreement!r}: choose one of {', '.join(map(repr, AGREEMENTS))}."
+        )
     if steps < 1:
         raise ValueError(f"steps is {steps}: take at least 1.")
     if growth_interval is not None and growth_interval < 1:
         raise ValueError(
-            f"growth_interval is {growth_interval}: pass at least 1, or None for a scale that never grows."
+            f"growth_interval is {growth_interval}: pass at least 1, or None for a scale that "
+            f"never grows."
         )
     for step, where in overflow_at.items():
         if not 0 <= step < steps:
             raise ValueError(f"overflow_at names step {step}, but the steps are 0 to {steps - 1}.")
         for rank in where:
             if not 0 <= rank < ranks:
-                raise ValueError(f"overflow_at names rank {rank} at step {step}, but the ranks are 0 to {ranks - 1}.")
+                raise ValueError(
+                    f"overflow_at names rank {rank} at step {step}, but the ranks are 0 to "
+                    f"{ranks - 1}."
+                )
 
 
 def _batches(steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -164,7 +205,9 @@ class _Layers(nn.Module):
         self.out = nn.Parameter(out[:, part].clone())
 
     def logits(self, normed: Tensor, outlier: float) -> Tensor:
-        """Return these units' part of the logits, in fp32, so that their sum over the ranks cannot overflow."""
+        """Return these units' part of the logits, in fp32,
+        so that their sum over the ranks cannot overflow.
+        """
         units = linear(normed, self.into)
         if outlier:
             units[0, 0] += outlier
@@ -186,7 +229,9 @@ class _Rank:
         self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=_RATE)
         self.optimizer.register_step_post_hook(self._stepped)
         never = 2**31 - 1
-        self.scaler = torch.amp.GradScaler("cpu", INIT_SCALE, growth_interval=self.growth_interval or never)
+        self.scaler = torch.amp.GradScaler(
+            "cpu", INIT_SCALE, growth_interval=self.growth_interval or never
+        )
 
     def note_overflow(self) -> None:
         """Record whether this rank's gradients hold an inf or NaN."""
@@ -213,9 +258,13 @@ def _backward_parts(team: Sequence[_Rank], x: Tensor, y: Tensor, outliers: Seque
             normed.append(rank.layers.norm(x))
             inputs.append(normed[-1].detach().requires_grad_())
             parts.append(rank.layers.logits(inputs[-1], outlier))
-    logits = torch.stack([part.detach() for part in parts]).sum(0)  # the all-reduce of the forward pass
+    logits = torch.stack([part.detach() for part in parts]).sum(
+        0
+    )  # the all-reduce of the forward pass
     outputs = [logits.clone().requires_grad_() for _ in team]
-    torch.autograd.backward([rank.scaler.scale(cross_entropy(out, y)) for rank, out in zip(team, outputs, strict=True)])
+    torch.autograd.backward(
+        [rank.scaler.scale(cross_entropy(out, y)) for rank, out in zip(team, outputs, strict=True)]
+    )
     torch.autograd.backward(parts, _gradients(outputs))
     sent_back = torch.stack(_gradients(inputs)).sum(0)  # the all-reduce of the backward pass
     torch.autograd.backward(normed, [sent_back] * len(team))
@@ -223,10 +272,16 @@ def _backward_parts(team: Sequence[_Rank], x: Tensor, y: Tensor, outliers: Seque
         rank.note_overflow()
 
 
-def _backward_replicas(team: Sequence[_Rank], x: Tensor, y: Tensor, outliers: Sequence[float]) -> None:
-    """Run a step's forward and backward pass in DDP, each rank on its own part of the batch; average the gradients."""
+def _backward_replicas(
+    team: Sequence[_Rank], x: Tensor, y: Tensor, outliers: Sequence[float]
+) -> None:
+    """Run a step's forward and backward pass in DDP, each rank on its own part of the batch;
+    average the gradients.
+    """
     losses = []
-    for rank, outlier, mine, targets in zip(team, outliers, x.chunk(len(team)), y.chunk(len(team)), strict=True):
+    for rank, outlier, mine, targets in zip(
+        team, outliers, x.chunk(len(team)), y.chunk(len(team)), strict=True
+    ):
         with torch.autocast("cpu", dtype=torch.float16):
             logits = rank.layers.logits(rank.layers.norm(mine), outlier)
         losses.append(rank.scaler.scale(cross_entropy(logits, targets)))
@@ -248,8 +303,12 @@ def _gradients(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _agree(team: Sequence[_Rank]) -> None:
-    """All-reduce the scalers' own found_inf with MAX, as `AgreedGradScaler` does: then every scaler decides alike."""
-    found = [one for rank in team for one in rank.scaler._found_inf_per_device(rank.optimizer).values()]
+    """All-reduce the scalers' own found_inf with MAX, as `AgreedGradScaler` does:
+    then every scaler decides alike.
+    """
+    found = [
+        one for rank in team for one in rank.scaler._found_inf_per_device(rank.optimizer).values()
+    ]
     largest = torch.stack(found).amax()
     for one in found:
         one.copy_(largest)

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from amp_course.doctor.script import examine_script
 
 __all__ = ["Report", "doctor", "examine_script"]
-_MODULES = {"Report": "diagnosis.report", "doctor": "doctor.own_step", "examine_script": "doctor.script"}
+_MODULES = {
+    "Report": "diagnosis.report",
+    "doctor": "doctor.own_step",
+    "examine_script": "doctor.script",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,8 @@
-"""What runs inside the process that trains: install it before the script, and it writes what it found to a file.
+"""What runs inside the process that trains: install it before the script, and it writes what it
+found to a file.
 
-After some updates one is given an inf; then the process ends. Nothing that the script computes is changed before that.
+After some updates one is given an inf; then the process ends. Nothing that the script computes is
+changed before that.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Examination(Examiner):
         self._warnings.__enter__()
         self.seen = Watchers(self._complete)
         self.begin()
-        self._listening = taps.listening({"exit": self._exits})  # kept: it ends when it is collected
+        self._listening = taps.listening(
+            {"exit": self._exits}
+        )  # kept: it ends when it is collected
         self._listening.__enter__()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -127,8 +131,12 @@ class Examination(Examiner):
         self._leave(0)
 
     def finish(self, why: str, code: Any = 0, error: BaseException | None = None) -> None:
-        """Write what was found, once. why: "steps", "time", "interrupt", "end", "exit" or "error"."""
-        if self.done or (self.child and self.seen.observer is None):  # a worker of a DataLoader, say
+        """Write what was found, once. why: "steps", "time", "interrupt", "end",
+        "exit" or "error".
+        """
+        if self.done or (
+            self.child and self.seen.observer is None
+        ):  # a worker of a DataLoader, say
             return
         self.done = True
         result: dict[str, Any]
@@ -141,9 +149,12 @@ class Examination(Examiner):
             for key in ("findings", "advice"):
                 result[key] = [asdict(one) for one in result[key]]
             result |= {
-                "ended": why, "code": code if isinstance(code, int) else 1, "asked": self.steps,
-                "error": errors.described(error) if error else "", "programs": self.programs[:3],
-            }  # fmt: skip
+                "ended": why,
+                "code": code if isinstance(code, int) else 1,
+                "asked": self.steps,
+                "error": errors.described(error) if error else "",
+                "programs": self.programs[:3],
+            }
         except Exception:
             result = {"ended": "broken", "text": traceback.format_exc()}
         path = self.folder / f"result-{os.getpid()}.json"
@@ -154,4 +165,6 @@ class Examination(Examiner):
 def _is_ours(error: BaseException) -> bool:
     """Return True if the doctor itself raised it, not what it calls, or a script's wrong call."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(_PACKAGE) and frames[-1].name != "_pass_on"
+    return (
+        bool(frames) and frames[-1].filename.startswith(_PACKAGE) and frames[-1].name != "_pass_on"
+    )

@@ -25,7 +25,10 @@ from amp_course.watching.records import Intervention, Update
 from amp_course.watching.script import Summary
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # births, arrived, given
-_OF_AN_OPTIMIZER = ("optimizer-of-old-weights", "frozen-optimizer")  # at fault is the line that made it
+_OF_AN_OPTIMIZER = (
+    "optimizer-of-old-weights",
+    "frozen-optimizer",
+)  # at fault is the line that made it
 _OFTEN = 0.5  # of the time
 _LONG = 10  # updates without one of an average that is in use
 
@@ -44,7 +47,9 @@ class Examiner:
         self.stress: list[Update] = []  # the plain one, the poisoned one
         self.found: list[Finding] = []
         self.ended = 0.0  # the last update
-        self.before: tuple[int, Values] | None = None  # updates, and values seen, before an update was given an inf
+        self.before: tuple[int, Values] | None = (
+            None  # updates, and values seen, before an update was given an inf
+        )
 
     def _complete(self, update: Update) -> Intervention | None:
         """After each update: judge it, and say what is done to the next one."""
@@ -76,7 +81,9 @@ class Examiner:
                     self.rules.look_at_rest(observer.update, observer.training)
 
     def result(self, error: BaseException | None) -> dict[str, Any]:
-        """Judge the whole; return findings, advice, observations, and the facts that `reasons` tells."""
+        """Judge the whole; return findings, advice, observations,
+        and the facts that `reasons` tells.
+        """
         seen, script = self.seen, self.seen.script
         with contextlib.suppress(Exception):
             if not self.stress:
@@ -91,39 +98,60 @@ class Examiner:
         found += check_summaries(summaries, self._shared())
         if seen.watch.late is not None:
             found = _placed(found, ("loss-outside-autocast",), seen.watch.late)
-        values = Nonfinite(tuple(births), tuple(arrived), tuple(given), updates, error, seen.watch.compiled())
+        values = Nonfinite(
+            tuple(births), tuple(arrived), tuple(given), updates, error, seen.watch.compiled()
+        )
         taken = any(one.name == "overflow-not-skipped" for one in found)
         losses = [loss for one in summaries for loss in one.losses]
         faults, observed = check_values(values, losses, updates, skipped, taken=taken)
         found += faults
         names = {one.name for one in found}
-        found += rules.check_modules(seen.modules, diverged=bool(names & {"diverges", "not-finite"}))
+        found += rules.check_modules(
+            seen.modules, diverged=bool(names & {"diverges", "not-finite"})
+        )
         if "beyond-fp16" not in names:
             found += rules.check_buried(seen.buried)
         found += rules.check_lost(seen.twins.lost())
         made = next(filter(None, seen.made.lines.values()), None)
         if len(seen.made.optimizers) == 1 and made is not None:  # of several, nobody knows which
             found = _placed(found, _OF_AN_OPTIMIZER, made)
-        device = next((str(p.device) for one in seen.made.optimizers for p in weights_of(one)), "cpu")
+        device = next(
+            (str(p.device) for one in seen.made.optimizers for p in weights_of(one)), "cpu"
+        )
         first = seen.ranks.rank in ("", "0")  # the other ranks wait, so that it can time something
         with seen.watch.aside():
             machine = machine_facts(device, seen.watch.matmuls) if first else []
         drift = seen.drift()
         return {
-            "updates": updates, "passes": seen.calls.passes, "by_hand": seen.calls.by_hand, "skipped": skipped,
-            "sharded": seen.sharded, "device": device, "machine": machine,
+            "updates": updates,
+            "passes": seen.calls.passes,
+            "by_hand": seen.calls.by_hand,
+            "skipped": skipped,
+            "sharded": seen.sharded,
+            "device": device,
+            "machine": machine,
             "optimizers": [type(one).__name__ for one in seen.made.optimizers],
             "scalers": sum(one.is_enabled() for one in seen.made.scalers),
-            "regions": sorted(seen.calls.regions), "matmuls": dict(seen.watch.matmuls),
-            "scales": [list(one.scales_after) for one in summaries], "digests": seen.ranks.sums[:updates],
-            "rank": seen.ranks.rank, "joined": seen.ranks.joined, "wrapped": bool(seen.ranks.wrapped),
-            "drift": drift, "weights": seen.ranks.weights[:updates],
-            "groups": [one.passes for one in summaries if one.passes] if len(seen.made.optimizers) == 1 else [],
-            "losses": _first_and_last_loss(summaries), "lines": script.most_common_lines(),
-            "stressed": len(self.stress) == 2, "seconds": time.monotonic() - self.began,
-            "findings": found, "advice": list(self._advice(updates, drift)),
+            "regions": sorted(seen.calls.regions),
+            "matmuls": dict(seen.watch.matmuls),
+            "scales": [list(one.scales_after) for one in summaries],
+            "digests": seen.ranks.sums[:updates],
+            "rank": seen.ranks.rank,
+            "joined": seen.ranks.joined,
+            "wrapped": bool(seen.ranks.wrapped),
+            "drift": drift,
+            "weights": seen.ranks.weights[:updates],
+            "groups": [one.passes for one in summaries if one.passes]
+            if len(seen.made.optimizers) == 1
+            else [],
+            "losses": _first_and_last_loss(summaries),
+            "lines": script.most_common_lines(),
+            "stressed": len(self.stress) == 2,
+            "seconds": time.monotonic() - self.began,
+            "findings": found,
+            "advice": list(self._advice(updates, drift)),
             "observed": [*observed, *self._observed(summaries)],
-        }  # fmt: skip
+        }
 
     def _shared(self) -> set[int]:
         """Return the numbers of the optimizers that have a parameter in common with another."""
@@ -133,17 +161,34 @@ class Examiner:
         held = Counter(number for slot in slots for number in {id(p) for p in slot.parameters})
         return {n for n, slot in enumerate(slots) if any(held[id(p)] > 1 for p in slot.parameters)}
 
-    def _errors(self, error: BaseException | None, summaries: Sequence[Summary], births: Any) -> Findings:
+    def _errors(
+        self, error: BaseException | None, summaries: Sequence[Summary], births: Any
+    ) -> Findings:
         seen = self.seen
         if error is not None:
             updates, training = [], None
             if seen.observer is not None:
                 seen.observer.update.error = error
-                updates, training = [*seen.script.recent[-1:], seen.observer.update], seen.observer.training
+                updates, training = (
+                    [*seen.script.recent[-1:], seen.observer.update],
+                    seen.observer.training,
+                )
             for one in errors.name_error(error, updates, training, seen.made.scalers, births):
-                old = one.name == "frozen-optimizer" and training is not None and seen.modules.replaced(training)
-                yield finding("optimizer-of-old-weights", torch_says=one.evidence.get("torch says", "")) if old else one
-        elif (raised := [*seen.raised.errors, *seen.watch.raised]) and not any(one.stepped for one in summaries):
+                old = (
+                    one.name == "frozen-optimizer"
+                    and training is not None
+                    and seen.modules.replaced(training)
+                )
+                yield (
+                    finding(
+                        "optimizer-of-old-weights", torch_says=one.evidence.get("torch says", "")
+                    )
+                    if old
+                    else one
+                )
+        elif (raised := [*seen.raised.errors, *seen.watch.raised]) and not any(
+            one.stepped for one in summaries
+        ):
             yield errors.swallowed(raised)
         else:
             yield from errors.often_swallowed(seen.raised.escaped, len(summaries))
@@ -176,17 +221,31 @@ class Examiner:
             if len(seen.made.optimizers) > MOST_OPTIMIZERS:
                 yield f"Of {len(seen.made.optimizers)} optimizers, {len(followed)} were followed."
             stepped = frozenset().union(*(one.stepped for one in summaries))
-            idle = [type(followed[number]).__name__ for number in sorted(seen.script.idle - stepped)]
+            idle = [
+                type(followed[number]).__name__ for number in sorted(seen.script.idle - stepped)
+            ]
             if idle:
-                yield f"{len(idle)} of {len(followed)} optimizers took no step while it was watched: {', '.join(idle)}."
+                yield (
+                    f"{len(idle)} of {len(followed)} optimizers took no step while it was "
+                    f"watched: {', '.join(idle)}."
+                )
             if shared := self._shared():
-                yield f"{len(shared)} optimizers have parameters in common: a step of each moves them."
+                yield (
+                    f"{len(shared)} optimizers have parameters in common: a step of each moves "
+                    f"them."
+                )
             if observer.trouble is not None:
-                yield f"Its calls could not be followed to the end: {type(observer.trouble).__name__}: {observer.trouble}."
+                yield (
+                    f"Its calls could not be followed to the end: "
+                    f"{type(observer.trouble).__name__}: {observer.trouble}."
+                )
         kinds = [type(one).__name__ for one in seen.made.optimizers]
         yield from rules.observe_reads(seen.watch, len(summaries), kinds)
         if any(not one.is_enabled() for one in seen.made.scalers):
-            yield "A `GradScaler` is switched off, by `enabled=False` or because its device is missing: it scales nothing."
+            yield (
+                "A `GradScaler` is switched off, by `enabled=False` or because its device is "
+                "missing: it scales nothing."
+            )
         if seen.watch.compiled():
             yield "Compiled parts ran uncompiled while they were watched."
         if torch.is_anomaly_enabled():

@@ -1,4 +1,5 @@
-"""Run a script in this process, examined: `python inside.py FOLDER STEPS SECONDS KEEP SCRIPT [ARGS]`. The doctor starts it.
+"""Run a script in this process, examined: `python inside.py FOLDER STEPS SECONDS KEEP SCRIPT
+[ARGS]`. The doctor starts it.
 
 Instead of a script, `-m MODULE` runs a module.
 """
@@ -40,7 +41,9 @@ def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
     @functools.wraps(start)
     def started(process: Any) -> None:
         target = process._target
-        if target is not None and not getattr(target, "__module__", "").startswith("torch.utils.data"):
+        if target is not None and not getattr(target, "__module__", "").startswith(
+            "torch.utils.data"
+        ):
             left = examination.began + seconds - time.monotonic() - _EARLIER
             process._target = _Examined(target, steps, max(1.0, left), folder, keep)
         start(process)
@@ -62,7 +65,9 @@ def _note_program(examination: Examination, event: str, args: tuple[Any, ...]) -
 class _Examined:
     """The target of a process, examined there."""
 
-    def __init__(self, target: Callable[..., Any], steps: int, seconds: float, folder: Path, keep: str) -> None:
+    def __init__(
+        self, target: Callable[..., Any], steps: int, seconds: float, folder: Path, keep: str
+    ) -> None:
         self.target, self.options = target, (steps, seconds, folder, keep)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -95,7 +100,9 @@ def main(arguments: list[str]) -> None:
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = command[1:]
-        program = functools.partial(runpy.run_module, command[1], run_name="__main__", alter_sys=True)
+        program = functools.partial(
+            runpy.run_module, command[1], run_name="__main__", alter_sys=True
+        )
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
         sys.argv = command
@@ -112,13 +119,21 @@ def main(arguments: list[str]) -> None:
 def _keep_readers_frames(told: traceback.TracebackException) -> None:
     """Leave out what the doctor adds to a traceback."""
     package = os.path.dirname(os.path.dirname(__file__))
-    ours = (*(os.path.join(package, one) for one in ("watching", "doctor")), "<frozen", runpy.__file__)
-    told.stack = traceback.StackSummary.from_list([one for one in told.stack if not one.filename.startswith(ours)])
+    ours = (
+        *(os.path.join(package, one) for one in ("watching", "doctor")),
+        "<frozen",
+        runpy.__file__,
+    )
+    told.stack = traceback.StackSummary.from_list(
+        [one for one in told.stack if not one.filename.startswith(ours)]
+    )
     for other in filter(None, (told.__cause__, told.__context__)):
         _keep_readers_frames(other)
 
 
 if __name__ == "__main__":
-    from amp_course.doctor import inside  # under its own name, so that what is pickled is found again
+    from amp_course.doctor import (
+        inside,
+    )  # under its own name, so that what is pickled is found again
 
     inside.main(sys.argv[1:])

@@ -1,7 +1,8 @@
 """Copy a file before a script overwrites or removes it; `files.put_back` puts it back.
 
-Python reports each file that is opened for writing, renamed or removed; `torch.save`, which it does not report, is tapped. What
-a program writes by other means, or outside of the folders that are watched, is not noticed.
+Python reports each file that is opened for writing, renamed or removed; `torch.save`, which it does
+not report, is tapped. What a program writes by other means, or outside of the folders that are
+watched, is not noticed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from amp_course.watching import taps
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Events → how many of their arguments are paths of what changes.
-_CHANGING = dict.fromkeys(("os.remove", "os.truncate", "os.mkdir", "os.rmdir", "sqlite3.connect"), 1)
+_CHANGING = dict.fromkeys(
+    ("os.remove", "os.truncate", "os.mkdir", "os.rmdir", "sqlite3.connect"), 1
+)
 _CHANGING |= dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)
 _CACHES = {"__pycache__", ".cache", ".git"}
 
@@ -40,7 +43,9 @@ class Journal:
         self._listening.__enter__()
         sys.addaudithook(self._hook)
 
-    def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(
+        self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Keep what `torch.save` is about to overwrite."""
         if isinstance(f, (str, os.PathLike)):
             self.keep(f)
@@ -57,7 +62,9 @@ class Journal:
         elif event in _CHANGING:
             for path in args[: _CHANGING[event]]:
                 self.keep(path)
-        elif event == "shutil.rmtree":  # which removes what is inside by names that are relative to a folder
+        elif (
+            event == "shutil.rmtree"
+        ):  # which removes what is inside by names that are relative to a folder
             for folder, _, files in os.walk(os.fsdecode(args[0])):
                 self.keep(folder)
                 for name in files:

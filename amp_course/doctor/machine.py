@@ -21,7 +21,11 @@ def machine_facts(device: str, dtypes: Collection[str]) -> list[tuple[str, str]]
     """
     where = torch.device(device)
     facts = [
-        ("machine", f"{device_name(where)}, {count(torch.get_num_threads(), 'thread')}, torch {torch.__version__}")
+        (
+            "machine",
+            f"{device_name(where)}, {count(torch.get_num_threads(), 'thread')}, torch "
+            f"{torch.__version__}",
+        )
     ]
     low = tuple(name for name in ("bf16", "fp16") if str(DTYPES[name])[6:] in dtypes)
     try:
@@ -36,7 +40,9 @@ def _speed(one: DtypeSupport) -> str:
         return one.note
     if one.times_fp32 is None:
         return "matmuls do not run"
-    meaning = "native" if one.state == "native" else "emulated, which is for learning and not for speed"
+    meaning = (
+        "native" if one.state == "native" else "emulated, which is for learning and not for speed"
+    )
     return f"a matmul takes {_number(one.times_fp32)} times as long as in fp32: {meaning}"
 
 

@@ -32,7 +32,9 @@ _OF_AN_EXCEPTION = {"tf32-settings-mixed", "anomaly-mode-meets-scaler", "script-
 _KINDS = 3  # of work that are told, those that take the most time
 
 # The section of each cause that `explain` names; 09.6 for those that are not listed.
-_SECTIONS = dict.fromkeys(("data-preparation", "slow-source", "slow-workers", "waiting-for-data"), "09.7")
+_SECTIONS = dict.fromkeys(
+    ("data-preparation", "slow-source", "slow-workers", "waiting-for-data"), "09.7"
+)
 _SECTIONS["unfused-optimizer"] = "09.8"
 
 
@@ -53,19 +55,22 @@ def doctor(
 ) -> Report:
     """Run `train_step(*batch)` for some steps, and say what is wrong with it.
 
-    model, optimizer, scaler, scheduler, loss, accumulate, max_norm: as `amp_course.audit.audit` takes them
+    model, optimizer, scaler, scheduler, loss, accumulate, max_norm: as `amp_course.audit.audit`
+        takes them
     batches: tuples, dicts or single objects; used again if there are fewer than `steps`
-    steps:   how often the step is called while it is watched; the audit calls it some dozen times more
+    steps:   how often the step is called while it is watched; the audit calls it some dozen times
+             more
     seconds: that one call may take
     timing:  seconds in which the step is timed, by `amp_course.speed.explain`; 0 leaves that out
 
-    Weights, states, buffers and random numbers are as before afterwards. Raises TypeError for objects of the wrong kind,
-    ValueError for numbers that make no sense.
+    Weights, states, buffers and random numbers are as before afterwards. Raises TypeError for
+    objects of the wrong kind, ValueError for numbers that make no sense.
     Example: doctor(model, step, batches, optimizer, scaler).names → ("clipped-while-scaled",)
     """
     if not callable(train_step):
         raise TypeError(
-            f"train_step has to be the function that you call for each batch, and this is a {type(train_step).__name__}: "
+            f"train_step has to be the function that you call for each batch, and this is a "
+            f"{type(train_step).__name__}: "
             "doctor(model, train_step, batches, optimizer)."
         )
     if steps < 1:
@@ -74,7 +79,9 @@ def doctor(
     try:
         with sandbox():  # a DataLoader draws random numbers
             read = (
-                batches if isinstance(batches, (list, tuple)) else taken(batches, max(steps, 4 * accumulate), seconds)
+                batches
+                if isinstance(batches, (list, tuple))
+                else taken(batches, max(steps, 4 * accumulate), seconds)
             )
     except BatchError as error:
         return Report(problem=f"{error}.")
@@ -85,9 +92,17 @@ def doctor(
     with _put_back(train_step, given, lost):
         seen, raised = _watched(train_step, itertools.islice(itertools.cycle(read), steps), given)
     judged = audit(
-        train_step, model=model, optimizer=optimizer, batches=read, scaler=scaler, scheduler=scheduler, loss=loss,
-        accumulate=accumulate, max_norm=max_norm, seconds=seconds,
-    )  # fmt: skip
+        train_step,
+        model=model,
+        optimizer=optimizer,
+        batches=read,
+        scaler=scaler,
+        scheduler=scheduler,
+        loss=loss,
+        accumulate=accumulate,
+        max_norm=max_norm,
+        seconds=seconds,
+    )
     times: tuple[list[tuple[str, str]], list[Finding]] = ([], [])
     if timing > 0 and raised is None:
         with _put_back(train_step, given, lost):
@@ -96,7 +111,9 @@ def doctor(
 
 
 @contextlib.contextmanager
-def _put_back(step: Callable[..., Any], given: Sequence[Any], lost: dict[str, str]) -> Iterator[None]:
+def _put_back(
+    step: Callable[..., Any], given: Sequence[Any], lost: dict[str, str]
+) -> Iterator[None]:
     """Put back what changes inside; what cannot be is added to `lost`, with the reason."""
     with sandbox():
         snapshot = Snapshot(given, {"the step": step})
@@ -115,7 +132,9 @@ def _watched(
     seen = examiner.seen
     seen.made.optimizers += [one for one in given if isinstance(one, torch.optim.Optimizer)]
     seen.made.scalers += [one for one in given if isinstance(one, torch.amp.GradScaler)]
-    seen.made.schedulers += [one for one in given if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
+    seen.made.schedulers += [
+        one for one in given if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+    ]
     try:
         with seen.watch:
             for batch in batches:
@@ -142,23 +161,35 @@ def _time_facts(
     shares = listed(f"{spent / told.seconds:.0%} {kind}" for kind, spent in largest)
     advice = [
         Finding(
-            one.cause, one.evidence, one.cure,
+            one.cause,
+            one.evidence,
+            one.cure,
             {"would save at most": f"{seconds_text(one.seconds)} of {seconds_text(told.seconds)}"},
             section=_SECTIONS.get(one.cause, "09.6"),
         )
         for one in told.advice
-    ]  # fmt: skip
+    ]
     return [("a step takes", f"{seconds_text(told.seconds)}: {shares}")], advice
 
 
 def _together(
-    seen: dict[str, Any], error: Exception | SystemExit | None, judged: Report, lost: dict[str, str],
-    times: list[tuple[str, str]], saving: list[Finding],
-) -> Report:  # fmt: skip
-    advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
+    seen: dict[str, Any],
+    error: Exception | SystemExit | None,
+    judged: Report,
+    lost: dict[str, str],
+    times: list[tuple[str, str]],
+    saving: list[Finding],
+) -> Report:
+    advice = [
+        *seen["advice"],
+        *(one for one in seen["findings"] if known(one.name).is_advice),
+        *saving,
+    ]
     watched = [one for one in seen["findings"] if not known(one.name).is_advice]
     if judged.findings:  # which knows the micro-batches, and names the order of calls better
-        watched = [one for one in watched if one.behaviour not in BEHAVIOURS or "op" in one.evidence]
+        watched = [
+            one for one in watched if one.behaviour not in BEHAVIOURS or "op" in one.evidence
+        ]
     if isinstance(error, BatchError):
         watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
     found = [*judged.findings, *judged.consequences, *watched]
@@ -166,7 +197,9 @@ def _together(
     vague = set()  # what others say better
     if names & _OF_AN_EXCEPTION:
         vague.add("script-raises" if "step-raises" in names else "step-raises")
-    if any(one.behaviour == "values" or "op" in one.evidence for one in watched):  # the audit does not say where
+    if any(
+        one.behaviour == "values" or "op" in one.evidence for one in watched
+    ):  # the audit does not say where
         vague |= {"not-finite", *(_RAISES if error is not None and mentions_values(error) else ())}
     found = [one for one in found if one.name not in vague or "op" in one.evidence]
     told = {one.name for one in advice}  # the observation of the same is left out then

@@ -20,22 +20,29 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
     ended = all(one["ended"] in ("end", "exit") for one in trained)
     counts = [[*one["joined"], *([one["updates"]] if ended else [])] for one in trained]
     for _, numbers in _different(counts):
-        yield finding("ranks-with-different-counts", updates=f"{listed(map(str, numbers))} on {ranks}")
+        yield finding(
+            "ranks-with-different-counts", updates=f"{listed(map(str, numbers))} on {ranks}"
+        )
     for number, scales in _different([one["scales"] for one in trained]):
         told = listed(f"{one[0]:g}" for one in scales if one)
-        yield finding("ranks-with-different-scales", update=number, loss_scales=f"{told} on {ranks}")
+        yield finding(
+            "ranks-with-different-scales", update=number, loss_scales=f"{told} on {ranks}"
+        )
     if all(one["wrapped"] for one in trained):
         for number, sums in _different([one["digests"] for one in trained]):
-            yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on {ranks}",
+            yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on "
+            f"{ranks}",
                           **trained[0]["drift"])  # fmt: skip
             return
     for number, weight, values in _drifting([one["weights"] for one in trained]):
         lines = trained[0]["lines"]
         cause = (
-            "a weight and its gradient were the same on all ranks, and after the step the weight is not: what one rank does "
-            "between the backward pass and the step, a clip for one, another does not"
+            "a weight and its gradient were the same on all ranks, and after the step the weight "
+            "is not: what one rank does between the backward pass and the step, a clip for one, "
+            "another does not"
         )
-        yield finding("ranks-drift", cause, update=number, variant="alone", weight=f"number {weight} in the optimizer",
+        yield finding("ranks-drift", cause, update=number, variant="alone", weight=f"number "
+        f"{weight} in the optimizer",
                       its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
                       place=lines.get("clip") or lines.get("step", ""))  # fmt: skip
 
@@ -43,14 +50,19 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
 def _different(ranks: Sequence[Sequence[Any]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield the first update, from 1, in which not all ranks have the same, and what they have."""
     numbered = enumerate(zip(*ranks, strict=False), 1)
-    return itertools.islice(((number, each) for number, each in numbered if any(one != each[0] for one in each)), 1)
+    return itertools.islice(
+        ((number, each) for number, each in numbered if any(one != each[0] for one in each)), 1
+    )
 
 
-def _drifting(ranks: Sequence[Sequence[Sequence[tuple[float, float]]]]) -> Iterator[tuple[int, int, list[float]]]:
+def _drifting(
+    ranks: Sequence[Sequence[Sequence[tuple[float, float]]]],
+) -> Iterator[tuple[int, int, list[float]]]:
     """Yield the first weight that, with the same gradient, becomes another on some rank.
 
-    Ranks that each have a part of a model get other gradients, and those that step a part of it each have the whole again by
-    the next backward pass. It is the number of the update and of the weight, from 1, and the weight's sums.
+    Ranks that each have a part of a model get other gradients, and those that step a part of it
+    each have the whole again by the next backward pass. It is the number of the update and of the
+    weight, from 1, and the weight's sums.
     """
     for number, (now, following) in enumerate(itertools.pairwise(zip(*ranks, strict=False)), 1):
         weights = zip(zip(*now, strict=False), zip(*following, strict=False), strict=False)

@@ -16,13 +16,18 @@ from typing import BinaryIO
 from amp_course.kit.children import Child
 from amp_course.kit.markup import without_codes
 
-STOP = "stop"  # a file in the folder of a run, which asks its processes to end and to write what they found
+# a file in the folder of a run, which asks its processes to end and to write what they found
+STOP = "stop"
 _MOMENT = 5.0  # seconds that they get for that
 _GRACE = 15.0  # seconds that the processes get to write what they found
-_INSIDE = Path(__file__).with_name("inside.py")  # which is not imported: the command does without torch
+_INSIDE = Path(__file__).with_name(
+    "inside.py"
+)  # which is not imported: the command does without torch
 _LAST = 12  # lines of the script's output
 _PLAIN = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
-_END_OF_INPUT = b"\x04" * 64  # for a script that asks its terminal something: nobody is there to answer
+_END_OF_INPUT = (
+    b"\x04" * 64
+)  # for a script that asks its terminal something: nobody is there to answer
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,16 @@ class Outcome:
 
 
 def run_script(
-    command: Sequence[str], steps: int, seconds: float, folder: Path, *, keep_files: bool = False, threads: int | None = None,
-    ranks: int = 1, progress: Callable[[int], None] | None = None,
-) -> Outcome:  # fmt: skip
+    command: Sequence[str],
+    steps: int,
+    seconds: float,
+    folder: Path,
+    *,
+    keep_files: bool = False,
+    threads: int | None = None,
+    ranks: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
     """Run a script until it ends or is out of time; what its processes found is left in `folder`.
 
     command:  what follows `python`: a script or `-m` and a module, then arguments
@@ -49,14 +61,29 @@ def run_script(
     """
     here = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.abspath(command[0]))
     keep = "" if keep_files else os.pathsep.join([here, os.getcwd()])
-    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launcher = (
+        []
+        if ranks == 1
+        else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    )
     output, late, interrupted = folder / "output", False, False
     with _streams(output) as (stdin, stdout):
         process = Child(
-            [sys.executable, *launcher, str(_INSIDE), str(folder), str(steps), str(seconds), keep, *command],
+            [
+                sys.executable,
+                *launcher,
+                str(_INSIDE),
+                str(folder),
+                str(steps),
+                str(seconds),
+                keep,
+                *command,
+            ],
             os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-            stdin=stdin, stdout=stdout, stderr=stdout,
-        )  # fmt: skip
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stdout,
+        )
         try:
             late = not _ends(process, seconds + _GRACE, folder / "progress", progress)
         except KeyboardInterrupt:
@@ -72,7 +99,8 @@ def run_script(
 def _streams(output: Path) -> Iterator[tuple[int | None, int]]:
     """Yield stdin and stdout for a script whose output goes into a file.
 
-    Where this process has a terminal the script gets one too, of the same size; else its stdin is ours.
+    Where this process has a terminal the script gets one too, of the same size; else its stdin is
+    ours.
     """
     with open(output, "wb") as file, contextlib.ExitStack() as stack:
         if not os.isatty(0):
@@ -103,7 +131,9 @@ def _copy(source: int, file: BinaryIO) -> None:
             file.write(data)
 
 
-def _ends(process: Child, seconds: float, counter: Path, progress: Callable[[int], None] | None) -> bool:
+def _ends(
+    process: Child, seconds: float, counter: Path, progress: Callable[[int], None] | None
+) -> bool:
     """Wait for the end of a process for so many seconds; return whether it has ended."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

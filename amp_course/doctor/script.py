@@ -20,18 +20,34 @@ from amp_course.diagnosis.findings import finding_of
 from amp_course.diagnosis.report import Report, listed
 from amp_course.doctor.files import put_back
 from amp_course.doctor.ranks import check_ranks
-from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, placed, reason
+from amp_course.doctor.reasons import (
+    ENOUGH,
+    checked,
+    facts,
+    more_to_see,
+    not_judged,
+    placed,
+    reason,
+)
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 STEPS, SECONDS = 100, 120.0
 # What an update with an inf in its gradients can show.
-UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on")
-_SPARE = 3  # updates at a script's end: one that is given an inf, one after it, and one that shows that this is over
+UNDER_STRESS = (
+    "overflow-not-skipped",
+    "no-update-after-skip",
+    "kept-after-skip",
+    "scheduler-ran-on",
+)
+# updates at a script's end: one that is given an inf, one after it, and one that shows that this is
+# over
+_SPARE = 3
 _SHARDED = (
-    "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "
-    "whole weights on one process; `first_nonfinite` works on a rank of it, too."
+    "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a "
+    "training yet. Examine it with whole weights on one process; `first_nonfinite` works on a rank "
+    "of it, too."
 )
 
 
@@ -44,30 +60,46 @@ class Interrupted(KeyboardInterrupt):
 
 
 def examine_script(
-    script: str | os.PathLike[str], args: Sequence[str] = (), *, module: bool = False, steps: int = STEPS,
-    seconds: float = SECONDS, keep_files: bool = False, threads: int | None = None, again: bool = True, ranks: int = 1,
+    script: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    *,
+    module: bool = False,
+    steps: int = STEPS,
+    seconds: float = SECONDS,
+    keep_files: bool = False,
+    threads: int | None = None,
+    again: bool = True,
+    ranks: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
     module:     `script` is the name of a module, to be run by `python -m`
-    steps:      updates that are looked at, at most; fewer, but at least 20, if they take long. After them one is given an inf,
-                and the run ends
+    steps:      updates that are looked at, at most; fewer, but at least 20, if they take long.
+                After them one is given an inf, and the run ends
     seconds:    after which it ends wherever it is
     threads:    for the script's ops; None leaves that to torch
     ranks:      processes in which `torchrun` starts it; with 1, it is started by `python`
-    again:      run a script that ended before that, and has a scaler, a second time, for the inf alone
-    keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
+    again:      run a script that ended before that, and has a scaler, a second time, for the inf
+                alone
+    keep_files: leave what the script wrote; else files in its folder and in the current one are put
+                back as they were
     progress:   is called a few times a second, with the number of updates so far
 
-    It runs in a process of its own, with a terminal if there is one here; what it prints is kept apart. Raises CourseError for
-    a file that is missing or is no Python script, ValueError for steps, seconds or ranks below 1, `Interrupted` after Ctrl-C.
+    It runs in a process of its own, with a terminal if there is one here; what it prints is kept
+    apart. Raises CourseError for a file that is missing or is no Python script, ValueError for
+    steps, seconds or ranks below 1, `Interrupted` after Ctrl-C.
     """
     if steps < 1 or seconds < 1 or ranks < 1:
-        raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
+        raise ValueError(
+            f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at "
+            f"least 1."
+        )
     command = ["-m", str(script), *args] if module else [str(_script(Path(script))), *args]
     subject = f"-m {script}" if module else Path(script).name
-    run = functools.partial(run_script, command, keep_files=keep_files, threads=threads, ranks=ranks, progress=progress)
+    run = functools.partial(
+        run_script, command, keep_files=keep_files, threads=threads, ranks=ranks, progress=progress
+    )
     folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
     changed: tuple[list[str], list[str]] = ([], [])
     with _interrupted_once():
@@ -76,7 +108,11 @@ def examine_script(
             outcome = run(steps, seconds, folder)
             results = _results(folder)
             left = seconds - (time.monotonic() - began)
-            fewest = _updates_for_stress(results) if again and not outcome.interrupted and left > 1 else 0
+            fewest = (
+                _updates_for_stress(results)
+                if again and not outcome.interrupted and left > 1
+                else 0
+            )
             if fewest > 0:
                 repeated = folder / "again"
                 repeated.mkdir()
@@ -97,15 +133,19 @@ def _script(path: Path) -> Path:
     """Return the path of a script that can be run. Raises CourseError for any other."""
     if not path.is_file() and path.name in _LAUNCHERS:
         raise CourseError(
-            f"{path.name} starts a script, and the doctor runs the script itself: leave {path.name} out, and say `--ranks 2` for "
+            f"{path.name} starts a script, and the doctor runs the script itself: leave "
+            f"{path.name} out, and say `--ranks 2` for "
             "two processes."
         )
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise CourseError(f"{path} {what}: give the path of a Python script, or -m and the name of a module.")
+        raise CourseError(
+            f"{path} {what}: give the path of a Python script, or -m and the name of a module."
+        )
     if path.suffix in (".ipynb", ".sh"):
         raise CourseError(
-            f"{path.name} is not a Python script: the doctor runs what `python` runs. In a notebook, call "
+            f"{path.name} is not a Python script: the doctor runs what `python` runs. In a "
+            f"notebook, call "
             "`doctor(model, train_step, batches)`."
         )
     return path
@@ -143,7 +183,12 @@ def _updates_for_stress(results: list[dict[str, Any]]) -> int:
     if any(one.get("stressed") for one in results):
         return 0
     ended = [one for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
-    return min((one["updates"] for one in ended if 2 * one["skipped"] <= one["updates"] - 2), default=0) - _SPARE
+    return (
+        min(
+            (one["updates"] for one in ended if 2 * one["skipped"] <= one["updates"] - 2), default=0
+        )
+        - _SPARE
+    )
 
 
 def _add_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> None:
@@ -152,22 +197,32 @@ def _add_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> N
     for one in results:
         other = stressed.get(one.get("rank"))
         if other and one["passes"]:
-            one["findings"] += [finding for finding in other["findings"] if finding["name"] in UNDER_STRESS]
+            one["findings"] += [
+                finding for finding in other["findings"] if finding["name"] in UNDER_STRESS
+            ]
             one["stressed"] = True
 
 
 def _report(
-    subject: str, args: Sequence[str], results: list[dict[str, Any]], outcome: Outcome, seconds: float,
+    subject: str,
+    args: Sequence[str],
+    results: list[dict[str, Any]],
+    outcome: Outcome,
+    seconds: float,
     changed: tuple[list[str], list[str]],
-) -> Report:  # fmt: skip
+) -> Report:
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"] and one["optimizers"]]
     named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
     if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):
-        named = [one for one in named if one.name != "script-raises"]  # others fail for want of a partner
+        named = [
+            one for one in named if one.name != "script-raises"
+        ]  # others fail for want of a partner
     raised = [one["error"] for one in results if one["error"] and not one["passes"]]
-    if raised and any(one["ended"] == "exit" and one["code"] for one in trained):  # a child's, told by its parent
+    if raised and any(
+        one["ended"] == "exit" and one["code"] for one in trained
+    ):  # a child's, told by its parent
         named.append(finding("script-raises", f"the script raised {raised[0]}"))
         trained[0]["ended"] = "error"
     named += check_ranks(trained)
@@ -178,19 +233,28 @@ def _report(
     names = {one.name for one in findings}
     advice = [one for one in named if known(one.name).is_advice]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
-    left_out = names | ({"wrapper-not-called"} if "ranks-drift" in names else set())  # which says it too
+    left_out = names | (
+        {"wrapper-not-called"} if "ranks-drift" in names else set()
+    )  # which says it too
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
-        observed.append(f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before.")
+        observed.append(
+            f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before."
+        )
     if changed[1]:
         more = ["more"] * (len(changed[1]) > 3)
-        observed.append(f"The script wrote {listed([*map(_short, changed[1][:3]), *more])}; removed again.")
+        observed.append(
+            f"The script wrote {listed([*map(_short, changed[1][:3]), *more])}; removed again."
+        )
     updates = max((one["updates"] for one in trained), default=0)
     problem = "" if findings or updates else reason(results, outcome, seconds)
     if sharded and not findings:
         problem = _SHARDED
     if broken and not problem and not trained:
-        problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
+        problem = (
+            "The doctor itself failed; please report it: "
+            + broken[0]["text"].strip().splitlines()[-1]
+        )
     failed = problem or any(one["ended"] == "error" for one in results)
     return Report(
         findings,
@@ -204,7 +268,7 @@ def _report(
         problem=problem,
         output=outcome.lines if failed else (),
         device=trained[0]["device"].partition(":")[0] if trained else "cuda",
-    )  # fmt: skip
+    )
 
 
 def _short(path: str) -> str:

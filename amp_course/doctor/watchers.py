@@ -55,9 +55,13 @@ class Watchers:
         self.averages: set[AveragedModel] = set()  # that were called
         self.averaged: set[int] = set()  # numbers of the updates, from 0, in which an average moved
         # Layer → with gradients? → dtypes of autocast. It keeps no layer alive.
-        self.precisions: MutableMapping[nn.Module, dict[bool, set[torch.dtype]]] = WeakKeyDictionary()
+        self.precisions: MutableMapping[nn.Module, dict[bool, set[torch.dtype]]] = (
+            WeakKeyDictionary()
+        )
         self.sharded = False  # weights are DTensors, which only a collective can look at
-        self._regions: list[tuple[Region | None, int]] = []  # entered: the event, and matmuls in 16 bits before it
+        self._regions: list[
+            tuple[Region | None, int]
+        ] = []  # entered: the event, and matmuls in 16 bits before it
         self._stepping: torch.optim.Optimizer | None = None  # whose closure may run a backward pass
         self._stack = contextlib.ExitStack()
         for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.buried):
@@ -107,13 +111,17 @@ class Watchers:
         """Begin to observe; return True if that began just now."""
         if self.observer is not None or not self.made.optimizers or not torch.is_grad_enabled():
             return False
-        alive = [one for one in self.made.optimizers if any(p.requires_grad for p in weights_of(one))]
+        alive = [
+            one for one in self.made.optimizers if any(p.requires_grad for p in weights_of(one))
+        ]
         alive = alive or self.made.optimizers  # of frozen weights alone
         if any(_is_sharded(p) for one in alive for p in weights_of(one)):
             self.sharded = True
             return False
         scalers = [one for one in self.made.scalers if one.is_enabled()]
-        training = Training(lambda: None, [], alive[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers))
+        training = Training(
+            lambda: None, [], alive[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
+        )
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()
         self.watch.counting = True
@@ -130,7 +138,9 @@ class Watchers:
             self.modules.reset()
 
     def _updates(self) -> int:
-        return len(self.script.summaries) + (self.observer is not None and self.observer._is_complete())
+        return len(self.script.summaries) + (
+            self.observer is not None and self.observer._is_complete()
+        )
 
     # ---- what it listens to ----
 
@@ -139,7 +149,9 @@ class Watchers:
             self._observe()
         result = original(region)
         events = self.observer.update.events[-1:] if self.observer is not None else []
-        self._regions.append((next((one for one in events if isinstance(one, Region)), None), self._low_matmuls()))
+        self._regions.append(
+            (next((one for one in events if isinstance(one, Region)), None), self._low_matmuls())
+        )
         return result
 
     def leave_region(self, original: Original, region: Any, *args: Any) -> Any:
@@ -184,7 +196,9 @@ class Watchers:
     clip_norm = clip_value = _passes  # listened to from the start: scripts import these by name
 
     def module_begins(self, module: nn.Module, *_: Any) -> None:
-        """Note which modules run, in which precision; measure the ranges of the first that is trained."""
+        """Note which modules run, in which precision;
+        measure the ranges of the first that is trained.
+        """
         if self.watch._aside:
             return
         if isinstance(module, AveragedModel):
@@ -194,7 +208,9 @@ class Watchers:
             seen = self.precisions.setdefault(module, {True: set(), False: set()})
             kind = own[0].device.type
             on = torch.is_autocast_enabled(kind)
-            seen[torch.is_grad_enabled()].add(torch.get_autocast_dtype(kind) if on else torch.float32)
+            seen[torch.is_grad_enabled()].add(
+                torch.get_autocast_dtype(kind) if on else torch.float32
+            )
         if not torch.is_grad_enabled():
             return
         self.ranks.forward(module)
@@ -203,7 +219,9 @@ class Watchers:
             return
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         if any(p.requires_grad and not _is_sharded(p) for p in inner.parameters()):
-            self.ranges = watch_ranges(inner, torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
+            self.ranges = watch_ranges(
+                inner, torch.float16, every=3, bell=-float("inf"), say=lambda text: None
+            )
             self.ranges.aside = self.watch.aside
             self.ranges.start()
 

@@ -1,4 +1,6 @@
-"""Keep activations for the backward pass in a few bits, by autograd's hooks for saved tensors; weights stay as they are."""
+"""Keep activations for the backward pass in a few bits, by autograd's hooks for saved tensors;
+weights stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +12,61 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from amp_course.frontiers.packing import Packed, can_be_compressed, compress
 
-# What autograd calls views and casts: seen through, a transposed weight and autocast's copy of one are weights.
+# What autograd calls views and casts: seen through, a transposed weight and autocast's copy of one
+# are weights.
 _VIEWS_AND_CASTS = {
     f"{name}Backward{number}"
-    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "ToCopy", "Alias", "Expand", "Unsqueeze",
-                 "Squeeze", "Select", "Slice", "AsStrided", "Clone")
+    for name in (
+        "T",
+        "Transpose",
+        "Permute",
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "ToCopy",
+        "Alias",
+        "Expand",
+        "Unsqueeze",
+        "Squeeze",
+        "Select",
+        "Slice",
+        "AsStrided",
+        "Clone",
+    )
     for number in (0, 1)
-}  # fmt: skip
+}
 
 
 class CompressedActivations:
-    """Inside a `with`, what autograd saves for the backward pass is kept in `bits` bits, rounded at random.
+    """Inside a `with`, what autograd saves for the backward pass is kept in `bits` bits, rounded at
+    random.
 
     bits:      1, 2, 4 or 8
     group:     numbers that share a smallest and a step
-    smallest:  tensors of fewer numbers are kept as they are, as are integers, fp8, weights and what holds inf or NaN
+    smallest:  tensors of fewer numbers are kept as they are, as are integers, fp8, weights and what
+               holds inf or NaN
     generator: of the random numbers
 
-    Run the model inside, and the loss outside. Gradients are right on average where they are linear in what was saved: those of
-    weights in linear layers and convolutions, and of a ReLU from 2 bits on. Through a norm, a GELU or a tanh they are nearly so.
-    What divides by a saved number, or exponentiates it, is not for this: softmax, attention, logarithms and roots.
-    A frozen weight is recognized as an `nn.Parameter` or a view of one, but not autocast's copy of it, which looks like any other
-    tensor without a gradient.
+    Run the model inside, and the loss outside. Gradients are right on average where they are linear
+    in what was saved: those of weights in linear layers and convolutions, and of a ReLU from 2 bits
+    on. Through a norm, a GELU or a tanh they are nearly so. What divides by a saved number, or
+    exponentiates it, is not for this: softmax, attention, logarithms and roots. A frozen weight is
+    recognized as an `nn.Parameter` or a view of one, but not autocast's copy of it, which looks
+    like any other tensor without a gradient.
 
-    kept, whole: bytes of what was compressed, and what it would take otherwise, since the `with` was entered; what several ops
-                 save of one tensor is kept, and counted, once
-    Example: with CompressedActivations() as saved: out = model(x); then cross_entropy(out, y).backward()
+    kept, whole: bytes of what was compressed, and what it would take otherwise, since the `with`
+                 was entered; what several ops save of one tensor is kept, and counted, once
+    Example: with CompressedActivations() as saved: out = model(x); then cross_entropy(out,
+             y).backward()
     """
 
     def __init__(
-        self, bits: int = 2, group: int = 256, *, smallest: int = 1024, generator: torch.Generator | None = None
+        self,
+        bits: int = 2,
+        group: int = 256,
+        *,
+        smallest: int = 1024,
+        generator: torch.Generator | None = None,
     ) -> None:
         compress(torch.zeros(1), bits, group)  # refuses what it would refuse later
         self.bits, self.group, self.smallest, self.generator = bits, group, smallest, generator
@@ -61,12 +88,21 @@ class CompressedActivations:
         small = tensor.numel() < self.smallest or tensor.element_size() == 1  # one byte: fp8, masks
         if small or not tensor.is_floating_point() or is_weight(tensor):
             return tensor
-        # subtle: the weak reference keeps the storage's address from being given to another tensor, but not its bytes
+        # subtle: the weak reference keeps the storage's address from being given to another tensor,
+        #         but not its bytes
         storage = StorageWeakRef(tensor.untyped_storage())
-        place = (storage.cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version)
+        place = (
+            storage.cdata,
+            tensor.storage_offset(),
+            tensor.numel(),
+            tensor.dtype,
+            tensor._version,
+        )
         key = place if tensor.is_contiguous() else (*place, tensor.shape, tensor.stride())
         if key not in self._known:
-            if not can_be_compressed(tensor):  # an overflow is for the scaler to see: it comes out as it went in
+            if not can_be_compressed(
+                tensor
+            ):  # an overflow is for the scaler to see: it comes out as it went in
                 return tensor
             self._known[key] = storage, compress(tensor, self.bits, self.group, self.generator)
             self.kept += self._known[key][1].nbytes
@@ -79,7 +115,9 @@ class CompressedActivations:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Return True if a tensor is a parameter, or a view or a cast of one: a transposed weight, autocast's copy of one."""
+    """Return True if a tensor is a parameter, or a view or a cast of one:
+    a transposed weight, autocast's copy of one.
+    """
     if any(isinstance(one, nn.Parameter) for one in (tensor, tensor._base)):
         return True
     if tensor.is_leaf:

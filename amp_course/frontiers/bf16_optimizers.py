@@ -1,4 +1,6 @@
-"""SGD and AdamW for bf16 weights without fp32 copies: updates rounded to nearest, at random, or compensated after Kahan."""
+"""SGD and AdamW for bf16 weights without fp32 copies:
+updates rounded to nearest, at random, or compensated after Kahan.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,33 @@ class Bf16Optimizer(PerParameterOptimizer):
     """Computes each update in fp32, one parameter at a time, and adds it to a bf16 weight.
 
     rounding: "nearest":    the sum is rounded: an update below half an ulp is lost
-              "stochastic": the sum is rounded at random, right on average (Gupta et al. 2015, arXiv:1502.02551)
-              "kahan":      a second bf16 number for each weight carries what the sums rounded away, 2 bytes more
+              "stochastic": the sum is rounded at random, right on average (Gupta et al. 2015,
+              arXiv:1502.02551)
+              "kahan":      a second bf16 number for each weight carries what the sums rounded away,
+              2 bytes more
                             (Zamirai et al. 2020, "Revisiting BFloat16 Training", arXiv:2010.06192)
     seed:     of the draws of stochastic rounding; where they stand is saved by `state_dict`
     The state of bf16 weights is kept in bf16, that of others in fp32; those are added to as usual.
     Raises ValueError for an unknown rounding, and what `PerParameterOptimizer` raises.
     """
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any], rounding: UpdateRounding, seed: int) -> None:
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], rounding: UpdateRounding, seed: int
+    ) -> None:
         if rounding not in get_args(UpdateRounding):
-            raise ValueError(f"unknown rounding {rounding!r}: choose “nearest”, “stochastic” or “kahan”")
+            raise ValueError(
+                f"unknown rounding {rounding!r}: choose “nearest”, “stochastic” or “kahan”"
+            )
         super().__init__(params, defaults)
         self.rounding = rounding
         self._generator = torch.Generator().manual_seed(seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "rounding": self.rounding, "draws": self._generator.get_state()}
+        return {
+            **super().__getstate__(),
+            "rounding": self.rounding,
+            "draws": self._generator.get_state(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         draws = state.pop("draws", None)
@@ -46,10 +58,16 @@ class Bf16Optimizer(PerParameterOptimizer):
             self._generator.set_state(draws)
 
     @abstractmethod
-    def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """Return what is to be added to a weight, in float32 as its gradient is, and bring its state up to date."""
+    def update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> Tensor:
+        """Return what is to be added to a weight, in float32 as its gradient is,
+        and bring its state up to date.
+        """
 
-    def step_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def step_one(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
         """Compute the update, and add it in the way of `rounding`."""
         self._add(weight, self.update(weight, gradient, state, group), state)
 
@@ -64,7 +82,9 @@ class Bf16Optimizer(PerParameterOptimizer):
             wanted = update + state.setdefault("compensation", torch.zeros_like(weight)).float()
             before = weight.float()
             weight.copy_(before + wanted)
-            state["compensation"].copy_(wanted - (weight.float() - before))  # what this sum rounded away
+            state["compensation"].copy_(
+                wanted - (weight.float() - before)
+            )  # what this sum rounded away
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state, and where the draws stand."""
@@ -90,9 +110,13 @@ class Bf16SGD(Bf16Optimizer):
         rounding: UpdateRounding = "kahan",
         seed: int = 0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, rounding, seed)
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, rounding, seed
+        )
 
-    def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    def update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> Tensor:
         """Return the update of torch's SGD."""
         direction = gradient.add(weight.float(), alpha=group["weight_decay"])
         if group["momentum"]:
@@ -105,8 +129,8 @@ class Bf16SGD(Bf16Optimizer):
 class Bf16AdamW(Bf16Optimizer):
     """AdamW for bf16 weights; see `Bf16Optimizer`.
 
-    Its beta2 is 0.95 and not 0.999: in bf16, a mean of squares that keeps 99.9 % of itself cannot fall, as the step down is less
-    than half an ulp.
+    Its beta2 is 0.95 and not 0.999: in bf16, a mean of squares that keeps 99.9 % of itself cannot
+    fall, as the step down is less than half an ulp.
     """
 
     def __init__(
@@ -120,16 +144,30 @@ class Bf16AdamW(Bf16Optimizer):
         rounding: UpdateRounding = "kahan",
         seed: int = 0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, rounding, seed)
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+            rounding,
+            seed,
+        )
 
-    def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    def update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> Tensor:
         """Return the update of torch's AdamW."""
-        first, second = adam_means(gradient, state.get("exp_avg"), state.get("exp_avg_sq"), group["betas"])
-        state["exp_avg"], state["exp_avg_sq"] = first.to(state_dtype(weight)), second.to(state_dtype(weight))
+        first, second = adam_means(
+            gradient, state.get("exp_avg"), state.get("exp_avg_sq"), group["betas"]
+        )
+        state["exp_avg"], state["exp_avg_sq"] = (
+            first.to(state_dtype(weight)),
+            second.to(state_dtype(weight)),
+        )
         state["step"] = state.get("step", 0) + 1
         return adamw_update(weight.float(), first, second, state["step"], group)
 
 
 def state_dtype(weight: Tensor) -> torch.dtype:
-    """Return bf16 for bf16 weights, float32 for others: in fp16, a mean of squares would underflow."""
+    """Return bf16 for bf16 weights, float32 for others:
+    in fp16, a mean of squares would underflow.
+    """
     return torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32

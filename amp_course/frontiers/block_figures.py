@@ -1,4 +1,6 @@
-"""The figures of block formats: a row with an outlier, number lines of one block, and errors by format. Data in, Figure out."""
+"""The figures of block formats: a row with an outlier, number lines of one block,
+and errors by format. Data in, Figure out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ LEAST_ERROR = 1e-3  # the bottom of a logarithmic axis of relative errors, which
 _MARKS = {"down": "v", "nearest": "o", "up": "^", None: "s"}  # the rounding of a scale
 # Within a row, so that equal errors do not hide each other.
 _SHIFTS = {"down": -0.22, "nearest": 0.0, "up": 0.22, None: 0.0}
-_CAPTIONS = {"down": "scale down", "nearest": "scale to nearest", "up": "scale up", None: "scale not a power of two"}
+_CAPTIONS = {
+    "down": "scale down",
+    "nearest": "scale to nearest",
+    "up": "scale up",
+    None: "scale not a power of two",
+}
 
 
 def fate(row: RowErrors, place: int) -> str:
@@ -30,31 +37,48 @@ def fate(row: RowErrors, place: int) -> str:
 
 
 def row_figure(row: RowErrors, place: int, unit: float) -> Figure:
-    """Draw a row of numbers before and after rounding, and under it each one's relative error; a place is marked.
+    """Draw a row of numbers before and after rounding, and under it each one's relative error; a
+    place is marked.
 
     unit: what the numbers are given in, the standard deviation of all but the marked one
     """
     block, size = row.block(place), row.block_format.size
     alt = (
-        f"{len(row.values)} numbers in {row.block_format.name}, blocks of {size}. Became 0: {int(row.zeroed.sum())}; "
-        f"clipped: {int(row.clipped.sum())}; relative error {row.error():.2%}, without the outlier {row.error(place):.2%}. "
-        f"The outlier, {float(row.values[place]) / unit:.3g} standard deviations at place {place}, shares a scale with the "
-        f"numbers at places {block.start} to {block.stop - 1}, of which {row.zeroed_neighbours(place)} became 0."
+        f"{len(row.values)} numbers in {row.block_format.name}, blocks of {size}. Became 0: "
+        f"{int(row.zeroed.sum())}; clipped: {int(row.clipped.sum())}; relative error "
+        f"{row.error():.2%}, without the outlier {row.error(place):.2%}. The outlier, "
+        f"{float(row.values[place]) / unit:.3g} standard deviations at place {place}, shares a "
+        f"scale with the numbers at places {block.start} to {block.stop - 1}, of which "
+        f"{row.zeroed_neighbours(place)} became 0."
     )
     figure, (above, below) = new_figure(7.6, 4.2, rows=2, sharex=True, alt=alt)
     places = range(len(row.values))
-    exact, rounded = ([float(one) / unit for one in numbers] for numbers in (row.values, row.rounded))
+    exact, rounded = (
+        [float(one) / unit for one in numbers] for numbers in (row.values, row.rounded)
+    )
     above.bar(places, exact, width=0.7, color="#cccccc")
     above.scatter(places, rounded, marker="_", s=36, color=INK, lw=1.6)
     above.set_ylim(-4, 4)
     above.text(
-        place, 3.6, f"  {exact[place]:.3g} → {rounded[place]:.3g}", fontsize=8, ha="left" if place < 48 else "right"
+        place,
+        3.6,
+        f"  {exact[place]:.3g} → {rounded[place]:.3g}",
+        fontsize=8,
+        ha="left" if place < 48 else "right",
     )
     for name, (colour, hatch) in FATES.items():
         of = [one for one in places if fate(row, one) == name]
         heights = [max(float(row.errors[one]), LEAST_ERROR) / LEAST_ERROR for one in of]
-        below.bar(of, [(height - 1) * LEAST_ERROR for height in heights], bottom=LEAST_ERROR, width=0.7,
-                  color=colour, hatch=hatch, edgecolor="white", lw=0)  # fmt: skip
+        below.bar(
+            of,
+            [(height - 1) * LEAST_ERROR for height in heights],
+            bottom=LEAST_ERROR,
+            width=0.7,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            lw=0,
+        )
     below.set_yscale("log")
     below.set_ylim(LEAST_ERROR, 1.2)
     below.set_yticks([0.001, 0.01, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
@@ -64,53 +88,99 @@ def row_figure(row: RowErrors, place: int, unit: float) -> Figure:
         axis.set_xlim(-0.5, len(row.values) - 0.5)
         for edge in range(size, len(row.values), size):
             axis.axvline(edge - 0.5, color=FAINT, lw=0.6)
-    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in FATES.items()]
+    handles = [
+        Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in FATES.items()
+    ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=3, loc="outside lower center")
     title(
-        above, "The numbers: bars before, dashes after rounding", "in standard deviations; shaded: the outlier’s block"
+        above,
+        "The numbers: bars before, dashes after rounding",
+        "in standard deviations; shaded: the outlier’s block",
     )
     title(below, "Relative error of each number", "log scale")
     return figure
 
 
 def block_line_figure(lines: Sequence[BlockLine]) -> Figure:
-    """Draw the numbers that a block can hold in each format as ticks, and its values falling on them; one format a row."""
+    """Draw the numbers that a block can hold in each format as ticks,
+    and its values falling on them; one format a row.
+    """
     said = []
     for drawn in lines:
         lost = int(((drawn.rounded == 0) & (drawn.values != 0)).sum())
         said.append(
-            f"{drawn.block_format.name} has {len(drawn.grid)} numbers up to {float(drawn.grid[-1]):.3g}; values that "
-            f"become 0: {lost}"
+            f"{drawn.block_format.name} has {len(drawn.grid)} numbers up to "
+            f"{float(drawn.grid[-1]):.3g}; values that become 0: {lost}"
         )
-    alt = f"Number lines of one block of {len(lines[0].values)} values, rounded to each format: {'; '.join(said)}."
-    figure, axes = new_figure(
-        7.6, 0.4 + 0.95 * len(lines), rows=len(lines), sharex=True, squeeze=False, alt=alt, dots=FEWER_DOTS
+    alt = (
+        f"Number lines of one block of {len(lines[0].values)} values, rounded to each format: "
+        f"{'; '.join(said)}."
     )
-    reach = 1.06 * max(float(numbers.abs().max()) for drawn in lines for numbers in (drawn.values, drawn.grid))
+    figure, axes = new_figure(
+        7.6,
+        0.4 + 0.95 * len(lines),
+        rows=len(lines),
+        sharex=True,
+        squeeze=False,
+        alt=alt,
+        dots=FEWER_DOTS,
+    )
+    reach = 1.06 * max(
+        float(numbers.abs().max()) for drawn in lines for numbers in (drawn.values, drawn.grid)
+    )
     for axis, drawn in zip(axes[:, 0], lines, strict=True):
         colour = FORMAT_COLOURS.get(drawn.block_format.element.name, INK)
         axis.vlines(drawn.grid.tolist(), -0.28, 0.28, color=colour, lw=1.1)
         for exact, rounded in zip(drawn.values.tolist(), drawn.rounded.tolist(), strict=True):
             lost = rounded == 0 != exact
-            axis.plot([exact, rounded], [1, 0.3], color=ZONES["lost"][0] if lost else FAINT, lw=0.8,
-                      ls="--" if lost else "-", marker="o", ms=3, markevery=[0])  # fmt: skip
+            axis.plot(
+                [exact, rounded],
+                [1, 0.3],
+                color=ZONES["lost"][0] if lost else FAINT,
+                lw=0.8,
+                ls="--" if lost else "-",
+                marker="o",
+                ms=3,
+                markevery=[0],
+            )
         axis.set_xlim(-reach, reach)
         axis.set_ylim(-0.4, 1.15)
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)
         title(axis, drawn.block_format.name)
         told = f"{len(drawn.grid)} numbers, scale {_scale_text(drawn.scale)}"
-        axis.text(1, 1.06, told, transform=axis.transAxes, fontsize=8, color=FAINT, ha="right", va="bottom")
+        axis.text(
+            1,
+            1.06,
+            told,
+            transform=axis.transAxes,
+            fontsize=8,
+            color=FAINT,
+            ha="right",
+            va="bottom",
+        )
     return figure
 
 
 def format_error_figure(errors: Sequence[FormatError]) -> Figure:
-    """Draw each format's relative error and the share of numbers that became 0: one column a tensor, one row a format."""
-    tensors, formats = ([*dict.fromkeys(names)] for names in zip(*((e.tensor, e.format) for e in errors), strict=True))
+    """Draw each format's relative error and the share of numbers that became 0:
+    one column a tensor, one row a format.
+    """
+    tensors, formats = (
+        [*dict.fromkeys(names)]
+        for names in zip(*((e.tensor, e.format) for e in errors), strict=True)
+    )
     figure, axes = new_figure(
-        8, 1.6 + 0.5 * len(formats), columns=len(tensors), rows=2, sharey=True, sharex="row", squeeze=False,
-        alt=_errors_in_words(errors, tensors), dots=FEWER_DOTS,
-    )  # fmt: skip
+        8,
+        1.6 + 0.5 * len(formats),
+        columns=len(tensors),
+        rows=2,
+        sharey=True,
+        sharex="row",
+        squeeze=False,
+        alt=_errors_in_words(errors, tensors),
+        dots=FEWER_DOTS,
+    )
     bits = {one.format: one.bits for one in errors}
     positive = [100 * one.error for one in errors if one.error] or [1.0, 100.0]
     labels = [f"{name} · {bits[name]:.3g} bits" for name in formats]
@@ -120,9 +190,17 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
             for one in of:
                 colour = FORMAT_COLOURS.get(one.element, INK)
                 percent = 100 * getattr(one, field)
-                axis.plot(percent if percent or field == "zeroed" else math.nan,  # a log axis has no 0
-                          formats.index(one.format) + _SHIFTS[one.rounding], _MARKS[one.rounding], color=colour,
-                          ms=5, mfc="none", mew=1.2, clip_on=False)  # fmt: skip
+                # a log axis has no 0
+                axis.plot(
+                    percent if percent or field == "zeroed" else math.nan,
+                    formats.index(one.format) + _SHIFTS[one.rounding],
+                    _MARKS[one.rounding],
+                    color=colour,
+                    ms=5,
+                    mfc="none",
+                    mew=1.2,
+                    clip_on=False,
+                )
             for row in range(len(formats)):
                 axis.axhline(row, color="#e5e5e5", lw=0.6, zorder=0)
             axis.set_yticks(range(len(formats)), labels, fontsize=8)
@@ -137,7 +215,10 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
         title(axes[1][column], "", "became 0, % of the numbers")
     used = [rounding for rounding in _MARKS if any(one.rounding == rounding for one in errors)]
     handles = [
-        Line2D([], [], marker=_MARKS[key], color=INK, mfc="none", ls="", label=_CAPTIONS[key], ms=5.5) for key in used
+        Line2D(
+            [], [], marker=_MARKS[key], color=INK, mfc="none", ls="", label=_CAPTIONS[key], ms=5.5
+        )
+        for key in used
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
     return figure
@@ -148,11 +229,18 @@ def _errors_in_words(errors: Sequence[FormatError], tensors: Sequence[str]) -> s
     for tensor in tensors:
         best: dict[str, FormatError] = {}
         for one in errors:
-            if one.tensor == tensor and (one.format not in best or one.error < best[one.format].error):
+            if one.tensor == tensor and (
+                one.format not in best or one.error < best[one.format].error
+            ):
                 best[one.format] = one
-        listed = ", ".join(f"{name} {one.error:.2%}, {one.zeroed:.1%} became 0" for name, one in best.items())
+        listed = ", ".join(
+            f"{name} {one.error:.2%}, {one.zeroed:.1%} became 0" for name, one in best.items()
+        )
         said.append(f"{tensor}: {listed}")
-    return f"Relative error of each format, with the rounding of the scale that suits it best: {'; '.join(said)}."
+    return (
+        f"Relative error of each format, with the rounding of the scale that suits it best: "
+        f"{'; '.join(said)}."
+    )
 
 
 def _scale_text(scale: float) -> str:

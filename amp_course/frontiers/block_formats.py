@@ -1,4 +1,6 @@
-"""Block formats as data: how a number is stored, how many share a scale, and how the scale is stored and rounded."""
+"""Block formats as data: how a number is stored, how many share a scale,
+and how the scale is stored and rounded.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,26 @@ LEAST_SCALE, LARGEST_SCALE = -127, 127  # exponents of E8M0
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A format whose numbers share scales: each `size` numbers in a row are stored as elements times one scale.
+    """A format whose numbers share scales: each `size` numbers in a row are stored as elements
+    times one scale.
 
     name:     as the course writes it, "MXFP4"
     element:  the format of a stored number
     size:     how many share a scale
     scale:    the format of the scale; None for E8M0, a power of two from 2^-127 to 2^127, or NaN
     rounding: of a power-of-two scale, with amax the largest magnitude of its block:
-              "down":    2^(floor(log2 amax) - the largest exponent of an element): what lies above the largest element becomes it
-              "nearest": as "down", after amax was rounded to the significand bits of an element
+              "down":    2^(floor(log2 amax) - the largest exponent of an element): what lies above
+              the largest element becomes it "nearest": as "down", after amax was rounded to the
+              significand bits of an element
               "up":      the smallest one with which no number lies above the largest element
 
-    A scale that is no power of two is amax / the largest element, rounded to nearest. Where its format has a narrower range than
-    fp32, one fp32 number for the whole tensor brings the scales into it.
-    Raises ValueError for sizes below 1 and unknown roundings.
-    Source: OCP Microscaling Formats v1.0, sections 5 and 6.3 ("down"); torchao's `ScaleCalculationMode` FLOOR, EVEN, RCEIL; for
-    NVFP4: NVIDIA, "Pretraining Large Language Models with NVFP4", 2025 (arXiv:2509.25149), appendix.
+    A scale that is no power of two is amax / the largest element, rounded to nearest. Where its
+    format has a narrower range than fp32, one fp32 number for the whole tensor brings the scales
+    into it. Raises ValueError for sizes below 1 and unknown roundings.
+    Source: OCP Microscaling Formats v1.0, sections 5 and 6.3 ("down"); torchao's
+            `ScaleCalculationMode` FLOOR, EVEN, RCEIL; for
+    NVFP4: NVIDIA, "Pretraining Large Language Models with NVFP4", 2025 (arXiv:2509.25149),
+           appendix.
     """
 
     name: str
@@ -43,7 +49,9 @@ class BlockFormat:
         if type(self.size) is not int or self.size < 1:
             raise ValueError(f"{self.name}: a block holds at least 1 number, not {self.size!r}")
         if self.rounding not in get_args(ScaleRounding):
-            raise ValueError(f"{self.name}: unknown rounding {self.rounding!r}: choose “down”, “nearest” or “up”")
+            raise ValueError(
+                f"{self.name}: unknown rounding {self.rounding!r}: choose “down”, “nearest” or “up”"
+            )
 
     @property
     def bits(self) -> Fraction:

@@ -1,4 +1,6 @@
-"""AdamW whose two means take one byte a weight: codes of a table, and one fp32 scale for each block."""
+"""AdamW whose two means take one byte a weight: codes of a table,
+and one fp32 scale for each block.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ BLOCK = 256  # weights that share a scale
 
 
 def dynamic_table(signed: bool) -> Tensor:
-    """Return the 256 numbers from -1 or 0 to 1 that a code can mean, float32, in order: few digits, and seven decades.
+    """Return the 256 numbers from -1 or 0 to 1 that a code can mean, float32, in order: few digits,
+    and seven decades.
 
-    Each decade down to 1e-6 has half as many numbers as the one above it, so that large values are precise and small ones are
-    not 0. They lie in the middle of equal parts of the decade.
-    Source: dynamic tree quantization, Dettmers 2016 (arXiv:1511.04561), as in "8-bit Optimizers via Block-wise Quantization"
+    Each decade down to 1e-6 has half as many numbers as the one above it, so that large values are
+    precise and small ones are not 0. They lie in the middle of equal parts of the decade.
+    Source: dynamic tree quantization, Dettmers 2016 (arXiv:1511.04561), as in "8-bit Optimizers via
+            Block-wise Quantization"
     (Dettmers et al. 2022, arXiv:2110.02861).
     """
     return torch.tensor(_table_numbers(signed), dtype=torch.float32)
@@ -39,7 +43,9 @@ def _table_numbers(signed: bool) -> list[float]:
 
 @dataclass(eq=False)
 class EightBit:
-    """A tensor in 8 bits a number: value = table[code] * the scale of its block, which is the block's largest magnitude."""
+    """A tensor in 8 bits a number: value = table[code] * the scale of its block,
+    which is the block's largest magnitude.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -54,14 +60,19 @@ class EightBit:
     def restore(self) -> Tensor:
         """Return the numbers, float32."""
         table = dynamic_table(self.signed).to(self.codes.device)
-        return (table[self.codes.int()] * self.scales[:, None]).view(-1)[: self.shape.numel()].view(self.shape)
+        return (
+            (table[self.codes.int()] * self.scales[:, None])
+            .view(-1)[: self.shape.numel()]
+            .view(self.shape)
+        )
 
 
 def to_eight_bit(values: Tensor, *, signed: bool) -> EightBit:
-    """Store a tensor in 8 bits a number, block by block of 256: each becomes the nearest number of the table.
+    """Store a tensor in 8 bits a number, block by block of 256: each becomes the nearest number of
+    the table.
 
-    signed: whether there may be numbers below 0. If not, only 0 becomes 0: for Adam's v, a smallest number that is too large
-            makes an update too small, but a 0 would make it huge
+    signed: whether there may be numbers below 0. If not, only 0 becomes 0: for Adam's v, a smallest
+            number that is too large makes an update too small, but a 0 would make it huge
     """
     flat = values.detach().reshape(-1).float()
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
@@ -77,7 +88,8 @@ def to_eight_bit(values: Tensor, *, signed: bool) -> EightBit:
 class AdamW8bit(PerParameterOptimizer):
     """AdamW with m and v in 8 bits; it computes in fp32, one parameter at a time.
 
-    smallest: parameters of fewer numbers, biases and norms, keep their means in fp32, as in bitsandbytes and torchao
+    smallest: parameters of fewer numbers, biases and norms, keep their means in fp32, as in
+              bitsandbytes and torchao
     Example: AdamW8bit(model.parameters(), lr=1e-3).state_bytes() → about 2 a weight, instead of 8
     """
 
@@ -91,21 +103,29 @@ class AdamW8bit(PerParameterOptimizer):
         *,
         smallest: int = 4096,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         self.smallest = smallest
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "smallest": self.smallest}
 
-    def step_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Read the means, bring them up to date, store them, and update the weight with what was not yet rounded."""
+    def step_one(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        """Read the means, bring them up to date, store them,
+        and update the weight with what was not yet rounded.
+        """
         first, second = adam_means(
             gradient, self._read(state, "exp_avg"), self._read(state, "exp_avg_sq"), group["betas"]
         )
         state["step"] = state.get("step", 0) + 1
         self._write(state, "exp_avg", first, signed=True)
         self._write(state, "exp_avg_sq", second, signed=False)
-        weight.copy_(weight.float() + adamw_update(weight.float(), first, second, state["step"], group))
+        weight.copy_(
+            weight.float() + adamw_update(weight.float(), first, second, state["step"], group)
+        )
 
     def _read(self, state: dict[str, Any], name: str) -> Tensor | None:
         if name in state:
@@ -114,17 +134,32 @@ class AdamW8bit(PerParameterOptimizer):
         if f"{name}_codes" not in state:
             return None
         signed = name == "exp_avg"
-        return EightBit(state[f"{name}_codes"], state[f"{name}_scales"], state["shape"], signed).restore()
+        return EightBit(
+            state[f"{name}_codes"], state[f"{name}_scales"], state["shape"], signed
+        ).restore()
 
     def _write(self, state: dict[str, Any], name: str, values: Tensor, *, signed: bool) -> None:
-        for old in (name, f"{name}_codes", f"{name}_scales"):  # from a state that was saved with other settings
+        for old in (
+            name,
+            f"{name}_codes",
+            f"{name}_scales",
+        ):  # from a state that was saved with other settings
             state.pop(old, None)
         if values.numel() < self.smallest:
             state[name] = values
             return
         stored = to_eight_bit(values, signed=signed)
-        state[f"{name}_codes"], state[f"{name}_scales"], state["shape"] = stored.codes, stored.scales, stored.shape
+        state[f"{name}_codes"], state[f"{name}_scales"], state["shape"] = (
+            stored.codes,
+            stored.scales,
+            stored.shape,
+        )
 
     def state_bytes(self) -> int:
         """Return the bytes of all means."""
-        return sum(v.nbytes for state in self.state.values() for v in state.values() if isinstance(v, Tensor))
+        return sum(
+            v.nbytes
+            for state in self.state.values()
+            for v in state.values()
+            if isinstance(v, Tensor)
+        )

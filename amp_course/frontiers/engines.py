@@ -1,7 +1,9 @@
-"""Compute a character GPT as a training engine and as an inference engine do: same weights, same format, another order.
+"""Compute a character GPT as a training engine and as an inference engine do: same weights, same
+format, another order.
 
-The 16-bit arithmetic is emulated: operands and results of matmuls are rounded, sums are fp32's. So every format runs at the same
-speed on every machine. `mismatch.measure_with_torch` uses torch's own 16-bit kernels instead.
+The 16-bit arithmetic is emulated: operands and results of matmuls are rounded, sums are fp32's. So
+every format runs at the same speed on every machine. `mismatch.measure_with_torch` uses torch's own
+16-bit kernels instead.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ class Engine:
     """An order of operations. In exact arithmetic all engines compute the same function.
 
     name:   for tables and figures
-    pieces: how many stretches each dot product of a linear layer is cut into, as split-K kernels do; the last is added first
-    round_pieces: whether a stretch's sum is rounded to the format before the stretches are added, as cuBLAS may
-            (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and its fp16 twin, on by default)
-    fused:  whether attention keeps its scores in fp32, rounds exp(score − largest) and divides last, as FlashAttention does
-            (Dao et al. 2022, arXiv:2205.14135); without it, scores and softmax are rounded each
+    pieces: how many stretches each dot product of a linear layer is cut into, as split-K kernels
+            do; the last is added first
+    round_pieces: whether a stretch's sum is rounded to the format before the stretches are added,
+            as cuBLAS may (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and
+            its fp16 twin, on by default)
+    fused:  whether attention keeps its scores in fp32, rounds exp(score − largest) and divides
+            last, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135); without it, scores and
+            softmax are rounded each
 
     Raises ValueError for fewer than 1 piece.
     """
@@ -43,7 +48,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         if type(self.pieces) is not int or self.pieces < 1:
-            raise ValueError(f"{self.name}: a dot product has at least 1 piece, not {self.pieces!r}")
+            raise ValueError(
+                f"{self.name}: a dot product has at least 1 piece, not {self.pieces!r}"
+            )
 
 
 TRAINING = Engine("training")
@@ -56,27 +63,33 @@ REORDERED = Engine(
 class Policy:
     """A GPT as one engine computes it in one format; its weights are rounded once, when it is made.
 
-    Gradients reach the model's fp32 weights as if nothing had been rounded; inside `torch.no_grad()` there are none.
-    Activations between blocks are added in fp32, as under autocast.
+    Gradients reach the model's fp32 weights as if nothing had been rounded; inside
+    `torch.no_grad()` there are none. Activations between blocks are added in fp32, as under
+    autocast.
     Example: Policy(model, BF16, INFERENCE).logits(ids).shape → (32, 64, 99) for ids of (32, 64)
     """
 
     def __init__(self, model: CharGPT, fmt: FloatFormat, engine: Engine) -> None:
         self.model, self.fmt, self.engine = model, fmt, engine
-        self.weights = {name: rounded(parameter, fmt) for name, parameter in model.named_parameters()}
+        self.weights = {
+            name: rounded(parameter, fmt) for name, parameter in model.named_parameters()
+        }
 
     def logits(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Return the logits, (sequences, tokens, vocab_size), in fp32 but with values of the format.
+        """Return the logits, (sequences, tokens, vocab_size), in fp32 but with values of the
+        format.
 
         ids:   (sequences, tokens)
-        cache: keys and values of the tokens before these, which grows: pass the same one each time, at first an empty dict
+        cache: keys and values of the tokens before these, which grows: pass the same one each time,
+               at first an empty dict
         Raises ValueError for more tokens than the model has positions.
         """
         start = cache[0][0].shape[2] if cache else 0
         end = start + ids.shape[1]
         if end > self.model.context:
             raise ValueError(
-                f"{end} tokens in a row, but this model has only {self.model.context} positions: sample fewer."
+                f"{end} tokens in a row, but this model has only {self.model.context} positions: "
+                f"sample fewer."
             )
         x = self.weights["characters.weight"][ids] + self.weights["positions.weight"][start:end]
         for number, block in enumerate(self.model.blocks):
@@ -94,7 +107,9 @@ class Policy:
         q, k, v = in_heads.permute(2, 0, 3, 1, 4)
         if cache is not None:
             if number in cache:
-                k, v = (torch.cat([old, new], 2) for old, new in zip(cache[number], (k, v), strict=True))
+                k, v = (
+                    torch.cat([old, new], 2) for old, new in zip(cache[number], (k, v), strict=True)
+                )
             cache[number] = k, v
         scores = q @ k.transpose(-1, -2) / math.sqrt(width // heads)
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + scores.shape[-1] - tokens)
@@ -107,11 +122,17 @@ class Policy:
         return self._round(y).transpose(1, 2).reshape(sequences, tokens, width)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        x, weight, bias = self._round(x), self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        x, weight, bias = (
+            self._round(x),
+            self.weights[f"{name}.weight"],
+            self.weights.get(f"{name}.bias"),
+        )
         if self.engine.pieces == 1:
             y = x @ weight.T
         else:
-            cut = zip(x.chunk(self.engine.pieces, -1), weight.chunk(self.engine.pieces, -1), strict=True)
+            cut = zip(
+                x.chunk(self.engine.pieces, -1), weight.chunk(self.engine.pieces, -1), strict=True
+            )
             sums = [a @ b.T for a, b in cut]
             if self.engine.round_pieces:
                 sums = [self._round(piece) for piece in sums]
@@ -129,7 +150,9 @@ class Policy:
 
 
 def rounded(x: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return `round_to(x, fmt)` of a float32 tensor, for fp16 and bf16 by torch's own casts, which take a third of the time."""
+    """Return `round_to(x, fmt)` of a float32 tensor, for fp16 and bf16 by torch's own casts,
+    which take a third of the time.
+    """
     if fmt == FP32:
         return x
     if fmt.dtype is None or fmt.bits != 16:

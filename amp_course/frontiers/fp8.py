@@ -1,4 +1,6 @@
-"""Matmuls of fp8 numbers with one scale a tensor, by torch's own `scaled_mm` where it works; and where the scales come from."""
+"""Matmuls of fp8 numbers with one scale a tensor, by torch's own `scaled_mm` where it works;
+and where the scales come from.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,33 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def fp8_format(dtype: torch.dtype) -> FloatFormat:
-    """Return the format of an fp8 dtype; ValueError for any other dtype, and for the fnuz variants, which are not taught here."""
+    """Return the format of an fp8 dtype; ValueError for any other dtype,
+    and for the fnuz variants, which are not taught here.
+    """
     if dtype not in (E4M3, E5M2):
         raise ValueError(
-            f"{dtype} is not an fp8 dtype of this chapter: choose torch.float8_e4m3fn or torch.float8_e5m2"
+            f"{dtype} is not an fp8 dtype of this chapter: choose torch.float8_e4m3fn or "
+            f"torch.float8_e5m2"
         )
     return find_format(dtype)
 
 
 def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
-    """Store `tensor / scale` in fp8, rounded to nearest. Finite numbers past the largest become the largest.
+    """Store `tensor / scale` in fp8, rounded to nearest. Finite numbers past the largest become the
+    largest.
 
     tensor: any shape, any floating dtype
     scale:  one number, or one that broadcasts
-    returns: the same shape, in `dtype`. NaN stays NaN; inf stays inf in E5M2 and becomes NaN in E4M3, which has no inf
+    returns: the same shape, in `dtype`. NaN stays NaN; inf stays inf in E5M2 and becomes NaN in
+             E4M3, which has no inf
     Raises TypeError for a tensor of integers.
     Example: to_fp8(torch.tensor([1.0, 500.0]), torch.tensor(1.0)).float() → tensor([1., 448.])
     """
     fmt = fp8_format(dtype)
     if not tensor.is_floating_point():
         raise TypeError(
-            f"only floating-point tensors are stored in fp8, and this one is {tensor.dtype}: convert it with .float()"
+            f"only floating-point tensors are stored in fp8, and this one is {tensor.dtype}: "
+            f"convert it with .float()"
         )
     scaled = tensor.detach().float() / scale
     infinite = (
@@ -51,10 +59,13 @@ def from_fp8(stored: Tensor, scale: Tensor) -> Tensor:
 
 
 def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the scale that makes `amax` the largest number of the dtype; 1 for an amax of 0, inf or NaN.
+    """Return the scale that makes `amax` the largest number of the dtype; 1 for an amax of 0, inf
+    or NaN.
 
-    amax: one or more numbers, float32. Below about 1e-36 the scale stays at the smallest normal number of fp32.
-    Source: for 0, inf and NaN, Transformer Engine's `compute_scale_from_amax`, common/recipe/recipe_common.cuh.
+    amax: one or more numbers, float32. Below about 1e-36 the scale stays at the smallest normal
+          number of fp32.
+    Source: for 0, inf and NaN, Transformer Engine's `compute_scale_from_amax`,
+            common/recipe/recipe_common.cuh.
     """
     amax = amax.float()
     scale = (amax / fp8_format(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
@@ -71,7 +82,11 @@ class Scaling(nn.Module, ABC):
     @torch.no_grad()
     def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
         """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
-        amax = tensor.abs().amax().float() if tensor.numel() else tensor.new_zeros((), dtype=torch.float32)
+        amax = (
+            tensor.abs().amax().float()
+            if tensor.numel()
+            else tensor.new_zeros((), dtype=torch.float32)
+        )
         scale = self.next_scale(amax, dtype)
         return to_fp8(tensor, scale, dtype), scale
 
@@ -87,15 +102,16 @@ class CurrentScaling(Scaling):
 class DelayedScaling(Scaling):
     """Takes the scale from the largest amax of the tensors before, at most `window` of them.
 
-    The tensor is read once, and its own amax counts from the next one on. So a tensor that is larger than all in the window is
-    clipped, and the first is stored with a scale of 1. An amax that is inf or NaN is not kept.
-    In evaluation mode the history stays as it is.
+    The tensor is read once, and its own amax counts from the next one on. So a tensor that is
+    larger than all in the window is clipped, and the first is stored with a scale of 1. An amax
+    that is inf or NaN is not kept. In evaluation mode the history stays as it is.
 
     history: float32, [window], the latest first, zeros at first; it is saved with the model
     clipped: how many finite numbers were past the largest of the format, so far
     Raises ValueError for a window below 1.
     Not for layers inside `torch.utils.checkpoint`: run again, they would take another scale.
-    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and margin 0. There a window of zeros,
+    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and
+            margin 0. There a window of zeros,
     or one with an inf in it, keeps the scale of before, and a window is 1,024 long by default.
     """
 
@@ -125,24 +141,32 @@ class DelayedScaling(Scaling):
         return scale
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedScaling:
-        """Move with the module, but stay in float32: `model.half()` is not meant for the history."""
+        """Move with the module, but stay in float32: `model.half()` is not meant for the
+        history.
+        """
         super()._apply(fn, recurse)
         self.history = self.history.float()
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Keep the history as it is where a state has none, as that of a plain linear layer."""
-        super()._load_from_state_dict({f"{prefix}history": self.history, **state_dict}, prefix, *others)
+        super()._load_from_state_dict(
+            {f"{prefix}history": self.history, **state_dict}, prefix, *others
+        )
 
 
 def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-    """Return `(a * scale_a) @ (b * scale_b)` in float32, of fp8 matrices [m, k] and [k, n] with one scale each.
+    """Return `(a * scale_a) @ (b * scale_b)` in float32, of fp8 matrices [m, k] and [k, n] with one
+    scale each.
 
-    By `torch.nn.functional.scaled_mm` where `simulated_because` finds nothing against it, else by an fp32 matmul of the same
-    numbers. Products of two fp8 numbers are exact in fp32; only their sum is rounded.
+    By `torch.nn.functional.scaled_mm` where `simulated_because` finds nothing against it, else by
+    an fp32 matmul of the same numbers. Products of two fp8 numbers are exact in fp32; only their
+    sum is rounded.
     """
     if simulated_because(a.device.type, *a.shape, b.shape[1]):
-        with torch.autocast(a.device.type, enabled=False):  # it would take these matmuls for the model's
+        with torch.autocast(
+            a.device.type, enabled=False
+        ):  # it would take these matmuls for the model's
             return (a.float() @ b.float()) * (scale_a * scale_b)
     return _scaled_mm(a, b, scale_a, scale_b)
 
@@ -170,7 +194,9 @@ def simulated_because(device: str = "cpu", *sizes: int) -> str:
 
 @functools.cache
 def _problem(device: str) -> str:
-    """Try `scaled_mm` once, on numbers whose product is exact, in the three pairs of dtypes that training needs."""
+    """Try `scaled_mm` once, on numbers whose product is exact,
+    in the three pairs of dtypes that training needs.
+    """
     if not hasattr(torch.nn.functional, "scaled_mm"):
         return f"torch {torch.__version__} has no torch.nn.functional.scaled_mm"
     whole = torch.arange(256.0, device=device).view(16, 16).remainder(7) - 3
@@ -188,10 +214,10 @@ def _problem(device: str) -> str:
 def product_error_bound(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Return how far `multiply` may be from the exact product, element by element, in float64.
 
-    A sum of k numbers in fp32, in any order, is off by at most (k - 1)u / (1 - (k - 1)u) times the sum of their magnitudes, with
-    u = 2^-24; the two scales add three roundings, and the result's own subnormal spacing a last one.
-    It holds where sums are in fp32, as on a CPU; the tensor cores of Hopper GPUs add up with about 14 bits (DeepSeek-V3's report,
-    section 3.3.2).
+    A sum of k numbers in fp32, in any order, is off by at most (k - 1)u / (1 - (k - 1)u) times the
+    sum of their magnitudes, with u = 2^-24; the two scales add three roundings, and the result's
+    own subnormal spacing a last one. It holds where sums are in fp32, as on a CPU; the tensor cores
+    of Hopper GPUs add up with about 14 bits (DeepSeek-V3's report, section 3.3.2).
     Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2.
     """
     unit, k = FP32.eps / 2, a.shape[1]

@@ -1,4 +1,6 @@
-"""A linear layer whose three matmuls run in fp8: E4M3 forward, E5M2 for the gradients that come back."""
+"""A linear layer whose three matmuls run in fp8: E4M3 forward,
+E5M2 for the gradients that come back.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from amp_course.frontiers.fp8 import E4M3, E5M2, CurrentScaling, Scaling, fp8_fo
 
 
 class Fp8Linear(nn.Linear):
-    """`nn.Linear` with inputs, weights and output gradients in fp8, each tensor with one scale. The weights stay as they are.
+    """`nn.Linear` with inputs, weights and output gradients in fp8, each tensor with one scale. The
+    weights stay as they are.
 
-    scaling:        makes the scaling of each of the three tensors: `CurrentScaling`, or `DelayedScaling`
+    scaling:        makes the scaling of each of the three tensors: `CurrentScaling`, or
+                    `DelayedScaling`
     gradient_dtype: E5M2, which has room for the range of gradients, or E4M3, as in DeepSeek-V3
-    For the backward pass it keeps the inputs in fp8: 1 byte a number. The bias and its gradient are not in fp8.
-    The result has the dtype of the input; the sums are in fp32. Where torch has no `scaled_mm`, see
-    `amp_course.frontiers.fp8.simulated_because`.
-    Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning" (arXiv:2209.05433): E4M3 forward, E5M2 for gradients.
+    For the backward pass it keeps the inputs in fp8: 1 byte a number. The bias and its gradient are
+    not in fp8. The result has the dtype of the input; the sums are in fp32. Where torch has no
+    `scaled_mm`, see `amp_course.frontiers.fp8.simulated_because`.
+    Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning" (arXiv:2209.05433): E4M3
+            forward, E5M2 for gradients.
     Example: Fp8Linear(64, 32)(torch.randn(8, 64)).shape → (8, 32)
     """
 
@@ -38,15 +43,29 @@ class Fp8Linear(nn.Linear):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         fp8_format(gradient_dtype)  # refuses other dtypes
         self.gradient_dtype = gradient_dtype
-        self.input_scaling, self.weight_scaling, self.gradient_scaling = scaling(), scaling(), scaling()
+        self.input_scaling, self.weight_scaling, self.gradient_scaling = (
+            scaling(),
+            scaling(),
+            scaling(),
+        )
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Fp8Linear:
-        """Return an fp8 layer that shares the weight and bias of another; TypeError for anything but an `nn.Linear`."""
+        """Return an fp8 layer that shares the weight and bias of another;
+        TypeError for anything but an `nn.Linear`.
+        """
         if not isinstance(linear, nn.Linear):
-            raise TypeError(f"only an nn.Linear becomes an Fp8Linear, and this is a {type(linear).__name__}")
+            raise TypeError(
+                f"only an nn.Linear becomes an Fp8Linear, and this is a {type(linear).__name__}"
+            )
         weight = linear.weight
-        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta", **options)
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            device="meta",
+            **options,
+        )
         layer.weight, layer.bias = weight, linear.bias
         for scaling in (layer.input_scaling, layer.weight_scaling, layer.gradient_scaling):
             scaling.to(weight.device)
@@ -65,7 +84,9 @@ class _Fp8Product(torch.autograd.Function):
         w8, w_scale = layer.weight_scaling(weight, E4M3)
         ctx.save_for_backward(x8, x_scale, w8, w_scale)
         ctx.layer, ctx.shape, ctx.dtypes = layer, x.shape, (x.dtype, weight.dtype)
-        return multiply(x8, w8.t(), x_scale, w_scale).to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+        return (
+            multiply(x8, w8.t(), x_scale, w_scale).to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+        )
 
     @staticmethod
     @once_differentiable

@@ -1,4 +1,6 @@
-"""Rotate tensors by a Hadamard matrix: an outlier is spread over its whole block, and in a product the rotation cancels."""
+"""Rotate tensors by a Hadamard matrix: an outlier is spread over its whole block,
+and in a product the rotation cancels.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +12,54 @@ from torch import Tensor
 
 
 def hadamard(size: int) -> Tensor:
-    """Return the normalised Hadamard matrix, float32: symmetric, orthogonal, all entries ± 1/√size: 2 → [[1, 1], [1, -1]]/√2.
+    """Return the normalised Hadamard matrix, float32: symmetric, orthogonal, all entries ± 1/√size:
+    2 → [[1, 1], [1, -1]]/√2.
 
     Raises ValueError for a size that is not a power of two.
     Source: Sylvester's construction.
     """
     if type(size) is not int or size < 1 or size & (size - 1):
-        raise ValueError(f"size is {size!r}: Sylvester's Hadamard matrices have sizes 1, 2, 4, 8, … powers of two")
+        raise ValueError(
+            f"size is {size!r}: Sylvester's Hadamard matrices have sizes 1, 2, 4, 8, … powers of "
+            f"two"
+        )
     return torch.tensor(_signs_of(size), dtype=torch.float32) / math.sqrt(size)
 
 
 @functools.cache
 def _signs_of(size: int) -> list[list[float]]:
-    """Return the matrix times √size. Entry (i, j) is -1 where i and j have an odd number of bits in common."""
+    """Return the matrix times √size. Entry (i, j) is -1 where i and j have an odd number of bits in
+    common.
+    """
     return [[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)]
 
 
 def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None = None) -> Tensor:
-    """Multiply each `size` numbers in a row along a dimension by their signs, then by the Hadamard matrix.
+    """Multiply each `size` numbers in a row along a dimension by their signs, then by the Hadamard
+    matrix.
 
-    tensor: any shape, floating; where its size is no multiple of `size`, the rest is rotated by smaller matrices: 40 = 32 + 8
+    tensor: any shape, floating; where its size is no multiple of `size`, the rest is rotated by
+            smaller matrices: 40 = 32 + 8
     signs:  [size], of 1 and -1; without them, no sign changes
     returns: the same shape and dtype, with the same norm
-    Raises TypeError for a tensor of integers, ValueError for a size that is not a power of two, IndexError for a dimension that
-    does not exist.
-    If both operands of a product are rotated alike along the dimension that is summed over, the product stays the same but
-    for rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
-    Source: the random Hadamard transform of QuaRot (arXiv:2404.00456), for MXFP4 training Tseng et al. 2025 (arXiv:2502.20586).
+    Raises TypeError for a tensor of integers, ValueError for a size that is not a power of two,
+    IndexError for a dimension that does not exist.
+    If both operands of a product are rotated alike along the dimension that is summed over, the
+    product stays the same but for rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
+    Source: the random Hadamard transform of QuaRot (arXiv:2404.00456), for MXFP4 training Tseng et
+            al. 2025 (arXiv:2502.20586).
     """
     if not tensor.is_floating_point():
         raise TypeError(
-            f"only floating-point tensors are rotated, and this one is {tensor.dtype}: convert it with .float()"
+            f"only floating-point tensors are rotated, and this one is {tensor.dtype}: convert it "
+            f"with .float()"
         )
     hadamard(size)  # refuses other sizes
     if signs is not None and signs.shape != (size,):
-        raise ValueError(f"signs have the shape {tuple(signs.shape)}: {size} numbers in a row need {size} of them")
+        raise ValueError(
+            f"signs have the shape {tuple(signs.shape)}: {size} numbers in a row need {size} of "
+            f"them"
+        )
     if not tensor.dim():
         return tensor
     last = tensor.movedim(dim, -1)
@@ -64,5 +79,7 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
 
 def random_signs(size: int = 32, seed: int = 0) -> Tensor:
     """Draw the signs for `rotate`: float32, [size], 1 or -1."""
-    draws = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed), device="cpu")
+    draws = torch.randint(
+        0, 2, (size,), generator=torch.Generator().manual_seed(seed), device="cpu"
+    )
     return draws.float() * 2 - 1

@@ -1,15 +1,18 @@
-"""Measure how far two engines disagree on the probabilities of the same tokens, though both have the same weights.
+"""Measure how far two engines disagree on the probabilities of the same tokens, though both have
+the same weights.
 
-In reinforcement learning for language models one engine samples the tokens and another computes the gradients. The
-importance ratio of a token, exp(log p of training − log p of inference), would be 1 in exact arithmetic; what rounding
-makes of it is the training–inference mismatch. Qi et al. 2025, "Defeating the Training-Inference Mismatch via FP16"
-(arXiv:2510.26788), see its root in bf16's few bits: with fp16 in both engines it all but goes away, they report, and
-training is more stable. The first half is measured here, on a small policy; `policy_gradient` looks at the second.
+In reinforcement learning for language models one engine samples the tokens and another computes the
+gradients. The importance ratio of a token, exp(log p of training − log p of inference), would be 1
+in exact arithmetic; what rounding makes of it is the training–inference mismatch. Qi et al. 2025,
+"Defeating the Training-Inference Mismatch via FP16" (arXiv:2510.26788), see its root in bf16's few
+bits: with fp16 in both engines it all but goes away, they report, and training is more stable. The
+      first half is measured here, on a small policy; `policy_gradient` looks at the second.
 
-What three more bits in the significand do depends on why engines differ. Where they round at different places, log-ratios
-get about 2³ = 8 times smaller, and a divergence, which is quadratic in them, about 64 times. Where only the sums in fp32 are in
-another order, fp16 gains nothing: products of bf16 numbers have 16 bits, so fp32 adds up short sums of them almost exactly, in
-any order; those of fp16 numbers have 22, and are rounded at each addition. Both mismatches are tiny then.
+What three more bits in the significand do depends on why engines differ. Where they round at
+different places, log-ratios get about 2³ = 8 times smaller, and a divergence, which is quadratic in
+them, about 64 times. Where only the sums in fp32 are in another order, fp16 gains nothing: products
+of bf16 numbers have 16 bits, so fp32 adds up short sums of them almost exactly, in any order; those
+of fp16 numbers have 22, and are rounded at each addition. Both mismatches are tiny then.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ class Mismatch:
     """What two engines said of the same tokens.
 
     format:     of both, "bf16"
-    log_ratios: log p of training − log p of inference for each token, (sequences, tokens) float64; all 0 if they agree
+    log_ratios: log p of training − log p of inference for each token, (sequences, tokens) float64;
+                all 0 if they agree
     """
 
     format: str
@@ -61,7 +65,8 @@ class Mismatch:
 
     @property
     def effective_share(self) -> float:
-        """What the importance weights leave of the sample: (Σ w)² / (n Σ w²), 1 when all weights are equal.
+        """What the importance weights leave of the sample: (Σ w)² / (n Σ w²), 1 when all weights
+        are equal.
 
         Source: Kish's effective sample size, over the number of sequences n.
         """
@@ -70,7 +75,8 @@ class Mismatch:
 
     @property
     def divergence(self) -> float:
-        """An estimate of the divergence KL(inference ‖ training) of a token, in nats: the mean of r − 1 − log r, never negative.
+        """An estimate of the divergence KL(inference ‖ training) of a token, in nats: the mean of r
+        − 1 − log r, never negative.
 
         Source: J. Schulman, "Approximating KL Divergence", 2020, estimator k3.
         """
@@ -79,7 +85,8 @@ class Mismatch:
 
 @one_thread()
 def small_policy(seed: int = 0, steps: int = 100, context: int = 128) -> CharGPT:
-    """Return a character GPT of 2 layers and width 64, trained for a moment in fp32 on Python's documentation.
+    """Return a character GPT of 2 layers and width 64, trained for a moment in fp32 on Python's
+    documentation.
 
     100 steps take 1 to 3 s. The global random state stays as it was.
     Raises ValueError for fewer than 1 step.
@@ -99,10 +106,12 @@ def small_policy(seed: int = 0, steps: int = 100, context: int = 128) -> CharGPT
 
 @torch.no_grad()
 def sample(policy: Policy, sequences: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample token by token with a cache of keys and values, as inference engines do, from temperature 1.
+    """Sample token by token with a cache of keys and values, as inference engines do, from
+    temperature 1.
 
-    returns: ids (sequences, tokens + 1), of which the first is the vocabulary's first, 0; and the log-probabilities that the
-             policy gave to the others as it drew them, (sequences, tokens) float64
+    returns: ids (sequences, tokens + 1), of which the first is the vocabulary's first, 0; and the
+             log-probabilities that the policy gave to the others as it drew them, (sequences,
+             tokens) float64
     """
     generator = torch.Generator().manual_seed(seed)
     ids, chosen = torch.zeros(sequences, 1, dtype=torch.int64), []
@@ -116,7 +125,8 @@ def sample(policy: Policy, sequences: int, tokens: int, seed: int) -> tuple[Tens
 
 
 def log_probs(policy: Policy, ids: Tensor) -> Tensor:
-    """Return the log-probability of each token after the first, all computed at once, as training does.
+    """Return the log-probability of each token after the first, all computed at once, as training
+    does.
 
     ids: (sequences, tokens + 1) → (sequences, tokens) float64
     """
@@ -149,10 +159,11 @@ def measure(
 def measure_with_torch(
     model: CharGPT, dtype: torch.dtype, *, sequences: int = 8, tokens: int = 127, seed: int = 0
 ) -> Mismatch:
-    """Score the same tokens twice with this machine's own kernels: under autocast, and with the whole model cast to the dtype.
+    """Score the same tokens twice with this machine's own kernels: under autocast, and with the
+    whole model cast to the dtype.
 
-    Nothing is emulated here but the sampling. The first is how many RL libraries train, the second how inference engines run:
-    norms, softmax and the sums between blocks are rounded, too.
+    Nothing is emulated here but the sampling. The first is how many RL libraries train, the second
+    how inference engines run: norms, softmax and the sums between blocks are rounded, too.
     dtype: torch.bfloat16, torch.float16, or torch.float32, in which both are the same
 
     Raises RuntimeError where torch has no CPU kernel for the dtype.
@@ -165,7 +176,8 @@ def measure_with_torch(
         inferred = _chosen(copy.deepcopy(model).to(dtype)(ids[:, :-1]), ids)
     except RuntimeError as error:
         raise RuntimeError(
-            f"this torch cannot run the model in {fmt.name} on a CPU ({error}): use a newer one, or `measure`, which emulates it"
+            f"this torch cannot run the model in {fmt.name} on a CPU ({error}): use a newer one, "
+            f"or `measure`, which emulates it"
         ) from error
     return Mismatch(fmt.name, trained - inferred)
 

@@ -1,4 +1,6 @@
-"""The figures of two experiments of chapter 12: the training–inference mismatch, and fp32 matmuls in pieces of bf16."""
+"""The figures of two experiments of chapter 12: the training–inference mismatch,
+and fp32 matmuls in pieces of bf16.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _POINTS = 200  # of a curve
 
 
 def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
-    """Draw how large log-ratios of tokens are, format by format, and next to them the importance ratios of sequences.
+    """Draw how large log-ratios of tokens are, format by format, and next to them the importance
+    ratios of sequences.
 
     found: one or more of each format, of different seeds; those of one format are drawn together
     Raises ValueError for none.
@@ -30,15 +33,23 @@ def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
     if not found:
         raise ValueError("no mismatch to draw: pass what `measure` returned, one or more")
     formats = list(dict.fromkeys(one.format for one in found))
-    ratios = {name: torch.cat([one.sequence_ratios for one in found if one.format == name]) for name in formats}
+    ratios = {
+        name: torch.cat([one.sequence_ratios for one in found if one.format == name])
+        for name in formats
+    }
     tokens = {
-        name: torch.cat([one.log_ratios.abs().flatten() for one in found if one.format == name]) for name in formats
+        name: torch.cat([one.log_ratios.abs().flatten() for one in found if one.format == name])
+        for name in formats
     }
     said = "; ".join(
-        f"{name} {tokens[name].mean():.1e}, ratios {ratios[name].min():.3f} to {ratios[name].max():.3f}"
+        f"{name} {tokens[name].mean():.1e}, ratios {ratios[name].min():.3f} to "
+        f"{ratios[name].max():.3f}"
         for name in formats
     )
-    alt = f"Mismatch of training and inference: mean size of a token's log-ratio, and ratios of sequences. {said}."
+    alt = (
+        f"Mismatch of training and inference: mean size of a token's log-ratio, and ratios of "
+        f"sequences. {said}."
+    )
     figure, (curves, dots) = new_figure(8, 3.2, columns=2, width_ratios=[3, 2], alt=alt)
     for place, name in enumerate(formats):
         colour, line = _look(name)
@@ -57,23 +68,34 @@ def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
     dots.set_xticks(range(len(formats)), formats, fontsize=8)
     dots.ticklabel_format(axis="y", useOffset=False)
     count = {one.log_ratios.shape[1] for one in found}
-    title(dots, "A sequence", f"importance ratio over {' or '.join(map(str, sorted(count)))} tokens, a mark for each")
+    title(
+        dots,
+        "A sequence",
+        f"importance ratio over {' or '.join(map(str, sorted(count)))} tokens, a mark for each",
+    )
     return figure
 
 
 def reward_figure(runs: Sequence[RewardRun]) -> Figure:
-    """Draw the mean reward of each step, one line a run, in the colour and the line style of its format."""
+    """Draw the mean reward of each step, one line a run,
+    in the colour and the line style of its format.
+    """
     ends: dict[str, list[str]] = {}
     for run in runs:
         ends.setdefault(run.format, []).append(f"{run.last():.2f}")
     said = "; ".join(f"{name} {', '.join(values)}" for name, values in ends.items())
-    alt = f"Mean reward step by step, one line for each format and seed. Over the last 10 steps: {said}."
+    alt = (
+        f"Mean reward step by step, one line for each format and seed. Over the last 10 steps: "
+        f"{said}."
+    )
     figure, axis = new_figure(7.2, 2.8, alt=alt)
     for run in runs:
         colour, line = _look(run.format)
         axis.plot(range(1, len(run.rewards) + 1), run.rewards, ls=line, color=colour, lw=1.2)
     lines = [Line2D([], [], color=_look(name)[0], ls=_look(name)[1], label=name) for name in ends]
-    axis.legend(handles=lines, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(
+        handles=lines, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylim(0, 1.03)
     axis.set_xlabel("step", fontsize=8)
@@ -82,9 +104,14 @@ def reward_figure(runs: Sequence[RewardRun]) -> Figure:
 
 
 def split_figure(errors: Sequence[MatmulError]) -> Figure:
-    """Draw the typical and the largest error of each scheme on a log scale, and what it cannot exceed."""
+    """Draw the typical and the largest error of each scheme on a log scale,
+    and what it cannot exceed.
+    """
     said = "; ".join(f"{one.scheme.name} {one.typical:.1e} and {one.largest:.1e}" for one in errors)
-    alt = f"Typical and largest error of an fp32 matmul, scheme by scheme, relative to |A||B|. {said}."
+    alt = (
+        f"Typical and largest error of an fp32 matmul, scheme by scheme, relative to |A||B|. "
+        f"{said}."
+    )
     figure, axis = new_figure(7.2, 1.2 + 0.32 * len(errors), alt=alt)
     for place, one in enumerate(errors[::-1]):
         colour, _ = _look(one.scheme.operand.name)
@@ -99,9 +126,15 @@ def split_figure(errors: Sequence[MatmulError]) -> Figure:
     axis.set_xlabel("|error| / |A||B|", fontsize=8)
     marks: list[Any] = [
         Line2D([], [], marker=marker, color=INK, ls="", label=label)
-        for marker, label in (("o", "root mean square"), ("x", "largest"), ("|", "largest possible"))
+        for marker, label in (
+            ("o", "root mean square"),
+            ("x", "largest"),
+            ("|", "largest possible"),
+        )
     ]
-    axis.legend(handles=marks, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(
+        handles=marks, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
     title(axis, "An fp32 matmul from smaller pieces", "error against fp64, log scale")
     return figure
 

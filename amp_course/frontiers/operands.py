@@ -1,4 +1,6 @@
-"""How the two operands of a matmul are rounded: to a format as it is, with one scale for all, by blocks, or rotated before."""
+"""How the two operands of a matmul are rounded: to a format as it is, with one scale for all,
+by blocks, or rotated before.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from amp_course.frontiers.fp8 import E4M3, CurrentScaling, Scaling, from_fp8
 from amp_course.frontiers.hadamard import random_signs, rotate
 from amp_course.frontiers.quantizing import ElementRounding, quantize
 
-Operand = Callable[[Tensor, int], Tensor]  # a tensor, and the dimension that the product sums over → what is multiplied
+Operand = Callable[
+    [Tensor, int], Tensor
+]  # a tensor, and the dimension that the product sums over → what is multiplied
 
 
 @dataclass
@@ -53,12 +57,15 @@ class ByBlocks:
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def __call__(self, tensor: Tensor, dim: int) -> Tensor:
-        return quantize(tensor, self.block_format, dim, rounding=self.rounding, generator=self.generator)
+        return quantize(
+            tensor, self.block_format, dim, rounding=self.rounding, generator=self.generator
+        )
 
 
 @dataclass
 class Rotated:
-    """Rotate by a random Hadamard matrix, then round. Both operands of a product have to have the same size and seed.
+    """Rotate by a random Hadamard matrix, then round. Both operands of a product have to have the
+    same size and seed.
 
     Here all three products are rotated. NVIDIA's recipe (arXiv:2509.25149) rotates the operands
     of the weight gradient alone, 16 at a time.

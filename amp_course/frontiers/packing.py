@@ -1,4 +1,6 @@
-"""Numbers of 1, 2 or 4 bits, several to a byte; and tensors rounded to so few levels, group by group."""
+"""Numbers of 1, 2 or 4 bits, several to a byte; and tensors rounded to so few levels,
+group by group.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ BITS = (1, 2, 4, 8)
 
 
 def pack(codes: Tensor, bits: int = 2) -> Tensor:
-    """Put codes side by side into bytes, the first in the lowest bits: [1, 2, 3, 0] of 2 bits → [0b00111001].
+    """Put codes side by side into bytes, the first in the lowest bits: [1, 2, 3, 0] of 2 bits →
+    [0b00111001].
 
     codes:   integers from 0 to 2^bits - 1, any shape
     returns: uint8, flat; the last byte is filled up with zeros
@@ -23,9 +26,12 @@ def pack(codes: Tensor, bits: int = 2) -> Tensor:
     flat = codes.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < 2**bits:
         raise ValueError(
-            f"codes of {bits} bits go from 0 to {2**bits - 1}, and these from {int(flat.min())} to {int(flat.max())}"
+            f"codes of {bits} bits go from 0 to {2**bits - 1}, and these from {int(flat.min())} to "
+            f"{int(flat.max())}"
         )
-    rows = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte)).view(-1, per_byte)
+    rows = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte)).view(
+        -1, per_byte
+    )
     packed = torch.zeros(len(rows), dtype=torch.uint8, device=codes.device)
     for place in range(per_byte):
         packed |= rows[:, place] << (bits * place)
@@ -36,18 +42,23 @@ def unpack(packed: Tensor, count: int, bits: int = 2) -> Tensor:
     """Return the first `count` codes of bytes that `pack` made, flat, as uint8."""
     per_byte = _per_byte(bits)
     if not 0 <= count <= packed.numel() * per_byte:
-        raise ValueError(f"{packed.numel()} bytes hold {packed.numel() * per_byte} codes of {bits} bits, not {count}")
+        raise ValueError(
+            f"{packed.numel()} bytes hold {packed.numel() * per_byte} codes of {bits} bits, not "
+            f"{count}"
+        )
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     return ((packed[:, None] >> shifts) & (2**bits - 1)).view(-1)[:count]
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor in few bits: for each group of numbers in a row its smallest and its step, for each number a code.
+    """A tensor in few bits: for each group of numbers in a row its smallest and its step, for each
+    number a code.
 
     codes:       uint8, packed
     least, step: one for each group, in bf16: value = least + code * step
-    zeros:       whether code 0 means 0, and the others count from 1: value = least + (code - 1) * step
+    zeros:       whether code 0 means 0, and the others count from 1: value = least + (code - 1) *
+                 step
     """
 
     codes: Tensor
@@ -67,7 +78,9 @@ class Packed:
     def restore(self) -> Tensor:
         """Return a tensor of the old shape and dtype."""
         count = self.shape.numel()
-        codes = unpack(self.codes, len(self.least) * self.group, self.bits).view(-1, self.group).float()
+        codes = (
+            unpack(self.codes, len(self.least) * self.group, self.bits).view(-1, self.group).float()
+        )
         levels = codes - 1 if self.zeros else codes
         values = torch.addcmul(self.least.float()[:, None], levels, self.step.float()[:, None])
         if self.zeros:
@@ -75,25 +88,36 @@ class Packed:
         return values.view(-1)[:count].view(self.shape).to(self.dtype)
 
 
-def compress(tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.Generator | None = None) -> Packed:
+def compress(
+    tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.Generator | None = None
+) -> Packed:
     """Round a tensor to 2^bits levels, group by group, at random and right on average.
 
     group: numbers that share a smallest and a step; the last group may be filled up
-    Where the smallest number of all is 0, as after a ReLU, code 0 is kept for zeros, if there are 2 bits or more: what is above
-    0 stays above it, and a ReLU's gradient passes where it should.
-    The ends of a group are rounded to bf16, outwards, so that each number lies between two levels and is right on average.
-    Raises ValueError for an inf or NaN, numbers too far apart for fp32 and sizes below 1, TypeError for a tensor that is not of
-    real floating-point numbers.
-    Source: Chen et al. 2021, "ActNN" (arXiv:2104.14129), section 4: per-group quantisation with stochastic rounding.
+    Where the smallest number of all is 0, as after a ReLU, code 0 is kept for zeros, if there are 2
+    bits or more: what is above 0 stays above it, and a ReLU's gradient passes where it should.
+    The ends of a group are rounded to bf16, outwards, so that each number lies between two levels
+    and is right on average. Raises ValueError for an inf or NaN, numbers too far apart for fp32 and
+    sizes below 1, TypeError for a tensor that is not of real floating-point numbers.
+    Source: Chen et al. 2021, "ActNN" (arXiv:2104.14129), section 4: per-group quantisation with
+            stochastic rounding.
     """
     _per_byte(bits)
     if group < 1 or (group * bits) % 8:
-        raise ValueError(f"group is {group}: it has to fill whole bytes, {8 // bits} codes of {bits} bits to a byte")
+        raise ValueError(
+            f"group is {group}: it has to fill whole bytes, {8 // bits} codes of {bits} bits to a "
+            f"byte"
+        )
     if not tensor.is_floating_point():
-        raise TypeError(f"only floating-point tensors are compressed, and this one is {tensor.dtype}")
+        raise TypeError(
+            f"only floating-point tensors are compressed, and this one is {tensor.dtype}"
+        )
     flat = tensor.detach().reshape(-1).float()
     if not can_be_compressed(flat):
-        raise ValueError("the tensor holds inf, NaN or numbers near the ends of fp32: a group with one has no step")
+        raise ValueError(
+            "the tensor holds inf, NaN or numbers near the ends of fp32: a group with one has no "
+            "step"
+        )
     count = flat.numel()
     padded = torch.cat([flat, flat[-1:].expand(-count % group)]) if count else flat
     rows = padded.view(-1, group)
@@ -110,11 +134,22 @@ def compress(tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.G
     codes = ((rows - least.float()[:, None]) / width + noise).floor_().clamp_(0, levels)
     if zeros:
         codes = torch.where(rows > 0, codes + 1, 0.0)
-    return Packed(pack(codes.to(torch.uint8), bits), least, step, tensor.shape, tensor.dtype, bits, group, zeros)
+    return Packed(
+        pack(codes.to(torch.uint8), bits),
+        least,
+        step,
+        tensor.shape,
+        tensor.dtype,
+        bits,
+        group,
+        zeros,
+    )
 
 
 def can_be_compressed(tensor: Tensor) -> bool:
-    """Return True if the smallest and the largest number of a tensor are finite in fp32, and their difference is in bf16."""
+    """Return True if the smallest and the largest number of a tensor are finite in fp32,
+    and their difference is in bf16.
+    """
     if not tensor.numel():
         return True
     least, largest = tensor.detach().float().aminmax()
@@ -129,7 +164,9 @@ def _outwards(values: Tensor, *, up: bool) -> Tensor:
     """Round to bf16 upwards or downwards."""
     near = values.bfloat16()
     wrong = near.float() < values if up else near.float() > values
-    return torch.where(wrong, torch.nextafter(near, near.new_tensor(torch.inf if up else -torch.inf)), near)
+    return torch.where(
+        wrong, torch.nextafter(near, near.new_tensor(torch.inf if up else -torch.inf)), near
+    )
 
 
 def _per_byte(bits: int) -> int:

@@ -1,4 +1,6 @@
-"""Draw what `BlockExplorer` shows, as HTML: a verdict, the row before and after rounding, and a table of measurements."""
+"""Draw what `BlockExplorer` shows, as HTML: a verdict, the row before and after rounding,
+and a table of measurements.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,20 @@ _INSIDE = "var(--jp-layout-color2, #eee)"  # the outlier's block
 _CELL = "text-align:left;padding:2px 18px 2px 0;vertical-align:top"
 
 
-def block_view(row: RowErrors, whole: RowErrors, other: RowErrors | None, place: int, unit: float) -> str:
+def block_view(
+    row: RowErrors, whole: RowErrors, other: RowErrors | None, place: int, unit: float
+) -> str:
     """Return the panel's HTML.
 
     row, whole: the row as chosen, and with one scale for all of it
-    other:      what the verdict compares with, in blocks of another size or with other elements; None: nothing
+    other:      what the verdict compares with, in blocks of another size or with other elements;
+                None: nothing
     place:      of the outlier
     unit:       the standard deviation of the other numbers
     """
     return (
-        f'<div style="color:{INK};line-height:1.5">'
-        f'<div role="status" aria-live="polite" style="margin-bottom:6px">{verdict(row, other, place, unit)}</div>'
+        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
+        f'style="margin-bottom:6px">{verdict(row, other, place, unit)}</div>'
         f"{_picture(row, place, unit)}{_legend()}{_table(row, whole, place)}</div>"
     )
 
@@ -40,14 +45,23 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
     count, neighbours, lost = len(block), len(block) - 1, row.zeroed_neighbours(place)
     size = _deviations(float(row.values[place]), unit)
     if not row.sets_scale(place):
-        said = f"At {size}, the outlier is smaller than another number of its block, so it sets no scale."
-        return f"{said} {_some(lost, neighbours).capitalize()} of its {neighbours} neighbours became 0."
+        said = (
+            f"At {size}, the outlier is smaller than another number of its block, so it sets no "
+            f"scale."
+        )
+        return (
+            f"{said} {_some(lost, neighbours).capitalize()} of its {neighbours} neighbours "
+            f"became 0."
+        )
     said = f"The outlier sets the scale of <b>{count} numbers</b>: "
     said += f"<b>{_some(lost, neighbours)}</b> of its {neighbours} neighbours became 0."
     if other is not None:
         others = len(other.block(place)) - 1
         would = _some(other.zeroed_neighbours(place), others)
-        said += f" With {_difference(other, row)}, {would} {'' if would == 'all' else 'of the '}{others} would."
+        said += (
+            f" With {_difference(other, row)}, {would} "
+            f"{'' if would == 'all' else 'of the '}{others} would."
+        )
     if row.clipped[place]:
         kept = _deviations(float(row.rounded[place]), unit)
         said += f" The scale is too small for the outlier itself: {size} is clipped to {kept}."
@@ -55,7 +69,9 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
 
 
 def name_text(row: RowErrors) -> str:
-    """Name a choice. Examples: "MXFP4: E2M1, blocks of 32", "E2M1, blocks of 8", "E4M3, one scale for all 64" """
+    """Name a choice. Examples: "MXFP4: E2M1, blocks of 32", "E2M1, blocks of 8",
+    "E4M3, one scale for all 64"
+    """
     chosen, count = row.block_format, len(row.values)
     known = [fmt.name for fmt in BLOCK_FORMATS if _same_but_for_rounding(fmt, chosen)]
     blocks = f"one scale for all {count}" if chosen.size >= count else f"blocks of {chosen.size}"
@@ -68,7 +84,9 @@ def short_name(element: FloatFormat) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Write an error as a percentage of three digits. Examples: 0.0264 → "2.64 %", 0.9981 → "99.8 %" """
+    """Write an error as a percentage of three digits. Examples:
+    0.0264 → "2.64 %", 0.9981 → "99.8 %"
+    """
     return f"{100 * share:.3g} %"
 
 
@@ -102,17 +120,22 @@ def _picture(row: RowErrors, place: int, unit: float) -> str:
     count, size = len(row.values), row.block_format.size
     wide = (_RIGHT - _LEFT) / count
     block = row.block(place)
-    parts = [box(_LEFT + block.start * wide, _TOP, len(block) * wide, _ERRORS_FLOOR - _TOP, _INSIDE)]
+    parts = [
+        box(_LEFT + block.start * wide, _TOP, len(block) * wide, _ERRORS_FLOOR - _TOP, _INSIDE)
+    ]
     parts += _axes(count, size, wide)
     for one in range(count):
         parts += _number(row, one, _LEFT + one * wide, wide, unit)
-    exact, rounded = (_deviations(float(numbers[place]), unit) for numbers in (row.values, row.rounded))
+    exact, rounded = (
+        _deviations(float(numbers[place]), unit) for numbers in (row.values, row.rounded)
+    )
     x = _LEFT + (place + 0.5) * wide
     anchor = "start" if x < 160 else "end" if x > _RIGHT - 120 else "middle"
     parts.append(text(x, _TOP - 10, f"outlier: {exact} → {rounded}", anchor=anchor, bold=True))
     label = (
-        f"{count} numbers and their relative errors; at place {place} an outlier, {exact}, rounded to {rounded}; in its block, "
-        f"places {block.start} to {block.stop - 1}, {row.zeroed_neighbours(place)} of {len(block) - 1} neighbours became 0"
+        f"{count} numbers and their relative errors; at place {place} an outlier, {exact}, rounded "
+        f"to {rounded}; in its block, places {block.start} to {block.stop - 1}, "
+        f"{row.zeroed_neighbours(place)} of {len(block) - 1} neighbours became 0"
     )
     return picture(_WIDTH, _HEIGHT, *parts, label=label)
 
@@ -129,24 +152,35 @@ def _axes(count: int, size: int, wide: float) -> list[str]:
         parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID))
         parts.append(text(_LEFT - 8, y + 4, f"{100 * share:g} %", anchor="end", fill=FAINT))
     for edge in range(0, count + 1, size):
-        parts.append(line(_LEFT + edge * wide, _TOP, _LEFT + edge * wide, _ERRORS_FLOOR + 5, stroke=FAINT))
+        parts.append(
+            line(_LEFT + edge * wide, _TOP, _LEFT + edge * wide, _ERRORS_FLOOR + 5, stroke=FAINT)
+        )
     every = max(size, 8)
     for start in range(0, count, every):
-        parts.append(text(_LEFT + start * wide, _ERRORS_FLOOR + 18, str(start), anchor="middle", fill=FAINT))
+        parts.append(
+            text(_LEFT + start * wide, _ERRORS_FLOOR + 18, str(start), anchor="middle", fill=FAINT)
+        )
     middle = (_LEFT + _RIGHT) / 2
     caption = "place in the row; a line where a block begins, shaded: the outlier’s block"
     return [*parts, text(middle, _ERRORS_FLOOR + 38, caption, anchor="middle", fill=FAINT)]
 
 
 def _number(row: RowErrors, place: int, x: float, wide: float, unit: float) -> list[str]:
-    """Draw a number as a grey bar, what it became as a dash, and its error as a bar of its fate's colour."""
+    """Draw a number as a grey bar, what it became as a dash,
+    and its error as a bar of its fate's colour.
+    """
     exact, rounded = (float(numbers[place]) / unit for numbers in (row.values, row.rounded))
     error, became = float(row.errors[place]), fate(row, place)
-    tip = f"place {place}: {_signed_text(exact)} becomes {_signed_text(rounded)}; error {percent_text(error)}, {became}"
+    tip = (
+        f"place {place}: {_signed_text(exact)} becomes {_signed_text(rounded)}; error "
+        f"{percent_text(error)}, {became}"
+    )
     left, width = x + 0.15 * wide, 0.7 * wide
     ends = sorted((_height(exact), float(_MIDDLE)))
     parts = [box(left, ends[0], width, ends[1] - ends[0], "#999999", tip=tip)]
-    parts.append(line(left, _height(rounded), left + width, _height(rounded), stroke=INK, width=2.4))
+    parts.append(
+        line(left, _height(rounded), left + width, _height(rounded), stroke=INK, width=2.4)
+    )
     colour, hatch = FATES[became]
     top = _error_height(error)
     parts.append(box(left, top, width, _ERRORS_FLOOR - top, colour, hatch=hatch, tip=tip))
@@ -184,18 +218,32 @@ def _table(row: RowErrors, whole: RowErrors, place: int) -> str:
     sides = [row] if row.block_format.size >= len(row.values) else [row, whole]
     count = len(row.values)
     lines = [
-        ("bits a number, scales included", *(f"{float(one.block_format.bits):.3g}" for one in sides)),
+        (
+            "bits a number, scales included",
+            *(f"{float(one.block_format.bits):.3g}" for one in sides),
+        ),
         ("relative error of the row", *(percent_text(one.error()) for one in sides)),
         ("… without the outlier", *(f"<b>{percent_text(one.error(place))}</b>" for one in sides)),
         ("became 0", *(f"<b>{_of(int(one.zeroed.sum()), count)}</b>" for one in sides)),
-        ("clipped: too large for their block", *(_of(int(one.clipped.sum()), count) for one in sides)),
+        (
+            "clipped: too large for their block",
+            *(_of(int(one.clipped.sum()), count) for one in sides),
+        ),
         ("largest number ÷ largest that fits, by block", *(_filled_text(one) for one in sides)),
     ]
-    head = "".join(f'<th scope="col" style="{_CELL}">{escape(name)}</th>' for name in ("", *map(name_text, sides)))
-    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>" for cells in lines)
+    head = "".join(
+        f'<th scope="col" style="{_CELL}">{escape(name)}</th>'
+        for name in ("", *map(name_text, sides))
+    )
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>"
+        for cells in lines
+    )
     return (
-        '<div style="overflow-x:auto"><table aria-label="measured" style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid {GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        '<div style="overflow-x:auto"><table aria-label="measured" '
+        'style="border-collapse:collapse;margin:4px 0">'
+        f'<thead><tr style="border-bottom:1px solid '
+        f'{GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

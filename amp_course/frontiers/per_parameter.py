@@ -1,4 +1,6 @@
-"""What this chapter's optimizers share: one parameter at a time, in fp32, with a state of its own dtype; and Adam's formulas."""
+"""What this chapter's optimizers share: one parameter at a time, in fp32,
+with a state of its own dtype; and Adam's formulas.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,15 @@ class PerParameterOptimizer(Optimizer):
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
             if not parameter.is_floating_point():
-                raise TypeError(f"a parameter is {parameter.dtype}, and only real floating-point ones are updated here")
+                raise TypeError(
+                    f"a parameter is {parameter.dtype}, and only real floating-point ones are "
+                    f"updated here"
+                )
 
     @abstractmethod
-    def step_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def step_one(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
         """Update a weight and its state. The gradient is float32."""
 
     @torch.no_grad()
@@ -47,7 +54,9 @@ class PerParameterOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, bit for bit: torch's own loading turns all of it to the dtype of the weights."""
+        """Go on from a saved state, bit for bit: torch's own loading turns all of it to the dtype
+        of the weights.
+        """
         super().load_state_dict(state_dict)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, saved in state_dict["state"].items():
@@ -61,14 +70,22 @@ class PerParameterOptimizer(Optimizer):
 def adam_means(
     gradient: Tensor, first: Tensor | None, second: Tensor | None, betas: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """Return Adam's running means of the gradient and of its square, in float32; None stands for zeros."""
+    """Return Adam's running means of the gradient and of its square, in float32;
+    None stands for zeros.
+    """
     zero = torch.zeros_like(gradient)
-    first, second = zero if first is None else first.float(), zero if second is None else second.float()
+    first, second = (
+        zero if first is None else first.float(),
+        zero if second is None else second.float(),
+    )
     return first.lerp(gradient, 1 - betas[0]), second.lerp(gradient.square(), 1 - betas[1])
 
 
-def adamw_update(weight: Tensor, first: Tensor, second: Tensor, step: int, group: dict[str, Any]) -> Tensor:
-    """Return what AdamW adds to a weight, all in float32; the means are not yet corrected for starting at 0.
+def adamw_update(
+    weight: Tensor, first: Tensor, second: Tensor, step: int, group: dict[str, Any]
+) -> Tensor:
+    """Return what AdamW adds to a weight, all in float32; the means are not yet corrected for
+    starting at 0.
 
     Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv:1711.05101).
     """

@@ -1,11 +1,15 @@
-"""Train a small policy by REINFORCE where one engine samples and another computes the gradients, in one format.
+"""Train a small policy by REINFORCE where one engine samples and another computes the gradients, in
+one format.
 
-At this size the mismatch does no harm that can be told from luck: policies learn the task in fp32, fp16 and bf16, and
-seeds differ more than formats do. `gradient_gap` says why: the mismatch changes the gradient of a batch by about half a
-percent in fp16 and 3 to 6 % in bf16, and another batch changes it by about 100 %. Such a bias can matter only where it adds up,
-over more steps, longer sequences and larger models: there Qi et al. 2025 (arXiv:2510.26788) report that fp16 is more stable.
+At this size the mismatch does no harm that can be told from luck: policies learn the task in fp32,
+fp16 and bf16, and seeds differ more than formats do. `gradient_gap` says why: the mismatch changes
+the gradient of a batch by about half a percent in fp16 and 3 to 6 % in bf16, and another batch
+changes it by about 100 %. Such a bias can matter only where it adds up, over more steps, longer
+sequences and larger models: there Qi et al. 2025 (arXiv:2510.26788) report that fp16 is more
+stable.
 
-Gradients are not rounded here, so fp16's small range does no harm; in real fp16 training a loss scale takes care of it.
+Gradients are not rounded here, so fp16's small range does no harm; in real fp16 training a loss
+scale takes care of it.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ class RewardRun:
 
 @dataclass(frozen=True)
 class GradientGap:
-    """How much a policy gradient is changed by the mismatch, and by chance, both relative to its length.
+    """How much a policy gradient is changed by the mismatch, and by chance, both relative to its
+    length.
 
     mismatch: ‖gradient without importance weights − with them‖ / ‖with them‖, on the same batch
     chance:   ‖gradient of this batch − of another‖ / ‖of this batch‖
@@ -57,7 +62,8 @@ class GradientGap:
 
 
 def alternation(ids: Tensor) -> Tensor:
-    """Return a reward for each sequence: the share of its characters that repeat the last but one, but not the last.
+    """Return a reward for each sequence: the share of its characters that repeat the last but one,
+    but not the last.
 
     ids: (sequences, tokens + 1), the first of which is not counted → (sequences,), from 0 to 1
     Example: "·ababab" → 1.0, "·aaaaaa" → 0.0
@@ -66,7 +72,8 @@ def alternation(ids: Tensor) -> Tensor:
     drawn = ids[:, 1:]
     if drawn.shape[1] < 3:
         raise ValueError(
-            f"the reward compares a token with the two before it, and there are only {drawn.shape[1]}: sample 3 or more."
+            f"the reward compares a token with the two before it, and there are only "
+            f"{drawn.shape[1]}: sample 3 or more."
         )
     same, other = drawn[:, 2:] == drawn[:, :-2], drawn[:, 1:-1] != drawn[:, :-2]
     return (same & other).float().mean(1)
@@ -85,9 +92,10 @@ def reinforce(
 ) -> RewardRun:
     """Train a copy of a policy to alternate two characters, without correcting for the mismatch.
 
-    Each step samples with `INFERENCE`, takes the batch's mean reward as baseline, and differentiates through `TRAINING`; Adam
-    updates fp32 weights; the norm of the gradient is clipped to 1.
-    40 steps take 1 to 2 s. Example: reinforce(small_policy(steps=60), BF16).last() → 1.0, or less where a seed is unlucky
+    Each step samples with `INFERENCE`, takes the batch's mean reward as baseline, and
+    differentiates through `TRAINING`; Adam updates fp32 weights; the norm of the gradient is
+    clipped to 1. 40 steps take 1 to 2 s. Example: reinforce(small_policy(steps=60), BF16).last() →
+    1.0, or less where a seed is unlucky
     """
     model = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
@@ -109,8 +117,8 @@ def gradient_gap(
 ) -> GradientGap:
     """Compare what the mismatch does to the first gradient of `reinforce` with what chance does.
 
-    Importance weights, one a sequence, make the estimate of training's policy gradient right on average; without them it is that
-    of neither engine. Takes about half a second.
+    Importance weights, one a sequence, make the estimate of training's policy gradient right on
+    average; without them it is that of neither engine. Takes about half a second.
     """
     model = copy.deepcopy(model)
     batch, other = (_Batch.draw(model, fmt, sequences, tokens, 2 * seed + n) for n in range(2))
@@ -119,7 +127,9 @@ def gradient_gap(
     another = _gradient(model, other, other.mismatch.sequence_ratios.float())
     length = weighted.norm()
     return GradientGap(
-        fmt.name, ((plain - weighted).norm() / length).item(), ((another - weighted).norm() / length).item()
+        fmt.name,
+        ((plain - weighted).norm() / length).item(),
+        ((another - weighted).norm() / length).item(),
     )
 
 
@@ -130,7 +140,9 @@ class _Batch:
     mismatch: Mismatch
 
     @classmethod
-    def draw(cls, model: CharGPT, fmt: FloatFormat, sequences: int, tokens: int, seed: int) -> _Batch:
+    def draw(
+        cls, model: CharGPT, fmt: FloatFormat, sequences: int, tokens: int, seed: int
+    ) -> _Batch:
         with torch.no_grad():
             sampler = Policy(model, fmt, INFERENCE)
         ids, sampled = sample(sampler, sequences, tokens, seed)

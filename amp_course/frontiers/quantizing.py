@@ -1,4 +1,6 @@
-"""Round tensors to block formats, as they would come back from memory; and the parts that lie there."""
+"""Round tensors to block formats, as they would come back from memory;
+and the parts that lie there.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,17 @@ def quantize(
     """Round a tensor to a block format and back: what is left of its numbers.
 
     tensor:    any shape, any floating dtype; an empty one comes back as it is
-    dim:       along which blocks lie; where the size is no multiple of a block, the last block is shorter
-    rounding:  of the elements: to nearest, ties to even, or up or down at random. That is right on average but for what is
-               clipped: the largest number of a block where the scale was rounded down, as in the formats' own rule and in NVFP4
+    dim:       along which blocks lie; where the size is no multiple of a block, the last block is
+               shorter
+    rounding:  of the elements: to nearest, ties to even, or up or down at random. That is right on
+               average but for what is
+               clipped: the largest number of a block where the scale was rounded down, as in the
+                        formats' own rule and in NVFP4
     generator: of the random numbers
     returns:   the same shape, in float32, or in float64 if the tensor is
-    A block that holds inf or NaN becomes NaN, all of it, as its scale does (OCP MX v1.0 has a NaN among the scales for that). For
-    inf this is one choice of several: gfloat keeps it in its place. Gradients pass straight through, as with `round_to`.
+    A block that holds inf or NaN becomes NaN, all of it, as its scale does (OCP MX v1.0 has a NaN
+    among the scales for that). For inf this is one choice of several: gfloat keeps it in its place.
+    Gradients pass straight through, as with `round_to`.
 
     Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
     Example: quantize(torch.tensor([6.0, 0.4]), MXFP4) → tensor([6.0000, 0.5000])
@@ -46,7 +52,8 @@ def quantize(
 
 @dataclass(frozen=True)
 class Blocks:
-    """What is stored of a tensor: `elements` in the element's format, [..., blocks, size], and their scales, [..., blocks].
+    """What is stored of a tensor: `elements` in the element's format, [..., blocks, size], and
+    their scales, [..., blocks].
 
     elements:     float32 or float64; the last block is filled up with zeros
     scales:       the block's scale times the tensor's; NaN for a block that holds inf or NaN
@@ -69,7 +76,8 @@ def blocks_of(
     """Take a tensor apart as `quantize` does; the dimension that blocks lie along comes last."""
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(
-            f"unknown rounding {rounding!r} of the elements: choose “nearest” or “stochastic”; for the scale's, see "
+            f"unknown rounding {rounding!r} of the elements: choose “nearest” or “stochastic”; for "
+            f"the scale's, see "
             "`BlockFormat.rounding_scale`"
         )
     element = block_format.element
@@ -85,21 +93,36 @@ def blocks_of(
         block_scales = round_to(amax / (element.max * tensor_scale), block_format.scale)
         scales = block_scales.to(dtype) * tensor_scale
     else:
-        powers = torch.ldexp(torch.ones_like(amax, dtype=torch.float64), _exponents(amax, block_format))
+        powers = torch.ldexp(
+            torch.ones_like(amax, dtype=torch.float64), _exponents(amax, block_format)
+        )
         scales = powers.to(dtype).masked_fill(amax.isnan(), torch.nan)
     divisors = torch.where(scales > 0, scales, 1.0)[..., None]  # a scale of 0 or NaN decides alone
-    scaled = (torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors).clamp(-element.max, element.max)
-    elements = round_to(scaled, element) if rounding == "nearest" else stochastic_round(scaled, element, generator)
+    scaled = (torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors).clamp(
+        -element.max, element.max
+    )
+    elements = (
+        round_to(scaled, element)
+        if rounding == "nearest"
+        else stochastic_round(scaled, element, generator)
+    )
     return Blocks(elements, scales, tensor_scale)
 
 
 def tensor_scale_of(amax: Tensor, block_format: BlockFormat) -> float:
-    """Return the fp32 scale of a whole tensor, from the largest magnitudes of its blocks: with it, the largest scale fits."""
+    """Return the fp32 scale of a whole tensor, from the largest magnitudes of its blocks:
+    with it, the largest scale fits.
+    """
     assert block_format.scale is not None
     finite = amax[amax.isfinite()]
     largest = float(finite.max()) if finite.numel() else 0.0
     scale = float(
-        round_to(torch.tensor(largest / (block_format.element.max * block_format.scale.max), dtype=torch.float64), FP32)
+        round_to(
+            torch.tensor(
+                largest / (block_format.element.max * block_format.scale.max), dtype=torch.float64
+            ),
+            FP32,
+        )
     )
     return scale if 0 < scale < math.inf else 1.0
 
@@ -115,7 +138,9 @@ class _StraightThrough(torch.autograd.Function):
         values = parts.elements * parts.scales[..., None]
         flat = values.flatten(-2)[..., : tensor.shape[dim] if tensor.dim() else 1]
         whole = flat.movedim(-1, dim) if tensor.dim() else flat.reshape(())
-        return whole.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32).contiguous()
+        return whole.to(
+            torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        ).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -126,7 +151,8 @@ def _in_blocks(values: Tensor, size: int, dim: int) -> Tensor:
     """Return [..., blocks, size], with `dim` last, filled up with zeros."""
     if not -max(values.dim(), 1) <= dim < max(values.dim(), 1):
         raise IndexError(
-            f"dim is {dim}, and the tensor has {values.dim()} dimensions: blocks lie along one that it has"
+            f"dim is {dim}, and the tensor has {values.dim()} dimensions: blocks lie along one "
+            f"that it has"
         )
     if not values.dim():
         values = values.reshape(1)

@@ -1,4 +1,6 @@
-"""The figures of trainings below 16 bits: losses step by step, and what each variant reached, seed by seed."""
+"""The figures of trainings below 16 bits: losses step by step, and what each variant reached,
+seed by seed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _SMOOTH = 10  # steps that a point of a curve is the mean of
 
 
 def loss_figure(runs: Sequence[Run]) -> Figure:
-    """Draw the loss of each run, the mean of 10 steps at a time; its name stands at the end of its line.
+    """Draw the loss of each run, the mean of 10 steps at a time; its name stands at the end of its
+    line.
 
     Raises ValueError for none.
     """
@@ -36,7 +39,9 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
     ends = "; ".join(f"{run.variant} {run.last_loss:.2f}" for run in runs)
     figure, axis = new_figure(8, 3.4, alt=f"Training loss, step by step. At the end: {ends}.")
     for number, run in enumerate(runs):
-        parts = [run.losses[start : start + _SMOOTH] for start in range(0, len(run.losses), _SMOOTH)]
+        parts = [
+            run.losses[start : start + _SMOOTH] for start in range(0, len(run.losses), _SMOOTH)
+        ]
         axis.plot(
             [min((place + 1) * _SMOOTH, len(run.losses)) for place in range(len(parts))],
             [sum(part) / len(part) for part in parts],
@@ -44,13 +49,16 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
             label=f"{run.variant}: {run.last_loss:.2f}",
         )  # fmt: skip
     axis.set_xlabel("step", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, title="the last 20 steps", title_fontsize=8, alignment="left")
+    axis.legend(
+        fontsize=8, frameon=False, title="the last 20 steps", title_fontsize=8, alignment="left"
+    )
     title(axis, "Training loss", "mean of 10 steps")
     return figure
 
 
 def score_figure(table: TrainingTable) -> Figure:
-    """Draw what each variant reached, a dot for each seed and a line at their mean; a band spans the first variant's seeds.
+    """Draw what each variant reached, a dot for each seed and a line at their mean; a band spans
+    the first variant's seeds.
 
     The first variant is what the others are compared with. GPT: less is better; ResNet: more is.
     """
@@ -58,9 +66,13 @@ def score_figure(table: TrainingTable) -> Figure:
     workload = table.runs[0].workload
     factor = 1.0 if workload == "gpt" else 100.0
     several_rates = len({rate for _, rate in table.groups()}) > 1
-    names = [f"{variant}, rate {rate:g}" if several_rates else variant for (variant, rate), _ in groups]
+    names = [
+        f"{variant}, rate {rate:g}" if several_rates else variant for (variant, rate), _ in groups
+    ]
     scores = [[factor * run.score for run in runs] for _, runs in groups]
-    means = "; ".join(f"{name} {sum(each) / len(each):.3g}" for name, each in zip(names, scores, strict=True))
+    means = "; ".join(
+        f"{name} {sum(each) / len(each):.3g}" for name, each in zip(names, scores, strict=True)
+    )
     better = "less is better" if workload == "gpt" else "percent, more is better"
     low, high = min(scores[0]), max(scores[0])
     band = f"A band from {low:.3g} to {high:.3g} spans the seeds of {names[0]}."
@@ -74,13 +86,19 @@ def score_figure(table: TrainingTable) -> Figure:
     axis.set_yticks([-place for place in range(len(groups))], names, fontsize=8)
     axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
     seeds = max(len(each) for each in scores)
-    said = f"{better}; dots: {seeds} seeds, line: their mean, band: the seeds of “{names[0]}”" if seeds > 1 else better
+    said = (
+        f"{better}; dots: {seeds} seeds, line: their mean, band: the seeds of “{names[0]}”"
+        if seeds > 1
+        else better
+    )
     title(axis, SCORES[workload].capitalize(), said)
     return figure
 
 
 def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
-    """Draw how far each variant's gradient is from fp32's: of one draw as a ring, of the mean of all draws as a dot."""
+    """Draw how far each variant's gradient is from fp32's:
+    of one draw as a ring, of the mean of all draws as a dot.
+    """
     said = "; ".join(f"{one.variant} {one.single:.3f} and {one.mean:.3f}" for one in errors)
     alt = f"Error of the gradient relative to fp32's, of one draw and of the mean of all. {said}."
     figure, axis = new_figure(8, 1.1 + 0.26 * len(errors), alt=alt, dots=FEWER_DOTS)
@@ -91,7 +109,9 @@ def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
         axis.plot(one.mean, -place, "o", color=colour, ms=4)
     axis.set_xlim(left=0)
     axis.set_ylim(0.5 - len(errors), 0.5)
-    axis.set_yticks([-place for place in range(len(errors))], [one.variant for one in errors], fontsize=8)
+    axis.set_yticks(
+        [-place for place in range(len(errors))], [one.variant for one in errors], fontsize=8
+    )
     axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
     title(
         axis,

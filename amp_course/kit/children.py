@@ -86,7 +86,9 @@ def family(token: str) -> list[Any]:
     return found
 
 
-def run_python(code: str, *, environment: Mapping[str, str] | None = None, seconds: float = 60) -> str:
+def run_python(
+    code: str, *, environment: Mapping[str, str] | None = None, seconds: float = 60
+) -> str:
     """Return the last line that `code` prints in a new process, for what must be set before torch.
 
     Raises ChildError with the last line of its errors, or with what kept it from running.
@@ -103,7 +105,9 @@ def run_python(code: str, *, environment: Mapping[str, str] | None = None, secon
             child.end(0.0)
         lines = last_words(errors if exit_code else printed)
     if exit_code or not lines:
-        raise ChildError(lines[-1] if lines else f"the new process ended with exit code {exit_code}")
+        raise ChildError(
+            lines[-1] if lines else f"the new process ended with exit code {exit_code}"
+        )
     return lines[-1]
 
 

@@ -1,4 +1,6 @@
-"""One colour and a second cue for each recipe, format, field and zone, for figures and for HTML; needs no package."""
+"""One colour and a second cue for each recipe, format, field and zone, for figures and for HTML;
+needs no package.
+"""
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch is a second cue.
 COLOURS = {

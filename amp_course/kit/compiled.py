@@ -1,4 +1,6 @@
-"""Run compiled code as it was written, and notice that there was some: modules, functions, methods, losses."""
+"""Run compiled code as it was written, and notice that there was some:
+modules, functions, methods, losses.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import torch
 from torch import nn
 
 COMPILED = (
-    "compiled parts ran uncompiled here. The compiled program fuses casts into its kernels, so it does not make every copy that "
-    "is counted."
+    "compiled parts ran uncompiled here. The compiled program fuses casts into its kernels, so it "
+    "does not make every copy that is counted."
 )
 
 
@@ -40,10 +42,12 @@ def uncompiled_run() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _eagerly() -> Iterator[None]:
-    # Imported here, for it takes long; and before the trace, for PyTorch loads it when needed, and then runs ops of its own.
+    # Imported here, for it takes long; and before the trace, for PyTorch loads it when needed, and
+    # then runs ops of its own.
     eval_frame: Any = import_module("torch._dynamo.eval_frame")
-    # Each call of compiled code asks this private function what to do; for what is merely kept from the compiler,
-    # `callback` is None. If PyTorch renames it, code still runs uncompiled, and modules are still recognized by `is_compiled`.
+    # Each call of compiled code asks this private function what to do; for what is merely kept from
+    # the compiler, `callback` is None. If PyTorch renames it, code still runs uncompiled, and
+    # modules are still recognized by `is_compiled`.
     original = getattr(eval_frame, "_callback_from_stance", None)
 
     def asked(callback: Any) -> Any:
@@ -73,7 +77,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module that `torch.compile` wrapped; any other as it is."""
-    wrapped = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
+    wrapped = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith(
+        "torch._dynamo"
+    )
     return module._orig_mod if wrapped else module  # type: ignore[return-value]
 
 

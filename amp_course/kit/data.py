@@ -1,8 +1,8 @@
 """Load the course's data: handwritten digits, real prose, random vectors; and cut it into batches.
 
-Nothing is downloaded: the digits come with scikit-learn, the prose is the documentation that ships inside
-Python. Batches are drawn by a generator of their own, so the global random state is neither used nor changed,
-and two recipes given the same seed see the same batches in the same order.
+Nothing is downloaded: the digits come with scikit-learn, the prose is the documentation that ships
+inside Python. Batches are drawn by a generator of their own, so the global random state is neither
+used nor changed, and two recipes given the same seed see the same batches in the same order.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,8 @@ def digits(seed: int = 0, train_fraction: float = 0.8) -> Digits:
 
     Raises ValueError if the fraction leaves one side without a picture.
     Example: digits().train_x.shape → (1437, 1, 8, 8)
-    Source: sklearn.datasets.load_digits, from the UCI "Optical Recognition of Handwritten Digits" test set.
+    Source: sklearn.datasets.load_digits, from the UCI "Optical Recognition of Handwritten Digits"
+            test set.
     """
     from sklearn.datasets import load_digits  # late, for it takes a second to import
 
@@ -41,7 +42,8 @@ def digits(seed: int = 0, train_fraction: float = 0.8) -> Digits:
     train_size = int(len(y) * train_fraction)
     if not 0 < train_size < len(y):
         raise ValueError(
-            f"train_fraction {train_fraction} leaves one side of the split empty: choose one between 0 and 1."
+            f"train_fraction {train_fraction} leaves one side of the split empty: choose one "
+            f"between 0 and 1."
         )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     train, test = order[:train_size], order[train_size:]
@@ -61,7 +63,8 @@ def documentation_text() -> str:
 
 @dataclass(frozen=True, eq=False)
 class CharText:
-    """Turn a text into ids, one a character, and split it by position: what comes first is for training.
+    """Turn a text into ids, one a character, and split it by position: what comes first is for
+    training.
 
     Example: CharText("banana").encode("ban") → tensor([1, 0, 2]), since the vocabulary is "abn"
     Raises ValueError for an empty text, or a `train_fraction` outside (0, 1].
@@ -75,7 +78,9 @@ class CharText:
         if not self.text:
             raise ValueError("the text is empty: pass some, such as documentation_text().")
         if not 0 < self.train_fraction <= 1:
-            raise ValueError(f"train_fraction is {self.train_fraction}: choose one above 0 and at most 1.")
+            raise ValueError(
+                f"train_fraction is {self.train_fraction}: choose one above 0 and at most 1."
+            )
 
     @cached_property
     def vocabulary(self) -> str:
@@ -98,12 +103,15 @@ class CharText:
         return self.ids[int(len(self.text) * self.train_fraction) :]
 
     def encode(self, text: str) -> Tensor:
-        """Return the ids of `text`, (characters,) int64; ValueError for a character not in the vocabulary."""
+        """Return the ids of `text`, (characters,) int64;
+        ValueError for a character not in the vocabulary.
+        """
         id_of = {character: i for i, character in enumerate(self.vocabulary)}
         unknown = sorted(set(text) - id_of.keys())
         if unknown:
             raise ValueError(
-                f"no id for {unknown[:5]}: the text this vocabulary was made from has no such character. "
+                f"no id for {unknown[:5]}: the text this vocabulary was made from has no such "
+                f"character. "
                 "Leave it out, or make the CharText from a text that has it."
             )
         return torch.tensor([id_of[character] for character in text], dtype=torch.int64)
@@ -114,14 +122,17 @@ class CharText:
         outside = [i for i in numbers if not 0 <= i < len(self.vocabulary)]
         if outside:
             raise ValueError(
-                f"no character has the id {outside[0]}: ids run from 0 to {len(self.vocabulary) - 1}. "
+                f"no character has the id {outside[0]}: ids run from 0 to "
+                f"{len(self.vocabulary) - 1}. "
                 "Were these made with another text's vocabulary?"
             )
         return "".join(self.vocabulary[i] for i in numbers)
 
 
 class Batches:
-    """Give the same batches, in the same order, each time it is iterated over; `len` says how many."""
+    """Give the same batches, in the same order, each time it is iterated over;
+    `len` says how many.
+    """
 
     def __init__(self, length: int, make: Callable[[], Iterator[Batch]]) -> None:
         """Call `make` for each pass; it gives `length` batches."""
@@ -153,22 +164,27 @@ def digit_batches(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Batches:
-    """Cut the training digits into (x, y) batches on `device`: x (batch_size, 1, 8, 8), y (batch_size,).
+    """Cut the training digits into (x, y) batches on `device`: x (batch_size, 1, 8, 8), y
+    (batch_size,).
 
-    Every epoch is a new shuffle; the pictures left over at its end, fewer than a batch, are dropped. Give
-    either `steps` or `epochs`.
+    Every epoch is a new shuffle; the pictures left over at its end, fewer than a batch, are
+    dropped. Give either `steps` or `epochs`.
 
-    Raises ValueError for an empty data set, a batch size below 1 or above the data set's, both or neither
-    length.
+    Raises ValueError for an empty data set, a batch size below 1 or above the data set's, both or
+    neither length.
     Example: len(digit_batches(digits(), 64, epochs=2)) → 44, twice 1437 // 64
     """
     if (steps is None) == (epochs is None):
         raise ValueError("how long? Pass either steps=… or epochs=…, one of the two.")
     size = len(data.train_x)
     if size == 0:
-        raise ValueError("the data set is empty: there is nothing to train on. Check how it was split.")
+        raise ValueError(
+            "the data set is empty: there is nothing to train on. Check how it was split."
+        )
     if batch_size > size:
-        raise ValueError(f"batch_size {batch_size} is more than the {size} pictures: choose a smaller one.")
+        raise ValueError(
+            f"batch_size {batch_size} is more than the {size} pictures: choose a smaller one."
+        )
     _require_batch(batch_size, 1)
     per_epoch = size // batch_size
     length = steps if steps is not None else (epochs or 0) * per_epoch
@@ -196,9 +212,11 @@ def text_batches(
     device: torch.device | str = "cpu",
     split: Literal["train", "validation"] = "train",
 ) -> Batches:
-    """Draw stretches of text at random: inputs and targets (batch_size, context), targets one character on.
+    """Draw stretches of text at random: inputs and targets (batch_size, context), targets one
+    character on.
 
-    Raises ValueError for a batch size or number of steps below 1, or a context too long for the text.
+    Raises ValueError for a batch size or number of steps below 1, or a context too long for the
+    text.
     Example: inputs "the cat sa", targets "he cat sat"
     """
     _require_batch(batch_size, steps)
@@ -208,7 +226,8 @@ def text_batches(
     starts = len(ids) - context
     if starts < 1:
         raise ValueError(
-            f"a context of {context} needs {context + 1} characters, and the {split} text has {len(ids)}: "
+            f"a context of {context} needs {context + 1} characters, and the {split} text has "
+            f"{len(ids)}: "
             "choose a shorter context, a longer text or another train_fraction."
         )
     ids = ids.to(device)
@@ -226,10 +245,11 @@ def text_batches(
 def random_batches(
     width: int, batch_size: int, steps: int, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Batches:
-    """Draw inputs and targets (batch_size, width) from the standard normal distribution, for SimpleNet.
+    """Draw inputs and targets (batch_size, width) from the standard normal distribution, for
+    SimpleNet.
 
-    All are drawn at once, so that taking one costs nothing in a timed loop. They hold steps × batch_size ×
-    width × 8 bytes.
+    All are drawn at once, so that taking one costs nothing in a timed loop. They hold steps ×
+    batch_size × width × 8 bytes.
 
     Raises ValueError for a width, batch size or number of steps below 1.
     Source: the data of Paddle's mixed precision tutorial, 50 batches of (512, 4096).

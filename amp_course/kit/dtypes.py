@@ -1,8 +1,8 @@
 """Find out which number formats a device is good for, by timing a matmul in each.
 
-What counts is what this build of torch does with this chip, so a measurement decides, not a table of chips.
-Its limits: one op, one size, a fraction of a second. A busy machine blurs it, and a chip that converts to
-fp32 and back as fast as it computes passes for native.
+What counts is what this build of torch does with this chip, so a measurement decides, not a table
+of chips. Its limits: one op, one size, a fraction of a second. A busy machine blurs it, and a chip
+that converts to fp32 and back as fast as it computes passes for native.
 """
 
 import time
@@ -17,10 +17,19 @@ from amp_course.kit.measure import TOO_BUSY, CpuWait, clock, too_busy
 
 State = Literal["native", "emulated", "unsupported", "unknown"]
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SLOWER = 1.2  # above this multiple of fp32's time a format is called emulated; the margin is for noise
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+SLOWER = (
+    1.2  # above this multiple of fp32's time a format is called emulated; the margin is for noise
+)
 FASTER = 0.9  # below this one, it is called faster
-SIZE_CPU = 512  # large enough for the vector units; fp16 in software takes 0.1 s at 512, and 1.5 s at 1024
+SIZE_CPU = (
+    512  # large enough for the vector units; fp16 in software takes 0.1 s at 512, and 1.5 s at 1024
+)
 SIZE_ACCELERATOR = 4096  # large enough to fill a GPU
 LEAST_ROUNDS, ROUNDS_SECONDS, TURN_SECONDS = 3, 0.7, 0.02
 
@@ -29,10 +38,11 @@ LEAST_ROUNDS, ROUNDS_SECONDS, TURN_SECONDS = 3, 0.7, 0.02
 class DtypeSupport:
     """Say what a device makes of one format.
 
-    native: at most a fifth slower than fp32. emulated: it works, but measured slower than that, so the
-    numbers are converted to fp32 and back, or computed in software. unsupported: the matmul raised an error,
-    or the device has no such mode. unknown: the machine was too busy for its times to mean
-    anything.
+    native: at most a fifth slower than fp32. emulated: it works, but measured slower than that, so
+            the
+    numbers are converted to fp32 and back, or computed in software. unsupported: the matmul raised
+    an error, or the device has no such mode. unknown: the machine was too busy for its times to
+    mean anything.
     """
 
     name: str
@@ -42,13 +52,18 @@ class DtypeSupport:
     note: str = ""
 
 
-def dtype_support(device: torch.device | str, names: Collection[str] = tuple(DTYPES)) -> tuple[DtypeSupport, ...]:
-    """Time fp32, tf32, bf16 and fp16 matmuls on `device`, or those named, and judge each; takes about a second.
+def dtype_support(
+    device: torch.device | str, names: Collection[str] = tuple(DTYPES)
+) -> tuple[DtypeSupport, ...]:
+    """Time fp32, tf32, bf16 and fp16 matmuls on `device`, or those named, and judge each; takes
+    about a second.
 
-    The formats take turns, so that a slow moment hits all alike. Each is given its fastest call: other
-    programs can only make a matmul slower, and on two busy cores they do so to the median tenfold.
+    The formats take turns, so that a slow moment hits all alike. Each is given its fastest call:
+    other programs can only make a matmul slower, and on two busy cores they do so to the median
+    tenfold.
 
-    Example: on a CPU with bf16 instructions → fp32 native, tf32 unsupported, bf16 native, fp16 emulated
+    Example: on a CPU with bf16 instructions → fp32 native, tf32 unsupported, bf16 native, fp16
+             emulated
     """
     device = torch.device(device)
     with CpuWait() as wait:
@@ -63,7 +78,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def judge(name: str, measured: float | str, fp32: float | str, busy: bool = False) -> DtypeSupport:
-    """Judge a format by its seconds per matmul, or by the error the matmul raised, compared with fp32's.
+    """Judge a format by its seconds per matmul, or by the error the matmul raised, compared with
+    fp32's.
 
     busy: whether other programs had the CPU for so long that the times say nothing
 
@@ -80,30 +96,40 @@ def judge(name: str, measured: float | str, fp32: float | str, busy: bool = Fals
         return DtypeSupport(name, "unsupported", measured, times, "switching it on changed nothing")
     if times > SLOWER:
         return DtypeSupport(name, "emulated", measured, times, "works, but slower than fp32")
-    return DtypeSupport(name, "native", measured, times, "faster than fp32" if times < FASTER else "")
+    return DtypeSupport(
+        name, "native", measured, times, "faster than fp32" if times < FASTER else ""
+    )
 
 
-_ELSEWHERE = {  # Intel's and AMD's instruction sets; NVIDIA's whitepapers of Volta (V100) and Ampere (A100)
-    "bf16": "bf16 is fast on CPUs that have AVX512-BF16 or AMX instructions, and on NVIDIA GPUs from Ampere on",
+# Intel's and AMD's instruction sets; NVIDIA's whitepapers of Volta (V100) and Ampere (A100)
+_ELSEWHERE = {
+    "bf16": "bf16 is fast on CPUs that have AVX512-BF16 or AMX instructions, and on NVIDIA GPUs "
+    "from Ampere on",
     "fp16": "fp16 is fast on GPUs with tensor cores, NVIDIA's from Volta on, and on hardly any CPU",
 }
 
 
 def explain_emulated(supports: Iterable[DtypeSupport]) -> str:
-    """Explain the 16-bit formats that are emulated: why they are slow, where they are not, what is true anyway; "" if none is.
+    """Explain the 16-bit formats that are emulated: why they are slow, where they are not, what is
+    true anyway; "" if none is.
 
     Example: bf16 native, fp16 emulated → "fp16 is emulated here: …"
     """
-    names = [support.name for support in supports if support.state == "emulated" and support.name in _ELSEWHERE]
+    names = [
+        support.name
+        for support in supports
+        if support.state == "emulated" and support.name in _ELSEWHERE
+    ]
     if not names:
         return ""
     one = len(names) == 1
     return (
-        f"{' and '.join(names)} {'is' if one else 'are'} emulated here: torch has no fast matmul for {'it' if one else 'them'} "
-        f"on this machine and falls back to a slow one, so AMP in {' or '.join(names)} costs time here instead of saving it. "
-        f"That is common, and nothing is broken. {'; '.join(_ELSEWHERE[name] for name in names)}. Everything but the times is "
-        "as real here as there: how numbers round, overflow and vanish, what autocast decides, what the scaler does, and how "
-        "many bytes a step needs."
+        f"{' and '.join(names)} {'is' if one else 'are'} emulated here: torch has no fast matmul "
+        f"for {'it' if one else 'them'} on this machine and falls back to a slow one, so AMP in "
+        f"{' or '.join(names)} costs time here instead of saving it. That is common, and nothing "
+        f"is broken. {'; '.join(_ELSEWHERE[name] for name in names)}. Everything but the times is "
+        "as real here as there: how numbers round, overflow and vanish, what autocast decides, "
+        "what the scaler does, and how many bytes a step needs."
     )
 
 
@@ -111,7 +137,9 @@ def _matmul_seconds(device: torch.device, names: Collection[str]) -> dict[str, f
     """Return the least seconds of each format's matmul or, in their place, why it cannot be had."""
     size = SIZE_CPU if device.type == "cpu" else SIZE_ACCELERATOR
     # A generator of its own, no autocast, no graph: a report changes nothing for its caller.
-    source = torch.randn(size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
+    source = torch.randn(size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(
+        device
+    )
     found: dict[str, float | str] = {}
     samples: dict[str, list[float]] = {}
     with torch.no_grad(), torch.autocast(device.type, enabled=False), _restored_matmul_precision():
@@ -129,7 +157,9 @@ def _matmul_seconds(device: torch.device, names: Collection[str]) -> dict[str, f
                 samples[name] = []
         matrices = {name: source.to(DTYPES[name]) for name in samples}
         start, rounds = time.perf_counter(), 0
-        while rounds < LEAST_ROUNDS or time.perf_counter() - start < ROUNDS_SECONDS * len(matrices) / len(DTYPES):
+        while rounds < LEAST_ROUNDS or time.perf_counter() - start < ROUNDS_SECONDS * len(
+            matrices
+        ) / len(DTYPES):
             rounds += 1
             for name, matrix in matrices.items():
                 # A turn is several calls: the first one finds cold caches and sleeping threads.
@@ -146,7 +176,8 @@ def _one_matmul(name: str, matrix: torch.Tensor, device: torch.device) -> float:
     return clock(lambda: matrix @ matrix, device)
 
 
-# torch 2.9 and later keep a precision for each backend, and raise where the older, global setting is used as well.
+# torch 2.9 and later keep a precision for each backend, and raise where the older, global setting
+# is used as well.
 _BACKENDS: list[Any] = [
     backend
     for backend in (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))

@@ -1,4 +1,6 @@
-"""What the course says when something outside of it fails: its one exception, and the words for an OSError."""
+"""What the course says when something outside of it fails:
+its one exception, and the words for an OSError.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +9,61 @@ import os
 
 
 class CourseError(RuntimeError):
-    """Something is wrong that the reader can put right: the message is one line, with the cause and the cure."""
+    """Something is wrong that the reader can put right:
+    the message is one line, with the cause and the cure.
+    """
 
 
-_DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "jupyter_core": "jupyterlab"}  # where the names differ
+_DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "jupyter_core": "jupyterlab",
+}  # where the names differ
 
 
 def describe_missing(error: ModuleNotFoundError) -> str:
-    """Say in one sentence what has to be installed. Raises the error again if it is about a module of the course."""
+    """Say in one sentence what has to be installed. Raises the error again if it is about a module
+    of the course.
+    """
     name = (error.name or "").partition(".")[0]
     if name in ("", "amp_course"):
         raise error
     package = _DISTRIBUTIONS.get(name, name)
-    return f"this needs the package {package}, which is not installed here: type `python -m pip install {package}`."
+    return (
+        f"this needs the package {package}, which is not installed here: type `python -m pip "
+        f"install {package}`."
+    )
 
 
-# errno → (cause, cure); {path} is the file or folder that the system named. Not every system has every name.
+# errno → (cause, cure); {path} is the file or folder that the system named. Not every system has
+# every name.
 _CAUSES: dict[str, tuple[str, str]] = {
     "ENOSPC": ("the disk is full", "delete something from it"),
     "EDQUOT": ("your disk quota is used up", "delete some of your files"),
-    "EFBIG": ("the file would be larger than the system allows", "raise the limit (`ulimit -f`) or use another disk"),
+    "EFBIG": (
+        "the file would be larger than the system allows",
+        "raise the limit (`ulimit -f`) or use another disk",
+    ),
     "EROFS": ("{path} is on a read-only disk", "use a folder on a disk that can be written"),
-    "EACCES": ("you have no permission to use {path}", "change its permissions or its folder's, or use another folder"),
-    "EPERM": ("the system does not permit this with {path}", "change its permissions or owner, or use another folder"),
+    "EACCES": (
+        "you have no permission to use {path}",
+        "change its permissions or its folder's, or use another folder",
+    ),
+    "EPERM": (
+        "the system does not permit this with {path}",
+        "change its permissions or owner, or use another folder",
+    ),
     "ENOENT": ("{path} does not exist", "create the folder it belongs in, or correct the path"),
-    "ENOTDIR": ("part of the path {path} is a file, not a folder", "move that file away, or correct the path"),
+    "ENOTDIR": (
+        "part of the path {path} is a file, not a folder",
+        "move that file away, or correct the path",
+    ),
     "EEXIST": ("{path} already exists and is something else", "move it away"),
     "EISDIR": ("{path} is a folder, and a file belongs there", "move the folder away"),
-    "ENAMETOOLONG": ("the name or path {path} is too long for this system", "use a folder with a shorter path"),
+    "ENAMETOOLONG": (
+        "the name or path {path} is too long for this system",
+        "use a folder with a shorter path",
+    ),
     "EINVAL": ("this system does not allow the name {path}", "use a simpler name"),
     "ELOOP": ("the links at {path} point to each other", "remove one of them"),
     "EBUSY": ("another program is using {path}", "close that program"),
@@ -42,8 +71,14 @@ _CAUSES: dict[str, tuple[str, str]] = {
     "EMFILE": ("too many files are open", "close some programs, or restart the notebook's kernel"),
     "ENFILE": ("too many files are open on this machine", "close some programs"),
     "ENOMEM": ("the machine is out of memory", "close some programs"),
-    "EIO": ("the disk failed to read or write", "copy your files to another disk, and check this one"),
-    "ESTALE": ("the network folder that holds {path} is gone", "connect to it again, or use a folder on this machine"),
+    "EIO": (
+        "the disk failed to read or write",
+        "copy your files to another disk, and check this one",
+    ),
+    "ESTALE": (
+        "the network folder that holds {path} is gone",
+        "connect to it again, or use a folder on this machine",
+    ),
     "ENOTCONN": (
         "the network folder that holds {path} is gone",
         "connect to it again, or use a folder on this machine",
@@ -53,15 +88,26 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "connect to it again, or use a folder on this machine",
     ),
 }
-_BY_NUMBER = {getattr(errno, name): words for name, words in _CAUSES.items() if hasattr(errno, name)}
-_IN_USE = (32, 33)  # Windows reports a file that another program holds as EACCES, with one of these in `winerror`
+_BY_NUMBER = {
+    getattr(errno, name): words for name, words in _CAUSES.items() if hasattr(errno, name)
+}
+_IN_USE = (
+    32,
+    33,
+)  # Windows reports a file that another program holds as EACCES, with one of these in `winerror`
 
 
 def cause_and_cure(error: OSError) -> tuple[str, str]:
-    """Say why an operation on a file failed and what to do: ENOSPC → ("the disk is full", "delete something from it")."""
+    """Say why an operation on a file failed and what to do:
+    ENOSPC → ("the disk is full", "delete something from it").
+    """
     number = errno.EBUSY if getattr(error, "winerror", None) in _IN_USE else error.errno
     if number not in _BY_NUMBER:
-        cure = "wait until it has finished, or close it" if isinstance(error, TimeoutError) else "put that right"
+        cure = (
+            "wait until it has finished, or close it"
+            if isinstance(error, TimeoutError)
+            else "put that right"
+        )
         return error.strerror or str(error) or type(error).__name__, cure
     cause, cure = _BY_NUMBER[number]
     path = error.filename if isinstance(error.filename, str | bytes | os.PathLike) else "the file"

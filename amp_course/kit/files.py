@@ -1,4 +1,6 @@
-"""Write the reader's files so that nothing is ever lost: whole or not at all, one writer at a time, never over another file."""
+"""Write the reader's files so that nothing is ever lost:
+whole or not at all, one writer at a time, never over another file.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from pathlib import Path
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path to write to; when the block ends, move it to `path` in one step.
 
-    A kill at any moment leaves the old file or the new one, whole. An exception leaves the old one, and no temporary file.
-    A symbolic link stays a link: the file it points to is replaced. A replaced file keeps its permissions. What a kill leaves
-    behind is called like the file with ".part" at the end, and the next write goes over it; so the caller holds `locked`, or
-    is the only writer.
+    A kill at any moment leaves the old file or the new one, whole. An exception leaves the old one,
+    and no temporary file. A symbolic link stays a link: the file it points to is replaced. A
+    replaced file keeps its permissions. What a kill leaves behind is called like the file with
+    ".part" at the end, and the next write goes over it; so the caller holds `locked`, or is the
+    only writer.
 
     Example: with replacing("progress.json") as part: part.write_text("{}")
     """
@@ -45,10 +48,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float = 5.0) -> Iterator[None]:
-    """Keep other processes that ask for the same lock out until the block ends; the lock is a file `.NAME.lock` next to `path`.
+    """Keep other processes that ask for the same lock out until the block ends; the lock is a file
+    `.NAME.lock` next to `path`.
 
-    Raises TimeoutError when another process holds it for longer than `seconds`. On a file system without locks, or one that
-    cannot be written, the block runs unlocked: what it writes will tell.
+    Raises TimeoutError when another process holds it for longer than `seconds`. On a file system
+    without locks, or one that cannot be written, the block runs unlocked: what it writes will tell.
     """
     from filelock import FileLock, Timeout  # here: what only reads needs no package for it
 
@@ -56,7 +60,9 @@ def locked(path: Path, seconds: float = 5.0) -> Iterator[None]:
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
-        raise TimeoutError(f"another process has been using {path} for {seconds:g} seconds") from None
+        raise TimeoutError(
+            f"another process has been using {path} for {seconds:g} seconds"
+        ) from None
     except (OSError, NotImplementedError):
         pass
     try:
@@ -66,7 +72,8 @@ def locked(path: Path, seconds: float = 5.0) -> Iterator[None]:
 
 
 def unused_name(path: Path, word: str) -> Path:
-    """Return a name in the same folder that no file has: 06_loop.ipynb, "new-2026-11-21" → 06_loop.new-2026-11-21.ipynb.
+    """Return a name in the same folder that no file has: 06_loop.ipynb, "new-2026-11-21" →
+    06_loop.new-2026-11-21.ipynb.
 
     Hold `locked` until the name is used, or another process may be given the same.
     """

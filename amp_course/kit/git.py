@@ -13,31 +13,43 @@ from amp_course.kit.errors import CourseError
 class Git:
     """git in the clone at `root`: `git("rev-parse", "HEAD")` → what it printed.
 
-    Raises CourseError where git is not installed, and where `root` is not the top folder of a clone.
+    Raises CourseError where git is not installed, and where `root` is not the top folder of a
+    clone.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         if not (program := shutil.which("git")):
             raise CourseError(
-                "updating needs git, which is not installed: install it from https://git-scm.com or with your system's "
-                "packages, then update."
+                "updating needs git, which is not installed: install it from https://git-scm.com "
+                "or with your system's packages, then update."
             )
-        # Paths are names here, never patterns; a pager or an editor would wait for a reader who does not see it.
+        # Paths are names here, never patterns; a pager or an editor would wait for a reader who
+        # does not see it.
         self.program = [program, "--literal-pathspecs", "--no-pager"]
         # Set where a hook of git's starts us: they would turn git to another repository.
-        foreign = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
+        foreign = {
+            "GIT_DIR",
+            "GIT_WORK_TREE",
+            "GIT_INDEX_FILE",
+            "GIT_PREFIX",
+            "GIT_COMMON_DIR",
+            "GIT_OBJECT_DIRECTORY",
+        }
         self.environment = {key: value for key, value in os.environ.items() if key not in foreign}
         if (root / ".git").exists():
             self.folder = Path(root, self("rev-parse", "--git-dir").strip())
         else:  # a folder of the reader's own repository is no clone of the course either
             raise CourseError(
-                f"{root} is not a clone made with git, so it cannot be updated in place. Get the course again in a new folder "
-                f"(the README says how), and copy the folder my_work from here to there: your work and progress go with it."
+                f"{root} is not a clone made with git, so it cannot be updated in place. Get the "
+                f"course again in a new folder (the README says how), and copy the folder my_work "
+                f"from here to there: your work and progress go with it."
             )
 
     def __call__(self, *arguments: str, check: bool = True) -> str:
-        """Run a git command; return its output. With check, raises CourseError if it fails; without, what it printed counts."""
+        """Run a git command; return its output. With check, raises CourseError if it fails;
+        without, what it printed counts.
+        """
         return self.bytes(*arguments, check=check).decode("utf-8", "surrogateescape")
 
     def bytes(self, *arguments: str, check: bool = True) -> bytes:
@@ -52,14 +64,20 @@ class Git:
         if check and done.returncode:
             said = " ".join(done.stderr.decode("utf-8", "replace").split())[:600]
             raise CourseError(
-                f"git {_command(arguments)} failed: {said or f'exit code {done.returncode}'} (Put that right, then try again.)"
+                f"git {_command(arguments)} failed: {said or f'exit code {done.returncode}'} (Put "
+                f"that right, then try again.)"
             )
         return done.stdout
 
     def succeeds(self, *arguments: str) -> bool:
         """Run a git command; say whether its exit code was 0."""
         command = [*self.program, *arguments]
-        return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                command, cwd=self.root, env=self.environment, capture_output=True
+            ).returncode
+            == 0
+        )
 
     def names(self, *arguments: str) -> set[str]:
         """Run a git command that lists files; return their names, relative to the root."""

@@ -1,4 +1,6 @@
-"""Report what this machine computes with, and what its number formats are good for, in words too."""
+"""Report what this machine computes with, and what its number formats are good for,
+in words too.
+"""
 
 import os
 import platform
@@ -17,14 +19,18 @@ from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.report import Block, Page, Table
 
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of time; "max 100000": no limit
+_CPU_MAX = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # "200000 100000": two cores' worth of time; "max 100000": no limit
 MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?"}
 
 
 def pick_device() -> torch.device:
     """Return the device to train on: CUDA, XPU or MPS, the first that works here, else the CPU."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of too old a driver, and then says "not available"
+        warnings.simplefilter(
+            "ignore"
+        )  # torch warns of too old a driver, and then says "not available"
         for name in ("cuda", "xpu", "mps"):
             if _works(name):
                 return torch.device(name)
@@ -37,7 +43,10 @@ def _works(name: str) -> bool:
         return False
     try:
         return (torch.ones(1, device=name) + 1).item() == 2
-    except (RuntimeError, AssertionError):  # this build has no kernels for it, or another process holds it
+    except (
+        RuntimeError,
+        AssertionError,
+    ):  # this build has no kernels for it, or another process holds it
         return False
 
 
@@ -73,7 +82,9 @@ class MachineReport(Page):
 
     @property
     def explanation(self) -> str:
-        """Why formats are slow here, where they are not, and what is true anyway; "" if none is emulated."""
+        """Why formats are slow here, where they are not, and what is true anyway;
+        "" if none is emulated.
+        """
         return explain_emulated(self.dtypes)
 
     columns = 100
@@ -89,8 +100,14 @@ class MachineReport(Page):
 
     def _facts(self) -> list[tuple[str, str]]:
         memory = bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"
-        capability = f", compute capability {self.compute_capability}" if self.compute_capability else ""
-        cuda = f" (built for CUDA {self.cuda_version})" if self.cuda_version else " (built without CUDA)"
+        capability = (
+            f", compute capability {self.compute_capability}" if self.compute_capability else ""
+        )
+        cuda = (
+            f" (built for CUDA {self.cuda_version})"
+            if self.cuda_version
+            else " (built without CUDA)"
+        )
         return [
             ("device", f"{self.device}: {self.device_name}{capability}"),
             ("memory", memory),
@@ -113,11 +130,15 @@ class MachineReport(Page):
 
 
 def _times(times: float) -> str:
-    return f"{times:.2f}×" if times < 1.995 else f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"
+    return (
+        f"{times:.2f}×" if times < 1.995 else f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"
+    )
 
 
 def _sentence(support: DtypeSupport) -> str:
-    """Say in words what a format's row means; nothing about fp32, nor about tf32 where there is none."""
+    """Say in words what a format's row means; nothing about fp32,
+    nor about tf32 where there is none.
+    """
     name, times = support.name, support.times_fp32
     if name == "fp32" or (name == "tf32" and support.state != "native"):
         return ""
@@ -136,7 +157,8 @@ def _sentence(support: DtypeSupport) -> str:
 
 
 def machine_report(device: torch.device | str | None = None) -> MachineReport:
-    """Describe `device`, the one to train on unless told, and try out its formats; takes a second or two.
+    """Describe `device`, the one to train on unless told, and try out its formats; takes a second
+    or two.
 
     Example: machine_report("cpu").dtypes[0].name → "fp32"
     """
@@ -160,7 +182,9 @@ def machine_report(device: torch.device | str | None = None) -> MachineReport:
 
 def usable_cores() -> int:
     """Return how many cores this process may use: its affinity, and a container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = _CPU_MAX.read_text(encoding="ascii").split()
         if quota != "max":
@@ -193,11 +217,15 @@ def _memory_bytes(device: torch.device) -> int | None:
 
 
 def _cpu_name() -> str:
-    """Return the model name of the CPU where the system tells, else the name of its architecture."""
+    """Return the model name of the CPU where the system tells,
+    else the name of its architecture.
+    """
     try:
         if sys.platform == "darwin":
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":

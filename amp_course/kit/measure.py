@@ -1,9 +1,9 @@
 """Time training steps so that the number is true: warmed up, synchronised, many, with their spread.
 
-An accelerator works behind the program's back: an op returns when it is queued, not when it is done. So the
-clock starts on an idle device and stops once the device is idle again. `time_step` does this round a
-function; `StepTimer` inside a training loop, on CUDA by events, which cost the loop no wait. For single ops
-use torch.utils.benchmark.
+An accelerator works behind the program's back: an op returns when it is queued, not when it is
+done. So the clock starts on an idle device and stops once the device is idle again. `time_step`
+does this round a function; `StepTimer` inside a training loop, on CUDA by events, which cost the
+loop no wait. For single ops use torch.utils.benchmark.
 
 On a machine that other programs keep busy, a time says more about them than about the code. Linux
 counts how long each thread waits for a CPU. `CpuWait` reads that; code that claims something from a
@@ -27,7 +27,8 @@ BUSY = 0.2  # of the time spent waiting for a CPU: above it, nothing is claimed 
 
 
 def read_waits() -> dict[str, int] | None:
-    """Return how long each thread of this process, and each worker process, waited for a CPU so far.
+    """Return how long each thread of this process, and each worker process, waited for a CPU so
+    far.
 
     In nanoseconds, by the thread's folder in /proc. A waiting thread is ready to run and has no
     CPU: one that sleeps, or waits for a disk, does not count. None where the system does not say:
@@ -76,7 +77,9 @@ class CpuWait:
             self._known = False
             return
         self._seconds += seconds
-        self._waited += max(waited - before.get(thread, 0) for thread, waited in after.items()) / 1e9
+        self._waited += (
+            max(waited - before.get(thread, 0) for thread, waited in after.items()) / 1e9
+        )
 
     @property
     def share(self) -> float | None:
@@ -87,7 +90,9 @@ class CpuWait:
 
 
 def too_busy(*shares: float | None) -> bool:
-    """Return True if any of these shares is more than a fifth; None is a share that is not known."""
+    """Return True if any of these shares is more than a fifth;
+    None is a share that is not known.
+    """
     return any(share is not None and share > BUSY for share in shares)
 
 
@@ -110,7 +115,9 @@ def synchronize(device: torch.device | str) -> None:
 
 
 def clock(work: Callable[[], object], device: torch.device | str, calls: int = 1) -> float:
-    """Return the seconds of one call of `work`: of `calls` in a row, from idle device to idle device."""
+    """Return the seconds of one call of `work`: of `calls` in a row,
+    from idle device to idle device.
+    """
     synchronize(device)
     start = time.perf_counter()
     for _ in range(calls):
@@ -119,7 +126,9 @@ def clock(work: Callable[[], object], device: torch.device | str, calls: int = 1
     return (time.perf_counter() - start) / calls
 
 
-def best_seconds(work: Callable[[], object], device: torch.device | str, *, least: int, budget: float = 0.0) -> float:
+def best_seconds(
+    work: Callable[[], object], device: torch.device | str, *, least: int, budget: float = 0.0
+) -> float:
     """Return the seconds of the fastest of `least` calls, and of more as long as `budget` lasts."""
     best, began, calls = float("inf"), time.perf_counter(), 0
     while calls < least or time.perf_counter() - began < budget:
@@ -212,7 +221,9 @@ class Timing:
         q1, q3 = (_three_figures(quartile / size) for quartile in (self.q1, self.q3))
         steps = "1 step" if len(self.samples) == 1 else f"{len(self.samples)} steps"
         busy = f", {self.waited:.0%} of it waiting for a CPU" if self.busy else ""
-        return f"{_three_figures(self.median / size)} {unit} (quartiles {q1} to {q3}, {steps}{busy})"
+        return (
+            f"{_three_figures(self.median / size)} {unit} (quartiles {q1} to {q3}, {steps}{busy})"
+        )
 
 
 def time_step(
@@ -223,20 +234,22 @@ def time_step(
     repeats: int = 20,
     max_seconds: float | None = None,
 ) -> Timing:
-    """Run `step()` `warmup` times, then `repeats` times clocked, each from idle device to idle device.
+    """Run `step()` `warmup` times, then `repeats` times clocked, each from idle device to idle
+    device.
 
-    The first steps are slower than the rest (memory is allocated, kernels are chosen and loaded): that is
-    what warm-up is for. `max_seconds` is a limit for all steps together, warm-up included: a step begins only
-    if it would end in time at the pace of the fastest so far. The first one always runs; if the limit ends the
-    warm-up, the last step is the sample.
+    The first steps are slower than the rest (memory is allocated, kernels are chosen and loaded):
+    that is what warm-up is for. `max_seconds` is a limit for all steps together, warm-up included:
+    a step begins only if it would end in time at the pace of the fastest so far. The first one
+    always runs; if the limit ends the warm-up, the last step is the sample.
 
-    Raises TypeError for a step that cannot be called, ValueError for fewer than 1 repeat or a negative
-    warm-up.
+    Raises TypeError for a step that cannot be called, ValueError for fewer than 1 repeat or a
+    negative warm-up.
     Example: time_step(lambda: x @ x, device="cpu").median → 0.0013
     """
     if not callable(step):
         raise TypeError(
-            f"step is a {type(step).__name__}, which cannot be called: pass the function itself, as in "
+            f"step is a {type(step).__name__}, which cannot be called: pass the function itself, "
+            f"as in "
             "time_step(step), not its result, as in time_step(step())."
         )
     if repeats < 1:
@@ -256,12 +269,13 @@ def time_step(
 class StepTimer:
     """Clock the steps of a training loop from within, for next to nothing.
 
-    `start()` before the step, `stop()` after it, `seconds()` at the end. On CUDA both put an event into the
-    queue and go on; the one wait is in `seconds()`. On a CPU they read the clock; on other devices they
-    synchronise first. `waited` is then the share of the time, from the first `start()` to the first
-    `seconds()`, in which the process waited for a CPU; None if that is not known.
+    `start()` before the step, `stop()` after it, `seconds()` at the end. On CUDA both put an event
+    into the queue and go on; the one wait is in `seconds()`. On a CPU they read the clock; on other
+    devices they synchronise first. `waited` is then the share of the time, from the first `start()`
+    to the first `seconds()`, in which the process waited for a CPU; None if that is not known.
 
-    Example: timer = StepTimer("cpu"); timer.start(); train_one_step(); timer.stop(); timer.seconds() →
+    Example: timer = StepTimer("cpu"); timer.start(); train_one_step(); timer.stop();
+             timer.seconds() →
     [0.0163]
     Raises RuntimeError for a `stop()` without `start()`, or a second `start()`.
     """
@@ -277,7 +291,9 @@ class StepTimer:
     def start(self) -> None:
         """Start the clock for one step."""
         if self._started is not None:
-            raise RuntimeError("start() twice without stop() between: call stop() at the end of each step.")
+            raise RuntimeError(
+                "start() twice without stop() between: call stop() at the end of each step."
+            )
         if self._wait is None:
             self._wait = CpuWait().__enter__()
         self._started = self._mark()
@@ -285,12 +301,16 @@ class StepTimer:
     def stop(self) -> None:
         """Stop the clock."""
         if self._started is None:
-            raise RuntimeError("stop() without start(): call start() at the beginning of each step.")
+            raise RuntimeError(
+                "stop() without start(): call start() at the beginning of each step."
+            )
         self._marks.append((self._started, self._mark()))
         self._started = None
 
     def wait(self, steps: int) -> None:
-        """Wait until a GPU is at most `steps` steps behind the program; elsewhere a stopped step is done already."""
+        """Wait until a GPU is at most `steps` steps behind the program;
+        elsewhere a stopped step is done already.
+        """
         if self.device.type == "cuda" and len(self._marks) > steps:
             self._marks[-1 - steps][1].synchronize()
 

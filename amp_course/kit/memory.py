@@ -1,12 +1,13 @@
-"""Count the bytes of a training step exactly, on any device: what is held, what autograd saves, and the peak.
+"""Count the bytes of a training step exactly, on any device: what is held, what autograd saves, and
+the peak.
 
-A tensor's memory is its storage; views share one, so bytes are counted by storage, each once. `step_memory`
-runs one real step and follows every tensor through it.
+A tensor's memory is its storage; views share one, so bytes are counted by storage, each once.
+`step_memory` runs one real step and follows every tensor through it.
 
-What it does not see: the workspace an op takes and gives back inside itself (convolutions, and bf16 matmuls
-on a CPU, take some), and the rounding and caching of the allocator. So the peak is that of the tensors; the
-CUDA allocator's own figure is shown with it where there is one. Under torch.compile ops are fused and their
-temporaries gone: measure the eager model.
+What it does not see: the workspace an op takes and gives back inside itself (convolutions, and bf16
+matmuls on a CPU, take some), and the rounding and caching of the allocator. So the peak is that of
+the tensors; the CUDA allocator's own figure is shown with it where there is one. Under
+torch.compile ops are fused and their temporaries gone: measure the eager model.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,17 +31,23 @@ def tensor_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model's parameters; tied ones count once. Example: nn.Linear(2, 3) → 36"""
+    """Return the bytes of the model's parameters; tied ones count once. Example:
+    nn.Linear(2, 3) → 36
+    """
     return tensor_bytes(model.parameters())
 
 
 def buffer_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model's buffers. Example: nn.BatchNorm1d(4) → 40, two vectors and a count"""
+    """Return the bytes of the model's buffers. Example:
+    nn.BatchNorm1d(4) → 40, two vectors and a count
+    """
     return tensor_bytes(model.buffers())
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of the gradients there now; 0 after `zero_grad()`, which sets them to None."""
+    """Return the bytes of the gradients there now; 0 after `zero_grad()`,
+    which sets them to None.
+    """
     return tensor_bytes(parameter.grad for parameter in model.parameters())
 
 
@@ -77,26 +84,39 @@ def bytes_text(count: float) -> str:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Say where the bytes of one training step are; each number is the most there was at one time."""
+    """Say where the bytes of one training step are; each number is the most there was at one
+    time.
+    """
 
     parameters: int
     buffers: int
     gradients: int
     optimizer_state: int
-    activations: int  # saved by autograd for the backward pass, the batch included where it is saved
-    cast_copies: int  # low-precision weights made by autocast, kept until its region or backward ends
-    peak: int  # of all tensors together, so also of the temporary ones; on the device of the parameters
+    activations: (
+        int  # saved by autograd for the backward pass, the batch included where it is saved
+    )
+    cast_copies: (
+        int  # low-precision weights made by autocast, kept until its region or backward ends
+    )
+    # of all tensors together, so also of the temporary ones; on the device of the parameters
+    peak: int
     cuda_peak: int | None  # the CUDA allocator's figure for the same step; None on another device
-    masters: int = 0  # weights that the optimizer owns besides the model's: fp32 copies of 16-bit ones
+    masters: int = (
+        0  # weights that the optimizer owns besides the model's: fp32 copies of 16-bit ones
+    )
 
     @property
     def total(self) -> int:
-        """The parts added up; not all need be there at one time, so the peak may be below this, or above."""
+        """The parts added up; not all need be there at one time, so the peak may be below this,
+        or above.
+        """
         return self.kept + self.buffers + self.activations + self.cast_copies
 
     @property
     def kept(self) -> int:
-        """Weights, masters, gradients and optimizer state: what each parameter costs, whatever the batch."""
+        """Weights, masters, gradients and optimizer state:
+        what each parameter costs, whatever the batch.
+        """
         return self.parameters + self.masters + self.gradients + self.optimizer_state
 
     def to_dict(self) -> dict[str, int | None]:
@@ -105,7 +125,11 @@ class StepMemory:
 
     def __str__(self) -> str:
         """Write a table, one part a line."""
-        rows = {name.replace("_", " "): count for name, count in self.to_dict().items() if count is not None}
+        rows = {
+            name.replace("_", " "): count
+            for name, count in self.to_dict().items()
+            if count is not None
+        }
         return "\n".join(f"{name:<16}{bytes_text(count):>10}" for name, count in rows.items())
 
 
@@ -114,30 +138,34 @@ def step_memory(
 ) -> StepMemory:
     """Run `step()` once (forward, backward, optimizer.step) and count its bytes.
 
-    The step is a real one: weights and random state move on. The first step of Adam or of SGD with momentum
-    also makes their state; run one before, to see the steps that follow. `batch` holds the tensors that wait
-    on the device for the whole step: part of the peak. One that is left out is still found as soon as an op
-    reads it.
+    The step is a real one: weights and random state move on. The first step of Adam or of SGD with
+    momentum also makes their state; run one before, to see the steps that follow. `batch` holds the
+    tensors that wait on the device for the whole step: part of the peak. One that is left out is
+    still found as soon as an op reads it.
 
-    How it counts: gradients when autograd has accumulated them, so it does not matter whether the step clears
-    them, or whether a GradScaler skips `optimizer.step()`; activations from the moment autograd saves them to
-    the moment it lets go, parameters, buffers and cast copies left out. What torch.utils.checkpoint or
-    save_on_cpu keep for themselves is not among them. Of the CUDA allocator's peak, what was allocated before
-    for anything but this training is taken off.
+    How it counts: gradients when autograd has accumulated them, so it does not matter whether the
+    step clears them, or whether a GradScaler skips `optimizer.step()`; activations from the moment
+    autograd saves them to the moment it lets go, parameters, buffers and cast copies left out. What
+    torch.utils.checkpoint or save_on_cpu keep for themselves is not among them. Of the CUDA
+    allocator's peak, what was allocated before for anything but this training is taken off.
 
     Raises ValueError for a model without parameters, TypeError for a step that cannot be called.
-    Example: SimpleNet(w) in fp32, batch b, MSE → activations 20bw: x, two ReLU outputs, y and the target
+    Example: SimpleNet(w) in fp32, batch b, MSE → activations 20bw: x, two ReLU outputs, y and the
+             target
     Source: torch/distributed/_tools/mem_tracker.py finds the peak the same way.
     """
     parameters = list(model.parameters())
     if not parameters:
         raise ValueError(
-            f"{type(model).__name__} has no parameters, so there is no training step to measure: pass the "
-            "model that the optimizer trains (layers in a plain list are not registered: use nn.ModuleList)."
+            f"{type(model).__name__} has no parameters, so there is no training step to measure: "
+            f"pass the "
+            "model that the optimizer trains (layers in a plain list are not registered: use "
+            "nn.ModuleList)."
         )
     if not callable(step):
         raise TypeError(
-            f"step is a {type(step).__name__}, not a function: pass the function that runs one step, as in "
+            f"step is a {type(step).__name__}, not a function: pass the function that runs one "
+            f"step, as in "
             "step_memory(model, optimizer, step), without calling it."
         )
     masters = masters_of(model, optimizer)
@@ -150,7 +178,9 @@ def step_memory(
     with ExitStack() as stack:
         for parameter in parameters:
             if parameter.requires_grad:
-                stack.callback(parameter.register_post_accumulate_grad_hook(watch.note_gradient).remove)
+                stack.callback(
+                    parameter.register_post_accumulate_grad_hook(watch.note_gradient).remove
+                )
         stack.enter_context(watch)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack))
         step()

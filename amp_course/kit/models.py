@@ -1,8 +1,9 @@
 """Build the course's three models: a stack of linear layers, a small ResNet, a character GPT.
 
-Each is plain PyTorch with nothing about precision in it: what AMP changes is changed from outside. Each has a
-size for a CPU (a step of some tens of milliseconds on two cores) and one for a GPU (large enough to keep
-tensor cores busy), from `for_device`; `batch_size_for` gives the batch that goes with it.
+Each is plain PyTorch with nothing about precision in it: what AMP changes is changed from outside.
+Each has a size for a CPU (a step of some tens of milliseconds on two cores) and one for a GPU
+(large enough to keep tensor cores busy), from `for_device`; `batch_size_for` gives the batch that
+goes with it.
 """
 
 from typing import Self
@@ -19,7 +20,9 @@ def _on_cpu(device: torch.device | str) -> bool:
 def _require_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} is {size}, and a model needs at least 1: pass a positive integer.")
+            raise ValueError(
+                f"{name} is {size}, and a model needs at least 1: pass a positive integer."
+            )
 
 
 class SimpleNet(nn.Module):
@@ -61,7 +64,9 @@ class SimpleNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Add two 3×3 convolutions with batch norm to their input: (batch, channels, h, w) → the same shape."""
+    """Add two 3×3 convolutions with batch norm to their input:
+    (batch, channels, h, w) → the same shape.
+    """
 
     def __init__(self, channels: int) -> None:
         """Make two convolutions that keep the number of channels."""
@@ -82,8 +87,8 @@ class ResidualBlock(nn.Module):
 class DigitsResNet(nn.Module):
     """Classify 8x8 digits: (batch, 1, 8, 8) → logits (batch, 10).
 
-    A 3x3 stem, one residual block at 8x8, a max pool, one block at 4x4, then the mean over the picture and a
-    linear head.
+    A 3x3 stem, one residual block at 8x8, a max pool, one block at 4x4, then the mean over the
+    picture and a linear head.
 
     Example: DigitsResNet(32)(torch.rand(64, 1, 8, 8)).shape → (64, 10)
     """
@@ -118,7 +123,9 @@ class DigitsResNet(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Add causal self-attention, then a perceptron, each of a layer norm: (batch, context, width) kept."""
+    """Add causal self-attention, then a perceptron, each of a layer norm:
+    (batch, context, width) kept.
+    """
 
     def __init__(self, heads: int, width: int) -> None:
         """Make the layers; `heads` divides `width`."""
@@ -140,19 +147,25 @@ class TransformerBlock(nn.Module):
         """Mix each position with those before it, head by head; return the shape of x."""
         batch, context, width = x.shape
         # (batch, context, 3 * width) → three times (batch, heads, context, width / heads)
-        q, k, v = self.qkv(x).view(batch, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .view(batch, context, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, context, width))
 
 
 class CharGPT(nn.Module):
-    """Predict the next character everywhere: ids (batch, context) → logits (batch, context, vocab_size).
+    """Predict the next character everywhere: ids (batch, context) → logits (batch, context,
+    vocab_size).
 
     Pre-norm blocks, learned positions looked up by an integer index, an untied head.
 
-    Raises ValueError for `width` that `heads` do not divide and, in the forward pass, for more than `context`
-    ids.
-    Example: CharGPT(99, context=64, layers=4, heads=4, width=128)(ids).shape → (16, 64, 99) for ids of (16,
+    Raises ValueError for `width` that `heads` do not divide and, in the forward pass, for more than
+    `context` ids.
+    Example: CharGPT(99, context=64, layers=4, heads=4, width=128)(ids).shape → (16, 64, 99) for ids
+             of (16,
     64)
     Source: the shape of GPT-2 as in karpathy/nanoGPT, without dropout.
     """
@@ -160,9 +173,14 @@ class CharGPT(nn.Module):
     def __init__(self, vocab_size: int, context: int, layers: int, heads: int, width: int) -> None:
         """Make the layers, and draw small embeddings."""
         super().__init__()
-        _require_positive(vocab_size=vocab_size, context=context, layers=layers, heads=heads, width=width)
+        _require_positive(
+            vocab_size=vocab_size, context=context, layers=layers, heads=heads, width=width
+        )
         if width % heads:
-            raise ValueError(f"width {width} cannot be split among {heads} heads: choose a multiple of heads as width.")
+            raise ValueError(
+                f"width {width} cannot be split among {heads} heads: choose a multiple of heads as "
+                f"width."
+            )
         self.vocab_size = vocab_size
         self.context = context
         self.characters = nn.Embedding(vocab_size, width)
@@ -170,7 +188,8 @@ class CharGPT(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(heads, width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
-        # As in GPT-2: torch's own embeddings, from N(0, 1), drown what the blocks add, and training starts slower.
+        # As in GPT-2: torch's own embeddings, from N(0, 1), drown what the blocks add, and training
+        # starts slower.
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -190,7 +209,9 @@ class CharGPT(nn.Module):
 
     @classmethod
     def for_device(cls, device: torch.device | str, vocab_size: int) -> Self:
-        """Build the size for `device`, on it: 2 layers of width 256 on a CPU, 6 of width 384 elsewhere."""
+        """Build the size for `device`, on it: 2 layers of width 256 on a CPU,
+        6 of width 384 elsewhere.
+        """
         if _on_cpu(device):
             return cls(vocab_size, context=64, layers=2, heads=4, width=256).to(device)
         return cls(vocab_size, context=256, layers=6, heads=6, width=384).to(device)

@@ -1,4 +1,6 @@
-"""Copy and compare nested states: dicts, lists and tuples of tensors and plain values, as `state_dict()` gives them."""
+"""Copy and compare nested states: dicts, lists and tuples of tensors and plain values,
+as `state_dict()` gives them.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,22 @@ from torch.utils import _pytree as pytree
 def copied(value: Any) -> Any:
     """Copy a value deeply, tensors detached."""
     return pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), value
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
+        value,
     )
 
 
 def first_difference(one: Any, other: Any) -> str | None:
-    """Return the place of the first difference and both values, or None: tensors are equal to the last bit, NaN is like NaN.
+    """Return the place of the first difference and both values, or None: tensors are equal to the
+    last bit, NaN is like NaN.
 
     Example: first_difference({"a": [1, 2]}, {"a": [1, 3]}) → "['a'][1]: 2 became 3"
     """
     leaves, others = (dict(pytree.tree_flatten_with_path(value)[0]) for value in (one, other))
     for place in [*leaves, *(place for place in others if place not in leaves)]:
         if place not in leaves or place not in others:
-            return f"{pytree.keystr(place)} is only in {'one' if place in leaves else 'the other'}".strip()
+            only = "one" if place in leaves else "the other"
+            return f"{pytree.keystr(place)} is only in {only}".strip()
         if not _equal(leaves[place], others[place]):
             said = f"{_short(leaves[place])} became {_short(others[place])}"
             return f"{pytree.keystr(place)}: {said}" if place else said

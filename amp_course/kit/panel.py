@@ -1,7 +1,8 @@
 """The frame of every panel: a title, labelled controls, a view, and a line for errors.
 
-A panel is an ipywidgets `VBox`. It redraws by setting a trait (an `HTML.value`, an `Image.value`), never through an
-`Output`, so notebooks compare cleanly; and it carries a still picture for pages without a kernel.
+A panel is an ipywidgets `VBox`. It redraws by setting a trait (an `HTML.value`, an `Image.value`),
+never through an `Output`, so notebooks compare cleanly; and it carries a still picture for pages
+without a kernel.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _ARROW = (
     "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
     "%3Cpath fill='%23ddd' d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2-5 5-5-5z'/%3E%3C/svg%3E"
 )
-# ipywidgets draws a menu's arrow in dark grey on every theme. Where there is room, controls stand to the left of
-# the view, each with its label above it: then both fit on a screen.
+# ipywidgets draws a menu's arrow in dark grey on every theme. Where there is room, controls stand
+# to the left of the view, each with its label above it: then both fit on a screen.
 _SHEET = f"""<style>
 [data-jp-theme-light="false"] .amp-panel {{ --jp-widgets-dropdown-arrow: url("data:image/svg+xml,{_ARROW}") }}
 .amp-body {{ container-type: inline-size }}
@@ -46,13 +47,20 @@ _SHEET = f"""<style>
 class Panel(widgets.VBox):
     """A titled box of controls and a view.
 
-    A chapter's panel makes its controls, calls `super().__init__(title, controls, view)`, and gives `still()`.
+    A chapter's panel makes its controls, calls `super().__init__(title, controls, view)`, and gives
+    `still()`.
 
-    side_by_side: whether the controls may be left of the view on a wide page; if not, they stay above it
+    side_by_side: whether the controls may be left of the view on a wide page; if not, they stay
+                  above it
     """
 
     def __init__(
-        self, title: str, controls: Sequence[widgets.Widget], view: widgets.Widget, *, side_by_side: bool = True
+        self,
+        title: str,
+        controls: Sequence[widgets.Widget],
+        view: widgets.Widget,
+        *,
+        side_by_side: bool = True,
     ) -> None:
         self.view = view
         self.message = widgets.HTML(value="", layout=widgets.Layout(min_height="1.5em"))
@@ -62,7 +70,11 @@ class Panel(widgets.VBox):
         box = _classed("amp-controls", controls)
         body = _classed("amp-side-by-side", [box, self.message, view]) if side_by_side else None
         super().__init__(
-            [sheet, head, _classed("amp-body", [body] if body else [*controls, self.message, view])],
+            [
+                sheet,
+                head,
+                _classed("amp-body", [body] if body else [*controls, self.message, view]),
+            ],
             layout=widgets.Layout(
                 border="1px solid var(--jp-border-color2, #ccc)",
                 padding="8px 12px",

@@ -9,15 +9,16 @@ from amp_course.kit.errors import CourseError
 def course_root() -> Path:
     """Return the folder that holds `notebooks/` and `exercises/`.
 
-    It is `AMP_COURSE_ROOT` if that is set; else the folder the package lies in (a clone); else the nearest such
-    folder upward from the current one. Raises CourseError when there is none.
+    It is `AMP_COURSE_ROOT` if that is set; else the folder the package lies in (a clone); else the
+    nearest such folder upward from the current one. Raises CourseError when there is none.
     """
     named = os.environ.get("AMP_COURSE_ROOT")
     if named:
         root = Path(named).expanduser().resolve()
         if not (root / "notebooks").is_dir():
             raise CourseError(
-                f"AMP_COURSE_ROOT is {named}, which has no folder notebooks/: set it to the folder where you cloned the "
+                f"AMP_COURSE_ROOT is {named}, which has no folder notebooks/: set it to the folder "
+                f"where you cloned the "
                 "course, or unset it."
             )
         return root
@@ -30,15 +31,22 @@ def course_root() -> Path:
         if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir():
             return folder
     raise CourseError(
-        f"no folder with the course's notebooks was found from {here} upward: run this in the folder where you cloned the "
+        f"no folder with the course's notebooks was found from {here} upward: run this in the "
+        f"folder where you cloned the "
         "course, or set AMP_COURSE_ROOT to that folder."
     )
 
 
 def work_dir() -> Path:
-    """Return the reader's folder: `AMP_COURSE_WORK` if that is set, else `my_work/` in the course's; it need not exist."""
+    """Return the reader's folder: `AMP_COURSE_WORK` if that is set,
+    else `my_work/` in the course's; it need not exist.
+    """
     named = os.environ.get("AMP_COURSE_WORK")
-    return (_current_folder() / Path(named).expanduser()).resolve() if named else course_root() / "my_work"
+    return (
+        (_current_folder() / Path(named).expanduser()).resolve()
+        if named
+        else course_root() / "my_work"
+    )
 
 
 def _current_folder() -> Path:

@@ -1,4 +1,6 @@
-"""Turn what a run wants to remember into tensors and plain values: what `torch.load(…, weights_only=True)` gives back equal."""
+"""Turn what a run wants to remember into tensors and plain values:
+what `torch.load(…, weights_only=True)` gives back equal.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,15 @@ import torch
 from torch import Tensor, nn
 
 _KEPT = (bool, type(None), torch.Size, torch.dtype, torch.device)
-_NUMPY = (np.bool_, np.number, np.str_, np.bytes_)  # what `.item()` turns into an equal Python value, if it does
-_BASES: dict[type, Any] = {  # what gives the base type, whatever a subclass makes of `int()` or `str()`
+_NUMPY = (
+    np.bool_,
+    np.number,
+    np.str_,
+    np.bytes_,
+)  # what `.item()` turns into an equal Python value, if it does
+_BASES: dict[
+    type, Any
+] = {  # what gives the base type, whatever a subclass makes of `int()` or `str()`
     int: int.__int__,
     float: float.__float__,
     complex: complex.__complex__,
@@ -28,11 +37,13 @@ _LARGEST_INT = 2**2000  # pickle writes longer ones in a way that `weights_only=
 def as_plain(value: Any, where: str) -> Any:
     """Return the value built of tensors and plain types only, equal to what came.
 
-    NumPy's numbers and texts become Python's, and subclasses of numbers, texts, dicts, lists and tuples their base: an IntEnum
-    its int, a defaultdict its dict, a named tuple its tuple. An OrderedDict and a Counter stay. Tensors share their memory with
-    the originals; a parameter becomes a tensor.
+    NumPy's numbers and texts become Python's, and subclasses of numbers, texts, dicts, lists and
+    tuples their base: an IntEnum its int, a defaultdict its dict, a named tuple its tuple. An
+    OrderedDict and a Counter stay. Tensors share their memory with the originals; a parameter
+    becomes a tensor.
 
-    where: the value's name, for the message. Raises TypeError for all else, with the place of the entry and the cure.
+    where: the value's name, for the message. Raises TypeError for all else, with the place of the
+           entry and the cure.
     Example: as_plain({"losses": [np.float64(0.5)]}, "data") → {"losses": [0.5]}
     """
     return _plain(value, where, ())
@@ -47,21 +58,29 @@ def _plain(value: Any, where: str, parents: tuple[int, ...]) -> Any:
     if isinstance(value, np.generic):
         return _plain_scalar(value, where)
     if isinstance(value, int) and abs(int.__int__(value)) >= _LARGEST_INT:
-        raise TypeError(f"{where} is an int of more than 2,000 bits, which cannot be loaded: save it as text.")
+        raise TypeError(
+            f"{where} is an int of more than 2,000 bits, which cannot be loaded: save it as text."
+        )
     if isinstance(value, bytes) and not value:
-        raise TypeError(f"{where} is an empty bytes object, which `weights_only=True` does not read: save None for it.")
+        raise TypeError(
+            f"{where} is an empty bytes object, which `weights_only=True` does not read: save None "
+            f"for it."
+        )
     for base, convert in _BASES.items():
         if isinstance(value, base):
             return convert(value)
     if isinstance(value, (dict, list, tuple)):
         if id(value) in parents:
-            raise TypeError(f"{where} contains itself, so it has no end: save a copy without the loop.")
+            raise TypeError(
+                f"{where} contains itself, so it has no end: save a copy without the loop."
+            )
         if len(parents) == 100:
             raise TypeError(f"{where} is nested more than 100 deep: save a flatter value.")
         parents = (*parents, id(value))
     if isinstance(value, dict):
         pairs = [
-            (_plain_key(key, where), _plain(part, f"{where}[{_short(key)}]", parents)) for key, part in value.items()
+            (_plain_key(key, where), _plain(part, f"{where}[{_short(key)}]", parents))
+            for key, part in value.items()
         ]
         return _dict_like(value, pairs)
     if isinstance(value, (list, tuple)):
@@ -69,7 +88,8 @@ def _plain(value: Any, where: str, parents: tuple[int, ...]) -> Any:
         return parts if isinstance(value, list) else tuple(parts)
     article = "an" if kind.__name__[0] in "aeiouAEIO" else "a"
     raise TypeError(
-        f"{where} is {article} {kind.__name__}, which cannot be loaded without running code: {_cure(value)}."
+        f"{where} is {article} {kind.__name__}, which cannot be loaded without running code: "
+        f"{_cure(value)}."
     )
 
 
@@ -79,26 +99,37 @@ def _dict_like(value: dict[Any, Any], pairs: list[tuple[Any, Any]]) -> dict[Any,
     if not isinstance(value, collections.OrderedDict):
         return dict(pairs)
     ordered = collections.OrderedDict(pairs)
-    if isinstance(metadata := getattr(value, "_metadata", None), Mapping):  # the versions of a model's modules
+    if isinstance(
+        metadata := getattr(value, "_metadata", None), Mapping
+    ):  # the versions of a model's modules
         ordered._metadata = dict(metadata)  # type: ignore[attr-defined]
     return ordered
 
 
 def _plain_scalar(value: np.generic, where: str) -> Any:
     plain = value.item()
-    if isinstance(value, _NUMPY) and not isinstance(value, np.timedelta64) and not isinstance(plain, np.generic):
+    if (
+        isinstance(value, _NUMPY)
+        and not isinstance(value, np.timedelta64)
+        and not isinstance(plain, np.generic)
+    ):
         return plain
-    raise TypeError(f"{where} is a {type(value).__name__}, which no plain type can hold: save `float(…)` or `str(…)`.")
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, which no plain type can hold: save `float(…)` or "
+        f"`str(…)`."
+    )
 
 
 def _plain_tensor(value: Tensor, where: str) -> Tensor:
     if type(value) not in (Tensor, nn.Parameter, nn.Buffer):
         raise TypeError(
-            f"{where} is a {type(value).__name__}, a kind of tensor with code of its own: save an ordinary tensor made from it."
+            f"{where} is a {type(value).__name__}, a kind of tensor with code of its own: save an "
+            f"ordinary tensor made from it."
         )
     if value.is_meta:
         raise TypeError(
-            f"{where} is a tensor on the device “meta”, which holds no numbers: save it once it has a device."
+            f"{where} is a tensor on the device “meta”, which holds no numbers: save it once it "
+            f"has a device."
         )
     return value.detach()
 
@@ -111,7 +142,9 @@ def _plain_key(key: Any, where: str) -> Any:
 
 def _short(value: Any) -> str:
     return (
-        repr(value) if isinstance(value, (str, int, float)) and len(repr(value)) < 60 else f"a {type(value).__name__}"
+        repr(value)
+        if isinstance(value, (str, int, float)) and len(repr(value)) < 60
+        else f"a {type(value).__name__}"
     )
 
 

@@ -1,4 +1,6 @@
-"""Remember the state of every random generator that a training draws from, and put it back: torch, CUDA, NumPy, Python."""
+"""Remember the state of every random generator that a training draws from, and put it back:
+torch, CUDA, NumPy, Python.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ RandomState = dict[str, Any]
 
 
 def random_state() -> RandomState:
-    """Return the states of torch's, NumPy's and Python's global generators, as tensors and plain values.
+    """Return the states of torch's, NumPy's and Python's global generators, as tensors and plain
+    values.
 
-    `torch.save` stores it, and `torch.load(…, weights_only=True)` reads it. CUDA is left out until something has used it.
+    `torch.save` stores it, and `torch.load(…, weights_only=True)` reads it. CUDA is left out until
+    something has used it.
     """
     numpy: Any = np.random.get_state(legacy=True)
     return {
@@ -30,7 +34,11 @@ def random_state() -> RandomState:
 def set_random_state(state: RandomState) -> None:
     """Put back what `random_state` returned; CUDA's only on a machine with as many GPUs."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+    if (
+        state["cuda"]
+        and torch.cuda.is_available()
+        and len(state["cuda"]) == torch.cuda.device_count()
+    ):
         torch.cuda.set_rng_state_all(state["cuda"])
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))

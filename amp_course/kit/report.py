@@ -1,4 +1,6 @@
-"""Show what was found, paragraphs, tables and lists: as text in a terminal, as HTML in a notebook."""
+"""Show what was found, paragraphs, tables and lists: as text in a terminal,
+as HTML in a notebook.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from amp_course.kit.table import html_table, text_table
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, the head first; the columns whose heads are in `right` are aligned at their ends."""
+    """Rows of text, the head first; the columns whose heads are in `right` are aligned at their
+    ends.
+    """
 
     rows: Sequence[Sequence[str]]
     right: Collection[str] = ()

@@ -1,7 +1,8 @@
-"""Draw small SVG pictures for panels: redrawn in a millisecond, sharp at any size, in the colours of the reader's theme.
+"""Draw small SVG pictures for panels: redrawn in a millisecond, sharp at any size, in the colours
+of the reader's theme.
 
-Strings in, strings out; escaped here, so that nothing that a reader types becomes markup. Figures for a page without a
-kernel are matplotlib's business (`kit.style`).
+Strings in, strings out; escaped here, so that nothing that a reader types becomes markup. Figures
+for a page without a kernel are matplotlib's business (`kit.style`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ _TILES = {
 
 
 def picture(width: float, height: float, *parts: str, label: str) -> str:
-    """Return an SVG of width × height pixels that shrinks with a narrow page; `label` is read out by a screen reader."""
+    """Return an SVG of width × height pixels that shrinks with a narrow page;
+    `label` is read out by a screen reader.
+    """
     return (
-        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '
-        f'style="width:100%;max-width:{width:g}px;height:auto;display:block" font-family="var(--jp-ui-font-family, sans-serif)">'
-        + "".join(parts)
-        + "</svg>"
+        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" '
+        f'xmlns="http://www.w3.org/2000/svg" '
+        f'style="width:100%;max-width:{width:g}px;height:auto;display:block" '
+        f'font-family="var(--jp-ui-font-family, sans-serif)">' + "".join(parts) + "</svg>"
     )
 
 
@@ -50,20 +53,39 @@ def text(
     return f'<text {place} fill="{fill}"{weight}>{escape(content)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, *, stroke: str = FAINT, width: float = 1, dash: str = "") -> str:
+def line(
+    x1: float,
+    y1: float,
+    x2: float,
+    y2: float,
+    *,
+    stroke: str = FAINT,
+    width: float = 1,
+    dash: str = "",
+) -> str:
     """Return a straight line; dash: as in SVG's stroke-dasharray, "4 3"."""
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width:g}"{dashed}/>'
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" '
+        f'stroke-width="{width:g}"{dashed}/>'
+    )
 
 
-def polyline(points: list[tuple[float, float]], *, stroke: str, width: float = 1.5, dash: str = "") -> str:
+def polyline(
+    points: list[tuple[float, float]], *, stroke: str, width: float = 1.5, dash: str = ""
+) -> str:
     """Return a line through points."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width:g}"{dashed}/>'
+    return (
+        f'<polyline points="{path}" fill="none" stroke="{stroke}" '
+        f'stroke-width="{width:g}"{dashed}/>'
+    )
 
 
-def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: str = "", tip: str = "") -> str:
+def box(
+    x: float, y: float, width: float, height: float, fill: str, *, hatch: str = "", tip: str = ""
+) -> str:
     """Return a filled rectangle, hatched if asked, with `tip` shown under the mouse.
 
     fill: a colour "#rrggbb"; hatch: one of matplotlib's "//", "\\\\", "xx", "..", "--", "||", "++"
@@ -72,12 +94,14 @@ def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: st
     title = f"<title>{escape(tip)}</title>" if tip else ""
     if not hatch:
         return f'<rect {place} fill="{fill}">{title}</rect>'
-    # A pattern per colour and hatch, defined on the spot: ids are shared by all pictures of a page, so equal ones agree.
+    # A pattern per colour and hatch, defined on the spot: ids are shared by all pictures of a page,
+    # so equal ones agree.
     name = f"amp-{fill.lstrip('#')}-{list(_TILES).index(hatch)}"
     stroke = "#222222" if is_pale(fill) else "white"
     pattern = (
-        f'<pattern id="{name}" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="{fill}"/>'
-        f'<path d="{_TILES[hatch]}" stroke="{stroke}" stroke-width="1.6" stroke-linecap="round"/></pattern>'
+        f'<pattern id="{name}" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" '
+        f'height="8" fill="{fill}"/><path d="{_TILES[hatch]}" stroke="{stroke}" stroke-width="1.6" '
+        f'stroke-linecap="round"/></pattern>'
     )
     return f'<defs>{pattern}</defs><rect {place} fill="url(#{name})">{title}</rect>'
 
@@ -91,4 +115,6 @@ def is_pale(fill: str) -> bool:
 def swatch(colour: str, hatch: str = "") -> str:
     """Return a small filled box for a line of text, as in a legend."""
     mark = box(0, 0, 16, 12, colour, hatch=hatch)
-    return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'
+    return (
+        f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'
+    )

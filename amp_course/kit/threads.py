@@ -1,4 +1,6 @@
-"""Run tiny computations on one thread: below a thousand numbers an op's threads wait for each other longer than they work."""
+"""Run tiny computations on one thread: below a thousand numbers an op's threads wait for each other
+longer than they work.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread while the body runs; the number of before is put back, also after an exception."""
+    """Let torch compute on one thread while the body runs;
+    the number of before is put back, also after an exception.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,9 @@
 """Follow every tensor through one training step, from its making to its freeing.
 
-Three things are watched: every tensor an op gives back (a `TorchDispatchMode`), what autograd packs for the
-backward pass (`saved_tensors_hooks`), and when each storage dies (a weak reference to it). What an op takes
-and gives back inside itself is not seen. `amp_course.kit.memory` turns this into numbers.
+Three things are watched: every tensor an op gives back (a `TorchDispatchMode`), what autograd packs
+for the backward pass (`saved_tensors_hooks`), and when each storage dies (a weak reference to it).
+What an op takes and gives back inside itself is not seen. `amp_course.kit.memory` turns this into
+numbers.
 """
 
 import weakref
@@ -19,7 +20,9 @@ Saved = tuple[Tensor, list["Token"]]
 
 
 def storages(tensors: Iterable[Tensor | None]) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages under `tensors`; a sparse tensor has two, of its indices and of its values."""
+    """Yield the storages under `tensors`; a sparse tensor has two,
+    of its indices and of its values.
+    """
     for tensor in tensors:
         if tensor is None:
             continue
@@ -30,7 +33,9 @@ def storages(tensors: Iterable[Tensor | None]) -> Iterator[torch.UntypedStorage]
 
 
 class LiveBytes:
-    """Add up the bytes of the storages added and not yet freed; `peak` is the most there was at one time."""
+    """Add up the bytes of the storages added and not yet freed;
+    `peak` is the most there was at one time.
+    """
 
     def __init__(self) -> None:
         """Start at nothing."""
@@ -44,18 +49,25 @@ class LiveBytes:
         return storage._cdata in self._bytes
 
     def add(self, storage: torch.UntypedStorage, owner: object = None) -> None:
-        """Count `storage` until `owner` dies (itself unless told), once, however often it is added."""
+        """Count `storage` until `owner` dies (itself unless told), once,
+        however often it is added.
+        """
         key = storage._cdata  # its address in C++: no other live storage has it
         grown = storage.nbytes() - self._bytes.get(key, 0)  # not 0 either if it has been resized
         if key not in self._bytes:
-            # subtle: a storage's Python object lives as long as its C++ one, so its end is the freeing.
-            self._owners[key] = weakref.ref(storage if owner is None else owner, partial(self._drop, key))
+            # subtle: a storage's Python object lives as long as its C++ one, so its end is the
+            #         freeing.
+            self._owners[key] = weakref.ref(
+                storage if owner is None else owner, partial(self._drop, key)
+            )
         self._bytes[key] = storage.nbytes()
         self.now += grown
         self.peak = max(self.peak, self.now)
 
     def add_older(self, storage: torch.UntypedStorage) -> int:
-        """Count a storage there from the start, so at the peak too; return the bytes that are new."""
+        """Count a storage there from the start, so at the peak too;
+        return the bytes that are new.
+        """
         if storage in self:
             return 0
         peak = self.peak
@@ -73,17 +85,22 @@ class Token:
 
 
 class StepWatch(TorchDispatchMode):
-    """Count four things through one step: all tensors, the gradients, the cast copies, what autograd saves.
+    """Count four things through one step: all tensors, the gradients, the cast copies, what
+    autograd saves.
 
-    Use it as a context around the step, with `pack` and `unpack` as saved-tensor hooks and `note_gradient` as
-    the post-accumulate hook of each parameter.
+    Use it as a context around the step, with `pack` and `unpack` as saved-tensor hooks and
+    `note_gradient` as the post-accumulate hook of each parameter.
     """
 
     def __init__(self, model: nn.Module, existing: Iterable[Tensor]) -> None:
-        """Count what is there at the start: the model's tensors and `existing`, the state and the batch."""
+        """Count what is there at the start: the model's tensors and `existing`,
+        the state and the batch.
+        """
         super().__init__()
         self.device = next(model.parameters()).device
-        self.everything, self.gradients, self.cast_copies, self.saved = (LiveBytes() for _ in range(4))
+        self.everything, self.gradients, self.cast_copies, self.saved = (
+            LiveBytes() for _ in range(4)
+        )
         self.bytes_before = 0  # of what was there at the start
         self._tokens: weakref.WeakValueDictionary[int, Token] = weakref.WeakValueDictionary()
         weights = [*model.parameters(), *model.buffers()]
@@ -93,10 +110,15 @@ class StepWatch(TorchDispatchMode):
         self._found([*weights, *(parameter.grad for parameter in model.parameters()), *existing])
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an op, and look at what it reads and what it gives back."""
-        # What we have not seen was there before, unless torch.tensor(…) hands over what it has just made.
+        # What we have not seen was there before, unless torch.tensor(…) hands over what it has just
+        # made.
         if func is not torch.ops.aten.lift_fresh.default:
             self._found(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         result = func(*args, **(kwargs or {}))
@@ -109,7 +131,9 @@ class StepWatch(TorchDispatchMode):
         return result
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Note what autograd saves, but for weights and their cast copies, and hand it on unchanged."""
+        """Note what autograd saves, but for weights and their cast copies,
+        and hand it on unchanged.
+        """
         tokens = []
         for storage in storages([tensor]):
             if storage._cdata not in self._weights and storage not in self.cast_copies:

@@ -23,57 +23,93 @@ if TYPE_CHECKING:
     from amp_course.loop.train import RunRecord
 
 
-_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # keeps a number readable on a line
+_ON_WHITE = {
+    "facecolor": "white",
+    "edgecolor": "none",
+    "pad": 0.4,
+}  # keeps a number readable on a line
 
 
 def step_times_figure(records: Sequence[RunRecord]) -> Figure:
-    """Draw every step's time of some runs, warm-up hollow, with the median and quartiles of the rest."""
-    medians = " and ".join(f"{seconds_text(record.timing.median)} in {record.recipe.label}" for record in records)
-    figure, axis = new_figure(7.2, 2.9, alt=f"The time of every training step; the median step takes {medians}.")
+    """Draw every step's time of some runs, warm-up hollow,
+    with the median and quartiles of the rest.
+    """
+    medians = " and ".join(
+        f"{seconds_text(record.timing.median)} in {record.recipe.label}" for record in records
+    )
+    figure, axis = new_figure(
+        7.2, 2.9, alt=f"The time of every training step; the median step takes {medians}."
+    )
     for record, marker in zip(records, itertools.cycle("os^D")):
         colour, n = COLOURS[record.recipe.name], record.warmup
         milliseconds = [seconds * 1e3 for seconds in record.step_seconds]
         steps = list(range(len(milliseconds)))
         axis.plot(steps[:n], milliseconds[:n], marker, mfc="none", mec=colour, ms=4)
-        axis.plot(steps[n:], milliseconds[n:], marker, color=colour, ms=3, label=record.recipe.label)
+        axis.plot(
+            steps[n:], milliseconds[n:], marker, color=colour, ms=3, label=record.recipe.label
+        )
         timing = record.timing
         axis.axhspan(timing.q1 * 1e3, timing.q3 * 1e3, xmax=0.85, color=colour, alpha=0.18, lw=0)
         axis.axhline(timing.median * 1e3, color=colour, lw=1, xmax=0.85)
         median = f"{seconds_text(timing.median)}, {record.recipe.label}"
-        axis.text(len(steps) + 0.5, timing.median * 1e3, median, color=colour, fontsize=8, va="center")
+        axis.text(
+            len(steps) + 0.5, timing.median * 1e3, median, color=colour, fontsize=8, va="center"
+        )
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(LogFormatter())  # 4 and 10, not 4 × 10⁰ and 10¹
     axis.yaxis.set_minor_formatter(LogFormatter())
     axis.set_xlim(-1, 1.18 * max(len(record.step_seconds) for record in records))
     axis.set_xlabel("step (hollow: warm-up, not measured)", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(records))
+    axis.legend(
+        fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(records)
+    )
     title(axis, "Time per step", "milliseconds, log scale; line and band: median and quartiles")
     return figure
 
 
 def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
-    """Draw how far off each way of timing is: its name, and (its answer, the honest one) in milliseconds."""
-    said = "; ".join(f"{name}: {wrong:.3g} ms instead of {honest:.3g} ms" for name, (wrong, honest) in ways.items())
-    figure, axis = new_figure(7.2, 1.1 + 0.4 * len(ways), alt=f"What each wrong way of timing measures. {said}.")
+    """Draw how far off each way of timing is: its name, and
+    (its answer, the honest one) in milliseconds.
+    """
+    said = "; ".join(
+        f"{name}: {wrong:.3g} ms instead of {honest:.3g} ms"
+        for name, (wrong, honest) in ways.items()
+    )
+    figure, axis = new_figure(
+        7.2, 1.1 + 0.4 * len(ways), alt=f"What each wrong way of timing measures. {said}."
+    )
     names = list(ways)[::-1]
     for row, name in enumerate(names):
         wrong, honest = ways[name]
         ratio = wrong / honest
-        axis.barh(row, ratio - 1, left=1, color=COLOURS["amp_fp16"], hatch="//", edgecolor="white", height=0.65)
+        axis.barh(
+            row,
+            ratio - 1,
+            left=1,
+            color=COLOURS["amp_fp16"],
+            hatch="//",
+            edgecolor="white",
+            height=0.65,
+        )
         text = f" {wrong:.3g} ms instead of {honest:.3g} ms "
         axis.text(max(ratio, 1), row, text, va="center", fontsize=8, color=INK)
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_xscale("log")
     axis.set_xlim(right=max(10, *(wrong / honest for wrong, honest in ways.values())) * 30)
-    title(axis, "Three ways to fool yourself", "what each measures, over the honest time; log scale")
+    title(
+        axis, "Three ways to fool yourself", "what each measures, over the honest time; log scale"
+    )
     return figure
 
 
 def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
-    """Draw the parts of a step's memory, stacked, one bar for each name; the peak is the line across."""
+    """Draw the parts of a step's memory, stacked, one bar for each name;
+    the peak is the line across.
+    """
     said = "; ".join(
-        f"{name}: a peak of {bytes_text(memory.peak)}, {bytes_text(memory.activations)} of it activations"
+        f"{name}: a peak of {bytes_text(memory.peak)}, {bytes_text(memory.activations)} of it "
+        f"activations"
         for name, memory in memories.items()
     )
     figure, axis = new_figure(
@@ -96,9 +132,19 @@ def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
             )
             left += size
         axis.plot(
-            [memory.peak / 2**20] * 2, [row - 0.38, row + 0.38], color=INK, lw=2, label="peak" if row == 0 else None
+            [memory.peak / 2**20] * 2,
+            [row - 0.38, row + 0.38],
+            color=INK,
+            lw=2,
+            label="peak" if row == 0 else None,
         )
-        axis.text(max(left, memory.peak / 2**20), row, f"  peak {bytes_text(memory.peak)}", va="center", fontsize=8)
+        axis.text(
+            max(left, memory.peak / 2**20),
+            row,
+            f"  peak {bytes_text(memory.peak)}",
+            va="center",
+            fontsize=8,
+        )
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.margins(x=0.22)
     axis.set_xlim(left=0)
@@ -113,10 +159,13 @@ def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
     figure, axis = new_figure(
         7.2,
         2.4,
-        alt=f"The loss scale over {len(scales)} training steps, {path}; {len(skipped)} skipped steps are marked.",
+        alt=f"The loss scale over {len(scales)} training steps, {path}; {len(skipped)} skipped "
+        f"steps are marked.",
     )
     axis.step(range(len(scales)), scales, where="mid", color=COLOURS["amp_fp16"], lw=1.5)
-    axis.plot(skipped, [scales[n] for n in skipped], "X", color=INK, ms=8, label="step skipped", ls="none")
+    axis.plot(
+        skipped, [scales[n] for n in skipped], "X", color=INK, ms=8, label="step skipped", ls="none"
+    )
     axis.set_yscale("log", base=2)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("step", fontsize=8)
@@ -127,12 +176,15 @@ def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
 
 
 def report_card_figure(card: ReportCard) -> Figure:
-    """Draw the report card: for each workload time and peak memory relative to fp32; published speed-ups next to them."""
+    """Draw the report card: for each workload time and peak memory relative to fp32;
+    published speed-ups next to them.
+    """
     names = card.workloads()
     recipes = list({row.recipe.name: row.recipe for row in card.rows}.values())
     tall = 0.24 * (len(recipes) + 1) * len(names)
     alt = (
-        f"Report card: {len(names)} trainings under {len(recipes)} recipes, speed and peak memory as bars, compared with "
+        f"Report card: {len(names)} trainings under {len(recipes)} recipes, speed and peak memory "
+        f"as bars, compared with "
         "fp32, with the numbers of the table above; below them, speed-ups that others published."
     )
     figure, axes = new_figure(8, 3.9 + tall, columns=2, rows=2, height_ratios=[tall, 1.8], alt=alt)
@@ -142,8 +194,8 @@ def report_card_figure(card: ReportCard) -> Figure:
             axes[0],
             lambda row: 0.0 if card.busy(row.workload) else card.speedup(row),
             lambda row: (
-                f"{'too busy to tell' if card.busy(row.workload) else f'{card.speedup(row):.2f} ×'}  "
-                f"({seconds_text(row.timing.median)})"
+                f"{'too busy to tell' if card.busy(row.workload) else f'{card.speedup(row):.2f} ×'} "
+                f" ({seconds_text(row.timing.median)})"
             ),
             "Speed-up",
         ),
@@ -160,15 +212,29 @@ def report_card_figure(card: ReportCard) -> Figure:
         title(axis, head, "fp32 = 1")
     axes[1].set_yticklabels([])
     for row, published in enumerate(PUBLISHED[::-1]):
-        published_axis.barh(row, published.speedup, color="#d9d9d9", edgecolor=FAINT, height=0.7, lw=0.6)
-        published_axis.text(published.speedup, row, f" {published.speedup:.2f} ×", fontsize=8, va="center")
+        published_axis.barh(
+            row, published.speedup, color="#d9d9d9", edgecolor=FAINT, height=0.7, lw=0.6
+        )
+        published_axis.text(
+            published.speedup, row, f" {published.speedup:.2f} ×", fontsize=8, va="center"
+        )
     labels = [f"{published.what}\n{published.hardware}" for published in PUBLISHED[::-1]]
     published_axis.set_yticks(range(len(PUBLISHED)), labels, fontsize=7.5)
     published_axis.margins(x=0.1)
     published_axis.set_xlim(left=0)
-    title(published_axis, "Published elsewhere", "speed-up; other hardware, and a baseline of their own")
+    title(
+        published_axis,
+        "Published elsewhere",
+        "speed-up; other hardware, and a baseline of their own",
+    )
     handles = [_patch(recipe.name, recipe.label) for recipe in recipes]
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(4, len(recipes)), loc="outside upper right")
+    figure.legend(
+        handles=handles,
+        fontsize=8,
+        frameon=False,
+        ncols=min(4, len(recipes)),
+        loc="outside upper right",
+    )
     figure.suptitle(
         f"Report card: {card.machine.device_name}, torch {card.machine.torch_version}, {card.day}",
         fontsize=9,
@@ -180,7 +246,9 @@ def report_card_figure(card: ReportCard) -> Figure:
 
 
 def save_report_card(card: ReportCard, folder: Path | str) -> tuple[Path, Path]:
-    """Write report_card.json and report_card.png into a folder, made if need be; return their paths."""
+    """Write report_card.json and report_card.png into a folder, made if need be;
+    return their paths.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     data, picture = folder / "report_card.json", folder / "report_card.png"
@@ -191,8 +259,13 @@ def save_report_card(card: ReportCard, folder: Path | str) -> tuple[Path, Path]:
 
 def speed_up_figure(points: Sequence[tuple[str, str, float]]) -> Figure:
     """Draw speed-ups, one bar for each (recipe's name, label, fp32's time over the recipe's)."""
-    said = "; ".join(f"{label}: {speedup:.2f}" for _, label, speedup in points) or "nothing measured yet"
-    figure, axis = new_figure(7.2, 0.9 + 0.3 * max(1, len(points)), alt=f"Speed-ups over fp32, one bar each. {said}.")
+    said = (
+        "; ".join(f"{label}: {speedup:.2f}" for _, label, speedup in points)
+        or "nothing measured yet"
+    )
+    figure, axis = new_figure(
+        7.2, 0.9 + 0.3 * max(1, len(points)), alt=f"Speed-ups over fp32, one bar each. {said}."
+    )
     for row, (recipe, _, speedup) in enumerate(points[::-1]):
         axis.barh(row, speedup, color=COLOURS[recipe], hatch=HATCHES[recipe], edgecolor="white")
         axis.text(speedup, row, f" {speedup:.2f} ×", va="center", fontsize=8)
@@ -204,7 +277,9 @@ def speed_up_figure(points: Sequence[tuple[str, str, float]]) -> Figure:
     return figure
 
 
-def _grouped(axis: Any, card: ReportCard, names: Sequence[str], group: int, value: Any, text: Any) -> None:
+def _grouped(
+    axis: Any, card: ReportCard, names: Sequence[str], group: int, value: Any, text: Any
+) -> None:
     ticks, labels = [], []
     for place, name in enumerate(names):
         rows = card.of(name)
@@ -218,7 +293,9 @@ def _grouped(axis: Any, card: ReportCard, names: Sequence[str], group: int, valu
                 edgecolor="white",
                 height=0.85,
             )
-            axis.text(value(row), y, f" {text(row)}", va="center", fontsize=8, bbox=_ON_WHITE, zorder=3)
+            axis.text(
+                value(row), y, f" {text(row)}", va="center", fontsize=8, bbox=_ON_WHITE, zorder=3
+            )
         ticks.append(-(place * (group + 1) + (len(rows) - 1) / 2))
         labels.append(rows[0].title.replace(", ", "\n", 1))
     axis.set_yticks(ticks, labels, fontsize=7.5)

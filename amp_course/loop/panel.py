@@ -1,4 +1,6 @@
-"""`StepExplorer`: choose a width, a batch size and a recipe, and measure one step of SimpleNet against fp32."""
+"""`StepExplorer`: choose a width, a batch size and a recipe,
+and measure one step of SimpleNet against fp32.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import simple_net
 
 _ROUNDS, _STEPS = 6, 6
-_MAX_SECONDS = 2.0  # for each of the two: a recipe that is emulated may take a hundred times as long
+_MAX_SECONDS = (
+    2.0  # for each of the two: a recipe that is emulated may take a hundred times as long
+)
 _MAX_BARS = 12
 
 
@@ -50,7 +54,9 @@ class Measured:
 
 
 def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> Measured:
-    """Time SimpleNet's step in fp32 and under a recipe, in turn, for some two seconds each; medians after the warm-up."""
+    """Time SimpleNet's step in fp32 and under a recipe, in turn, for some two seconds each;
+    medians after the warm-up.
+    """
     workload = simple_net(device, width, batch)
     sides = [workload.start(FP32), workload.start(RECIPES[recipe])]
     runs: list[list[RunRecord]] = [[], []]
@@ -60,25 +66,41 @@ def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> M
             if all(record.complete for record in done) and left > 0:
                 done.append(side.run(_STEPS, left))
     base, other = (join(done).timing for done in runs)
-    return Measured(recipe, width, batch, base.median, other.median, busy_text(base.waited, other.waited))
+    return Measured(
+        recipe, width, batch, base.median, other.median, busy_text(base.waited, other.waited)
+    )
 
 
 class StepExplorer(Panel):
-    """Width, batch and recipe by slider and menu; the button measures; each measurement stays as a bar.
+    """Width, batch and recipe by slider and menu; the button measures; each measurement stays as a
+    bar.
 
-    panel.width.value = 512; panel.measure.click() drives it in a test; `panel.results` holds what was measured.
+    panel.width.value = 512; panel.measure.click() drives it in a test; `panel.results` holds what
+    was measured.
     """
 
     def __init__(self) -> None:
         self.device = pick_device()
-        widths = (64, 128, 256, 512, 1024) if self.device.type == "cpu" else (256, 512, 1024, 2048, 4096, 8192)
+        widths = (
+            (64, 128, 256, 512, 1024)
+            if self.device.type == "cpu"
+            else (256, 512, 1024, 2048, 4096, 8192)
+        )
         batches = (1, 8, 32, 128, 256) if self.device.type == "cpu" else (1, 32, 128, 512, 2048)
         others = [recipe for recipe in recipes_for(self.device) if recipe is not FP32]
         self.width = widgets.SelectionSlider(
-            options=widths, value=widths[3], description="width", style=WIDE, tooltip="features of each Linear"
+            options=widths,
+            value=widths[3],
+            description="width",
+            style=WIDE,
+            tooltip="features of each Linear",
         )
         self.batch = widgets.SelectionSlider(
-            options=batches, value=batches[3], description="batch size", style=WIDE, tooltip="samples in a step"
+            options=batches,
+            value=batches[3],
+            description="batch size",
+            style=WIDE,
+            tooltip="samples in a step",
         )
         self.recipe = widgets.Dropdown(
             options=[(recipe.label, recipe.name) for recipe in others],
@@ -88,17 +110,22 @@ class StepExplorer(Panel):
             tooltip="the recipe to compare with fp32",
         )
         self.measure = widgets.Button(
-            description="Measure", button_style="primary", tooltip="time both and add a bar (a few seconds)"
+            description="Measure",
+            button_style="primary",
+            tooltip="time both and add a bar (a few seconds)",
         )
         self.clear = widgets.Button(description="Clear", tooltip="remove all bars")
         self.results: list[Measured] = []
         self._supports: tuple[DtypeSupport, ...] = ()  # measured once a recipe is slower than fp32
         self.measure.on_click(lambda _: self._measure())
         self.clear.on_click(lambda _: self._clear())
-        buttons = widgets.HBox([self.measure, self.clear], layout=widgets.Layout(margin="4px 0 0 8em"))
+        buttons = widgets.HBox(
+            [self.measure, self.clear], layout=widgets.Layout(margin="4px 0 0 8em")
+        )
         image = widgets.HTML(layout=widgets.Layout(display="none"))
         super().__init__(
-            f"One training step of SimpleNet on {self.device.type.upper()}: what does AMP buy at this size?",
+            f"One training step of SimpleNet on {self.device.type.upper()}: what does AMP buy at "
+            f"this size?",
             [self.width, self.batch, self.recipe, buttons],
             image,
         )
@@ -110,22 +137,27 @@ class StepExplorer(Panel):
         try:
             found = measure_pair(self.recipe.value, self.width.value, self.batch.value, self.device)
         except (RuntimeError, torch.OutOfMemoryError) as error:
-            self.tell(f"{html.escape(str(error).split(chr(10))[0])}: choose a smaller width or batch.")
+            self.tell(
+                f"{html.escape(str(error).split(chr(10))[0])}: choose a smaller width or batch."
+            )
         else:
             if found.busy:
                 self.tell(found.busy)
                 return
             self.results = [*self.results, found][-_MAX_BARS:]
             self.tell(
-                f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, {RECIPES[found.recipe].label} "
-                f"{seconds_text(found.seconds)}, <b>{found.speedup:.2f} times</b> as fast.{self._advice(found)}"
+                f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, "
+                f"{RECIPES[found.recipe].label} {seconds_text(found.seconds)}, "
+                f"<b>{found.speedup:.2f} times</b> as fast.{self._advice(found)}"
             )
             self._redraw()
         finally:
             self.measure.disabled = False
 
     def _advice(self, found: Measured) -> str:
-        """Say what to make of a slower recipe, which on some machines is every one at every size."""
+        """Say what to make of a slower recipe, which on some machines is every one at every
+        size.
+        """
         if found.speedup >= 1:
             return ""
         label = RECIPES[found.recipe].label
@@ -134,7 +166,8 @@ class StepExplorer(Panel):
         if support.state != "emulated" or support.times_fp32 is None:
             return f" {label} does not pay at this size: try a wider net or a larger batch."
         return (
-            f" Matmuls in {support.name} take {support.times_fp32:.1f} times as long as in fp32 on this machine, so {label} may "
+            f" Matmuls in {support.name} take {support.times_fp32:.1f} times as long as in fp32 on "
+            f"this machine, so {label} may "
             "pay at no size here. Section 6 shows what it saves anyway: memory."
         )
 
@@ -149,7 +182,9 @@ class StepExplorer(Panel):
 
     def still(self) -> Figure:
         """Return the bars so far."""
-        return speed_up_figure([(found.recipe, found.label, found.speedup) for found in self.results])
+        return speed_up_figure(
+            [(found.recipe, found.label, found.speedup) for found in self.results]
+        )
 
     def __repr__(self) -> str:
         return "StepExplorer()"

@@ -1,4 +1,6 @@
-"""The recipes that a loop can run: which dtype autocast uses, and whether a scaler scales the loss."""
+"""The recipes that a loop can run: which dtype autocast uses,
+and whether a scaler scales the loss.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,11 @@ class Recipe:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Set what fp32 means on CUDA while the body runs: TF32 where the recipe says so, real fp32 elsewhere.
+        """Set what fp32 means on CUDA while the body runs: TF32 where the recipe says so, real fp32
+        elsewhere.
 
-        cuDNN's convolutions use TF32 by default, so an "fp32" baseline that sets nothing is not one.
+        cuDNN's convolutions use TF32 by default, so an "fp32" baseline that sets nothing is not
+        one.
         """
         matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
@@ -78,7 +82,9 @@ class Recipe:
         return torch.amp.GradScaler(device.type) if self.scaled else None
 
     def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        """Return what trains the model under this recipe; ValueError for a model without parameters."""
+        """Return what trains the model under this recipe;
+        ValueError for a model without parameters.
+        """
         device = device_of(model)
         optimizer = make_optimizer(list(model.parameters()))
         return Stepper(model, optimizer, loss_fn, dtype=self.dtype, scaler=self.new_scaler(device))
@@ -93,15 +99,21 @@ RECIPES = {recipe.name: recipe for recipe in (FP32, TF32, AMP_FP16, AMP_BF16)}
 
 
 def find_recipe(recipe: Recipe | str) -> Recipe:
-    """Return a recipe given itself or its name: "amp-fp16" → AMP_FP16. An unknown one raises ValueError."""
+    """Return a recipe given itself or its name: "amp-fp16" → AMP_FP16.
+    An unknown one raises ValueError.
+    """
     if isinstance(recipe, Recipe):
         return recipe
     name = str(recipe).lower().replace("-", "_").replace(" ", "_")
     if name not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}: choose one of {', '.join(RECIPES)}, or hand over a Recipe")
+        raise ValueError(
+            f"unknown recipe {recipe!r}: choose one of {', '.join(RECIPES)}, or hand over a Recipe"
+        )
     return RECIPES[name]
 
 
 def recipes_for(device: torch.device) -> tuple[Recipe, ...]:
-    """Return the recipes that mean something on a device: TF32 is a mode of NVIDIA's matrix units only."""
+    """Return the recipes that mean something on a device:
+    TF32 is a mode of NVIDIA's matrix units only.
+    """
     return tuple(recipe for recipe in RECIPES.values() if device.type == "cuda" or not recipe.tf32)

@@ -1,4 +1,6 @@
-"""The report card: what each recipe costs and gives on this machine, as data, table, JSON, PNG and a paragraph."""
+"""The report card: what each recipe costs and gives on this machine, as data, table, JSON,
+PNG and a paragraph.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_
 
 _LOOK = 3  # steps of the first turn: enough to see which recipe is too slow to finish
 _SLOW = 2  # times the baseline's fastest step: a recipe above that is not slow by chance
-_TURNS = 4  # after it, the recipes take turns this often, so that a machine that slows down slows them all
+# after it, the recipes take turns this often, so that a machine that slows down slows them all
+_TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class Row:
 
     @property
     def stopped(self) -> bool:
-        """Whether the time limit ended the training before its last step: loss and accuracy then compare nothing."""
+        """Whether the time limit ended the training before its last step:
+        loss and accuracy then compare nothing.
+        """
         return len(self.record.losses) < self.planned_steps
 
     @property
@@ -140,11 +145,26 @@ class ReportCard(Page):
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its head first."""
-        head = ["workload", "recipe", "time per step", "speed-up", "peak memory", "bytes per parameter", "activations"]
-        return [[*head, "final loss", "accuracy", "steps"], *(self._cells_of(row) for row in self.rows)]
+        head = [
+            "workload",
+            "recipe",
+            "time per step",
+            "speed-up",
+            "peak memory",
+            "bytes per parameter",
+            "activations",
+        ]
+        return [
+            [*head, "final loss", "accuracy", "steps"],
+            *(self._cells_of(row) for row in self.rows),
+        ]
 
     def _cells_of(self, row: Row) -> list[str]:
-        steps = f"{len(row.record.losses)} of {row.planned_steps}" if row.stopped else str(row.planned_steps)
+        steps = (
+            f"{len(row.record.losses)} of {row.planned_steps}"
+            if row.stopped
+            else str(row.planned_steps)
+        )
         return [
             row.title,
             row.recipe.label,
@@ -177,9 +197,9 @@ def make_report_card(
 ) -> ReportCard:
     """Train every workload under every recipe, in turn, and collect the rows.
 
-    max_seconds: a limit for one workload under one recipe. One that is slower than the first recipe and cannot finish in time,
-        even at the pace of its fastest step so far, is stopped at once. Two steps always run, since memory is counted in the
-        second. The card says what was stopped.
+    max_seconds: a limit for one workload under one recipe. One that is slower than the first recipe
+        and cannot finish in time, even at the pace of its fastest step so far, is stopped at once.
+        Two steps always run, since memory is counted in the second. The card says what was stopped.
     """
     workloads = workloads or (simple_net(device), digits_resnet(device), char_gpt(device))
     recipes = recipes or recipes_for(device)
@@ -196,14 +216,18 @@ def _run(workload: Workload, recipes: Sequence[AnyRecipe], max_seconds: float) -
 
 
 def _turns(steps: int) -> list[int]:
-    """Cut a number of steps into a short look and then a few equal turns. Example: 32 → [3, 7, 7, 7, 8]"""
+    """Cut a number of steps into a short look and then a few equal turns. Example:
+    32 → [3, 7, 7, 7, 8]
+    """
     look = min(_LOOK, steps)
     ends = [look + (steps - look) * turn // _TURNS for turn in range(_TURNS + 1)]
     return [look, *(end - start for start, end in pairwise(ends) if end > start)]
 
 
 class _Training:
-    """A workload under one recipe, which takes turns with the others until it is done or cannot finish in time."""
+    """A workload under one recipe, which takes turns with the others until it is done or cannot
+    finish in time.
+    """
 
     def __init__(self, workload: Workload, recipe: AnyRecipe, max_seconds: float) -> None:
         self.workload, self.recipe = workload, recipe
@@ -213,7 +237,9 @@ class _Training:
         self.stopped = False
 
     def go_on(self, steps: int, baseline: _Training) -> None:
-        """Take so many steps more, unless stopped; stop if time is up, or a slow recipe can be seen to need too much of it."""
+        """Take so many steps more, unless stopped; stop if time is up,
+        or a slow recipe can be seen to need too much of it.
+        """
         if self.stopped:
             return
         began = time.monotonic()
@@ -221,7 +247,8 @@ class _Training:
         self.seconds_left -= time.monotonic() - began
         self.records.append(record)
         self.steps_left -= len(record.losses)
-        # A baseline that is slow because the machine is busy uses all its time: every other recipe is compared with it.
+        # A baseline that is slow because the machine is busy uses all its time: every other recipe
+        # is compared with it.
         needed = self.fastest * (self.steps_left if self.fastest > _SLOW * baseline.fastest else 1)
         self.stopped = self.steps_left > 0 and (not record.complete or needed > self.seconds_left)
 
@@ -235,4 +262,12 @@ class _Training:
         workload, model = self.workload, self.session.stepper.model
         right = workload.accuracy(self.session) if workload.accuracy and not self.stopped else None
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        return Row(workload.name, workload.title, self.recipe, join(self.records), workload.steps, right, parameters)
+        return Row(
+            workload.name,
+            workload.title,
+            self.recipe,
+            join(self.records),
+            workload.steps,
+            right,
+            parameters,
+        )

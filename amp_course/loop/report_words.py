@@ -1,4 +1,6 @@
-"""Say in words what a report card shows: which recipe helped, what was stopped, what died, and why."""
+"""Say in words what a report card shows: which recipe helped, what was stopped, what died,
+and why.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,24 @@ _HELPED, _HURT = 1.1, 0.95  # speed-ups between these two are called no change
 
 
 def paragraph(card: ReportCard) -> str:
-    """Return a paragraph (Markdown) for each workload, then what explains slow formats and missing losses."""
+    """Return a paragraph (Markdown) for each workload,
+    then what explains slow formats and missing losses.
+    """
     said = [_describe_workload(card, workload) for workload in card.workloads()]
     slow = {
         find_name(row.recipe)
         for row in card.rows
         if not card.busy(row.workload) and (row.stopped or card.speedup(row) < _HURT)
     }
-    explanation = explain_emulated(support for support in card.machine.dtypes if support.name in slow)
+    explanation = explain_emulated(
+        support for support in card.machine.dtypes if support.name in slow
+    )
     if explanation:
         said.append(f"**Why so slow?** {explanation}")
     if any(row.stopped for row in card.rows):
         said.append(
-            "A loss or an accuracy after so few steps compares nothing, so those of stopped recipes are left out."
+            "A loss or an accuracy after so few steps compares nothing, so those of stopped "
+            "recipes are left out."
         )
     return "\n\n".join(said)
 
@@ -50,7 +57,11 @@ def _describe_workload(card: ReportCard, workload: str) -> str:
     if base.stopped:
         said.append(f"Even {_label(base)} was stopped, after {_steps(base)}: {_BUSY}")
     if finished:
-        best = min(finished, key=lambda row: row.peak_bytes) if busy else max(finished, key=card.speedup)
+        best = (
+            min(finished, key=lambda row: row.peak_bytes)
+            if busy
+            else max(finished, key=card.speedup)
+        )
         said += ["" if busy else _describe_speed(card, base, best)]
         said += [_describe_memory(base, best), _describe_quality(base, best)]
     elif any(row.stopped for row in others) and not base.stopped:
@@ -62,12 +73,18 @@ def _describe_workload(card: ReportCard, workload: str) -> str:
     return " ".join(filter(None, said)) + "".join(f"\n{item}" for item in ["", *stopped] if stopped)
 
 
-_BUSY = "the time limit is too short for a machine as slow, or as busy, as this one. Raise `max_seconds`."
+_BUSY = (
+    "the time limit is too short for a machine as slow, or as busy, as this one. Raise "
+    "`max_seconds`."
+)
 
 
 def _describe_speed(card: ReportCard, base: Row, best: Row) -> str:
     gain, (fp32, amp) = card.speedup(best), (base.timing, best.timing)
-    times = f"{seconds_text(base.timing.median)} a step in {_label(base)}, {seconds_text(best.timing.median)} in {_label(best)}"
+    times = (
+        f"{seconds_text(base.timing.median)} a step in {_label(base)}, "
+        f"{seconds_text(best.timing.median)} in {_label(best)}"
+    )
     if fp32.q1 <= amp.q3 and amp.q1 <= fp32.q3 and not _HURT <= gain < _HELPED:
         return (
             f"Between {_label(base)} and {_label(best)} this machine can show no difference in "
@@ -77,8 +94,13 @@ def _describe_speed(card: ReportCard, base: Row, best: Row) -> str:
         return f"{_label(best)} helped: {gain:.2f} times as fast ({times})."
     reason = _find_reason(find_support(card, best.recipe))
     if gain >= _HURT:
-        return f"{_label(best)} changed little: {gain:.2f} times as fast ({times}). {reason}".strip()
-    return f"{_label(base)} was the fastest; {_label(best)} took {_times(1 / gain)} as long ({times}). {reason}".strip()
+        return (
+            f"{_label(best)} changed little: {gain:.2f} times as fast ({times}). {reason}".strip()
+        )
+    return (
+        f"{_label(base)} was the fastest; {_label(best)} took {_times(1 / gain)} as long "
+        f"({times}). {reason}"
+    ).strip()
 
 
 def _find_reason(support: DtypeSupport | None) -> str:
@@ -86,33 +108,46 @@ def _find_reason(support: DtypeSupport | None) -> str:
     if support is None or support.times_fp32 is None:
         return ""
     measured = (
-        f"{_article(support.name)} {support.name} matmul takes {_times(support.times_fp32)} fp32's time on this machine"
+        f"{_article(support.name)} {support.name} matmul takes {_times(support.times_fp32)} "
+        f"fp32's time on this machine"
     )
     if support.times_fp32 >= FASTER:
         return f"There is no time to gain: {measured}."
     return (
-        f"Yet {measured}, so this step must spend its time on something else: small ops, casts, batch norm or the optimizer. "
+        f"Yet {measured}, so this step must spend its time on something else: small ops, casts, "
+        f"batch norm or the optimizer. "
         "Chapter 09 finds out which."
     )
 
 
 def find_support(card: ReportCard, recipe: AnyRecipe) -> DtypeSupport | None:
-    """Return what the machine makes of the format of a recipe's matmuls; None if it was not measured."""
-    return next((support for support in card.machine.dtypes if support.name == find_name(recipe)), None)
+    """Return what the machine makes of the format of a recipe's matmuls;
+    None if it was not measured.
+    """
+    return next(
+        (support for support in card.machine.dtypes if support.name == find_name(recipe)), None
+    )
 
 
 def _describe_memory(base: Row, row: Row) -> str:
     share, kept = row.peak_bytes / base.peak_bytes, base.kept_bytes / base.peak_bytes
     peaks = f"({bytes_text(base.peak_bytes)}, then {bytes_text(row.peak_bytes)})"
-    change = f"fell to {share:.0%}" if share < 0.995 else f"rose to {share:.0%}" if share > 1.005 else "stayed at 100%"
+    change = (
+        f"fell to {share:.0%}"
+        if share < 0.995
+        else f"rose to {share:.0%}"
+        if share > 1.005
+        else "stayed at 100%"
+    )
     parts = (
         "these take the same bytes in both"
         if row.kept_bytes == base.kept_bytes
-        else f"{_label(row)} takes {row.bytes_per_parameter:.1f} bytes per parameter instead of {base.bytes_per_parameter:.1f}"
+        else f"{_label(row)} takes {row.bytes_per_parameter:.1f} bytes per parameter instead of "
+        f"{base.bytes_per_parameter:.1f}"
     )
     return (
-        f"Peak memory {change} of {_label(base)}'s {peaks}. Weights, gradients and optimizer state are {kept:.0%} of "
-        f"{_label(base)}'s peak, and {parts}."
+        f"Peak memory {change} of {_label(base)}'s {peaks}. Weights, gradients and optimizer state "
+        f"are {kept:.0%} of {_label(base)}'s peak, and {parts}."
     )
 
 
@@ -121,26 +156,42 @@ def _describe_quality(base: Row, row: Row) -> str:
         return ""
     if row.accuracy is not None and base.accuracy is not None:
         apart = abs(row.accuracy - base.accuracy)
-        noise = f" After only {row.planned_steps} steps, a few points are noise." if apart > 0.005 else ""
-        return f"Accuracy: {base.accuracy:.1%} in {_label(base)}, {row.accuracy:.1%} in {_label(row)}.{noise}"
-    return f"Final loss: {base.final_loss:.4f} in {_label(base)}, {row.final_loss:.4f} in {_label(row)}."
+        noise = (
+            f" After only {row.planned_steps} steps, a few points are noise."
+            if apart > 0.005
+            else ""
+        )
+        return (
+            f"Accuracy: {base.accuracy:.1%} in {_label(base)}, {row.accuracy:.1%} in "
+            f"{_label(row)}.{noise}"
+        )
+    return (
+        f"Final loss: {base.final_loss:.4f} in {_label(base)}, {row.final_loss:.4f} in "
+        f"{_label(row)}."
+    )
 
 
 def _describe_stopped(base: Row, row: Row, busy: bool) -> str:
     ratio, share = row.timing.median / base.timing.median, row.peak_bytes / base.peak_bytes
-    seconds = f"{seconds_text(row.timing.median)} a step instead of {seconds_text(base.timing.median)}"
+    seconds = (
+        f"{seconds_text(row.timing.median)} a step instead of {seconds_text(base.timing.median)}"
+    )
     if busy:
         pace = f"was stopped by the time limit after {_steps(row)}."
     elif ratio > SLOWER:
-        pace = f"was stopped after {_steps(row)}, at {_times(ratio)} {_label(base)}'s time ({seconds})."
+        pace = (
+            f"was stopped after {_steps(row)}, at {_times(ratio)} {_label(base)}'s time "
+            f"({seconds})."
+        )
     elif base.stopped:
         pace = f"was stopped too, after {_steps(row)} ({seconds})."
     else:
         pace = f"was stopped after {_steps(row)}, though it is not slow ({seconds}): {_BUSY}"
     return (
         f"- **{_label(row)}** {pace} Its memory is known anyway: it peaks at "
-        f"{bytes_text(row.peak_bytes)}, {share:.0%} of {_label(base)}'s, and keeps {bytes_text(row.activation_bytes)} of "
-        f"activations instead of {bytes_text(base.activation_bytes)}."
+        f"{bytes_text(row.peak_bytes)}, {share:.0%} of {_label(base)}'s, and keeps "
+        f"{bytes_text(row.activation_bytes)} of activations instead of "
+        f"{bytes_text(base.activation_bytes)}."
     )
 
 
@@ -153,7 +204,13 @@ def _steps(row: Row) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times" if ratio < 1.995 else f"{ratio:.1f} times" if ratio < 9.95 else f"{ratio:.0f} times"
+    return (
+        f"{ratio:.2f} times"
+        if ratio < 1.995
+        else f"{ratio:.1f} times"
+        if ratio < 9.95
+        else f"{ratio:.0f} times"
+    )
 
 
 def _article(name: str) -> str:

@@ -1,6 +1,8 @@
-"""The training step that all recipes have in common: forward, scaled backward, update, and what of it is kept.
+"""The training step that all recipes have in common: forward, scaled backward, update, and what of
+it is kept.
 
-Here stands the loop of chapter 06. A recipe that changes a part of it, as those of chapter 08 do, overrides that part.
+Here stands the loop of chapter 06. A recipe that changes a part of it, as those of chapter 08 do,
+overrides that part.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Scaler(Protocol):
-    """What a step asks of a scaler: `torch.amp.GradScaler` has it, and so does anything that takes its place."""
+    """What a step asks of a scaler: `torch.amp.GradScaler` has it,
+    and so does anything that takes its place.
+    """
 
     def scale(self, outputs: Any) -> Any:
         """Return the loss times the scale."""
@@ -46,7 +50,8 @@ class Stepper:
     loss_fn:    (outputs, targets) → a loss with one element
     dtype:      what autocast casts to; None leaves autocast off
     scaler:     a `torch.amp.GradScaler`, or None for a loss that is not scaled
-    save_dtype: what `state_dict` writes the model's floats in; None keeps their own dtype. The optimizer's are not touched.
+    save_dtype: what `state_dict` writes the model's floats in; None keeps their own dtype. The
+                optimizer's are not touched.
 
     Example: Stepper(model, optimizer, cross_entropy, dtype=torch.bfloat16).step(x, y) → tensor(2.3)
     Source: the loop of PyTorch's "Automatic Mixed Precision examples".
@@ -83,7 +88,8 @@ class Stepper:
         return self.loss_fn(self.forward(inputs), targets)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run one training step on a batch and return its loss, unscaled, detached, in float32, on the device.
+        """Run one training step on a batch and return its loss, unscaled, detached, in float32, on
+        the device.
 
         Raises ValueError for a loss that is not one number.
         """
@@ -111,7 +117,9 @@ class Stepper:
 
     @property
     def scale(self) -> float:
-        """The loss scale of the next step; 1.0 where nothing scales. On a GPU, reading it waits for the last step."""
+        """The loss scale of the next step; 1.0 where nothing scales.
+        On a GPU, reading it waits for the last step.
+        """
         self._settle()
         return self._scale
 
@@ -122,7 +130,9 @@ class Stepper:
         return self._skipped
 
     def _settle(self) -> None:
-        """Look once after each step whether it was skipped: only a skipped step lowers the scale, or you from outside."""
+        """Look once after each step whether it was skipped:
+        only a skipped step lowers the scale, or you from outside.
+        """
         if self.scaler is None:
             return
         scale = self.scaler.get_scale()
@@ -130,7 +140,8 @@ class Stepper:
         self._scale, self._settled = scale, True
 
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
-        """Return the share of right answers, computed in eval and inference mode as the recipe computes forward.
+        """Return the share of right answers, computed in eval and inference mode as the recipe
+        computes forward.
 
         inputs (n, …), targets (n,) → a number from 0 to 1. The model's mode is put back.
         """
@@ -155,12 +166,15 @@ class Stepper:
         """
         if self.scaler is not None and state_dict.get("scaler") is None:
             raise ValueError(
-                "this state has no scaler, and the recipe scales its loss: it was saved under a recipe without one. Load its "
-                'model with session.model.load_state_dict(state["model"]) and let the scale find its level again'
+                "this state has no scaler, and the recipe scales its loss: it was saved under a "
+                "recipe without one. Load its "
+                'model with session.model.load_state_dict(state["model"]) and let the scale find '
+                "its level again"
             )
         if "model" not in state_dict or "optimizer" not in state_dict:
             raise ValueError(
-                'a session\'s state has a "model" and an "optimizer": save what session.state_dict() returns'
+                'a session\'s state has a "model" and an "optimizer": save what '
+                "session.state_dict() returns"
             )
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
@@ -169,7 +183,11 @@ class Stepper:
             self._settled = True
 
     def _as_saved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.save_dtype) if self.save_dtype is not None and tensor.is_floating_point() else tensor
+        return (
+            tensor.to(self.save_dtype)
+            if self.save_dtype is not None and tensor.is_floating_point()
+            else tensor
+        )
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -177,7 +195,8 @@ def device_of(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ValueError(
-            f"{type(model).__name__} has no parameters, so there is nothing to train: register its layers as attributes or "
+            f"{type(model).__name__} has no parameters, so there is nothing to train: register its "
+            f"layers as attributes or "
             "in an nn.ModuleList (a plain list hides them)"
         )
     return parameter.device
@@ -187,6 +206,7 @@ def _require_one_number(loss: Tensor) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(
-            f"the loss must be one number to call backward() on it, and loss_fn gave {got}: let it reduce, as "
+            f"the loss must be one number to call backward() on it, and loss_fn gave {got}: let it "
+            f"reduce, as "
             'nn.functional.cross_entropy does with reduction="mean"'
         )

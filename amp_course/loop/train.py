@@ -1,4 +1,6 @@
-"""The tested twin of the loops that chapter 06 writes in plain cells: train, and keep a record of the run."""
+"""The tested twin of the loops that chapter 06 writes in plain cells:
+train, and keep a record of the run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from amp_course.loop.recipe import FP32, AnyRecipe, Recipe, find_recipe
 from amp_course.loop.stepper import LossFn, Stepper, device_of
 
 _MEMORY_STEP = 1  # the second step: the first one is where an optimizer makes its state
-_IN_FLIGHT = 2  # steps that a GPU may be behind when the time limit is checked: enough to keep its queue filled
+# steps that a GPU may be behind when the time limit is checked: enough to keep its queue filled
+_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,14 @@ def train(
     """Train on every batch once under a recipe and return the record.
 
     model:   on one device, its parameters fp32
-    batches: yields (inputs, targets) on the model's device; a list or anything else that can be iterated
+    batches: yields (inputs, targets) on the model's device; a list or anything else that can be
+             iterated
     loss_fn: (outputs, targets) → a loss with one element
     scaler:  the one to go on with; by default a new `torch.amp.GradScaler` if the recipe scales
     The others are those of `run`.
 
-    Raises ValueError for a model without parameters, no batches, a loss of more than one element, an unknown recipe.
+    Raises ValueError for a model without parameters, no batches, a loss of more than one element,
+    an unknown recipe.
 
     Source: the loop of PyTorch's "Automatic Mixed Precision examples".
     """
@@ -96,7 +101,15 @@ def train(
     if scaler is None:
         scaler = recipe.new_scaler(device)
     stepper = Stepper(model, optimizer, loss_fn, dtype=recipe.dtype, scaler=scaler)
-    return run(stepper, batches, recipe, warmup=warmup, memory=memory, max_seconds=max_seconds, progress=progress)
+    return run(
+        stepper,
+        batches,
+        recipe,
+        warmup=warmup,
+        memory=memory,
+        max_seconds=max_seconds,
+        progress=progress,
+    )
 
 
 def run(
@@ -111,9 +124,11 @@ def run(
 ) -> RunRecord:
     """Step through every batch once, with whatever recipe made the stepper, and return the record.
 
-    memory:  count the bytes of the second step, which is part of the warm-up and never of the timing
-    max_seconds: a limit for the run: a step begins only if it would end in time at the pace of the fastest step so far.
-        The first step always runs, and the second one too if memory is counted in it.
+    memory:  count the bytes of the second step, which is part of the warm-up and never of the
+             timing
+    max_seconds: a limit for the run: a step begins only if it would end in time at the pace of the
+        fastest step so far. The first step always runs, and the second one too if memory is counted
+        in it.
     progress: a bar, shown only once the run has taken 3 seconds
 
     Raises ValueError for no batches, or a loss of more than one element.
@@ -133,13 +148,20 @@ def run(
     with recipe.precision():
         for number, (inputs, targets) in enumerate(_with_bar(batches, progress, recipe)):
             step_began = time.monotonic()
-            if max_seconds is not None and number > max(0, memory_step) and step_began + fastest > began + max_seconds:
+            if (
+                max_seconds is not None
+                and number > max(0, memory_step)
+                and step_began + fastest > began + max_seconds
+            ):
                 complete = False
                 break
             timer.start()
             if number == memory_step:
                 counted = step_memory(
-                    stepper.model, stepper.optimizer, partial(step, inputs, targets), (inputs, targets)
+                    stepper.model,
+                    stepper.optimizer,
+                    partial(step, inputs, targets),
+                    (inputs, targets),
                 )
             else:
                 step(inputs, targets)
@@ -153,7 +175,9 @@ def run(
                 timer.wait(_IN_FLIGHT)
                 fastest = min(fastest, time.monotonic() - step_began)
     if not losses:
-        raise ValueError("there is no batch to train on: is the data set empty, or an iterator already used up?")
+        raise ValueError(
+            "there is no batch to train on: is the data set empty, or an iterator already used up?"
+        )
     return RunRecord(
         recipe=recipe,
         device=str(stepper.device),
@@ -169,7 +193,9 @@ def run(
 
 
 def join(records: list[RunRecord]) -> RunRecord:
-    """Join records that follow one another in one training: the first one's warm-up, everything else in line."""
+    """Join records that follow one another in one training:
+    the first one's warm-up, everything else in line.
+    """
     first, starts = records[0], [0]
     for record in records:
         starts.append(starts[-1] + len(record.losses))
@@ -178,7 +204,9 @@ def join(records: list[RunRecord]) -> RunRecord:
         device=first.device,
         losses=sum((record.losses for record in records), ()),
         scales=sum((record.scales for record in records), ()),
-        skipped=tuple(n + at for record, at in zip(records, starts, strict=False) for n in record.skipped),
+        skipped=tuple(
+            n + at for record, at in zip(records, starts, strict=False) for n in record.skipped
+        ),
         step_seconds=sum((record.step_seconds for record in records), ()),
         warmup=first.warmup,
         memory=next((record.memory for record in records if record.memory), None),
@@ -189,13 +217,16 @@ def join(records: list[RunRecord]) -> RunRecord:
 
 def _mean_share(records: list[RunRecord]) -> float | None:
     """Return the share of all records' time that was spent waiting for a CPU."""
-    known = [(record.waited, sum(record.step_seconds)) for record in records if record.waited is not None]
+    known = [
+        (record.waited, sum(record.step_seconds)) for record in records if record.waited is not None
+    ]
     seconds = sum(taken for _, taken in known)
     return sum(share * taken for share, taken in known) / seconds if seconds else None
 
 
 def _with_bar(batches: Iterable[Any], progress: bool, recipe: AnyRecipe) -> Iterable[Any]:
-    # tqdm's notebook bar overrules TQDM_DISABLE, so it is asked for here: notebooks that are run to be stored set it.
+    # tqdm's notebook bar overrules TQDM_DISABLE, so it is asked for here: notebooks that are run to
+    # be stored set it.
     if not progress or os.environ.get("TQDM_DISABLE"):
         return batches
     from tqdm.auto import tqdm

@@ -1,4 +1,6 @@
-"""Three trainings to measure recipes on: plain matmuls, convolutions with batch norm, a small language model."""
+"""Three trainings to measure recipes on: plain matmuls, convolutions with batch norm,
+a small language model.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Session:
     started: bool = field(default=False, init=False)
 
     def run(self, steps: int, max_seconds: float | None = None) -> RunRecord:
-        """Train `steps` steps more; memory is counted and the clock warmed up in the first call only."""
+        """Train `steps` steps more; memory is counted and the clock warmed up in the first call
+        only.
+        """
         first, self.started = not self.started, True
         return run(
             self.stepper,
@@ -49,7 +53,8 @@ class Workload:
 
     steps: how many it takes by default
     start: recipe → a new Session
-    accuracy: session → share of right answers on held-out data, computed as its recipe computes; None where there is none
+    accuracy: session → share of right answers on held-out data, computed as its recipe computes;
+              None where there is none
     """
 
     name: str
@@ -59,7 +64,9 @@ class Workload:
     accuracy: Callable[[Session], float] | None
 
 
-def simple_net(device: torch.device, width: int | None = None, batch_size: int | None = None) -> Workload:
+def simple_net(
+    device: torch.device, width: int | None = None, batch_size: int | None = None
+) -> Workload:
     """The three-layer net of the Paddle text: width 4096, batch 512 on a GPU, smaller on a CPU."""
     width = width or models.SimpleNet.width_for(device)
     batch_size = batch_size or models.SimpleNet.batch_size_for(device)
@@ -68,7 +75,11 @@ def simple_net(device: torch.device, width: int | None = None, batch_size: int |
         model = _seeded(lambda: models.SimpleNet(width)).to(device)
         batches = data.random_batches(width, batch_size, steps=8, seed=1, device=device)
         return _session(
-            recipe, model, lambda params: torch.optim.SGD(params, lr=1e-4), nn.functional.mse_loss, list(batches)
+            recipe,
+            model,
+            lambda params: torch.optim.SGD(params, lr=1e-4),
+            nn.functional.mse_loss,
+            list(batches),
         )
 
     return Workload("simple_net", f"SimpleNet, width {width}, batch {batch_size}", 32, start, None)
@@ -107,16 +118,26 @@ def char_gpt(device: torch.device, batch_size: int | None = None) -> Workload:
 
     def start(recipe: AnyRecipe) -> Session:
         model = _seeded(lambda: models.CharGPT.for_device(device, vocab_size=len(text.vocabulary)))
-        batches = data.text_batches(text, batch_size, model.context, steps=steps, seed=1, device=device)
-        return _session(recipe, model, lambda params: torch.optim.AdamW(params, lr=1e-3), loss_fn, batches)
+        batches = data.text_batches(
+            text, batch_size, model.context, steps=steps, seed=1, device=device
+        )
+        return _session(
+            recipe, model, lambda params: torch.optim.AdamW(params, lr=1e-3), loss_fn, batches
+        )
 
     return Workload("char_gpt", f"Character GPT, batch {batch_size}", steps, start, None)
 
 
 def _session(
-    recipe: AnyRecipe, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn, batches: Iterable[Batch]
+    recipe: AnyRecipe,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    loss_fn: LossFn,
+    batches: Iterable[Batch],
 ) -> Session:
-    endless = itertools.chain.from_iterable(itertools.repeat(batches))  # each pass draws the same batches again
+    endless = itertools.chain.from_iterable(
+        itertools.repeat(batches)
+    )  # each pass draws the same batches again
     return Session(recipe, recipe.prepare(model, make_optimizer, loss_fn), endless)
 
 

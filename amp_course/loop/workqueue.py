@@ -1,7 +1,8 @@
 """A queue of work, as a GPU has one: a step is queued at once and done later.
 
-On CUDA it is the GPU's own stream. Elsewhere one background thread does the work: a stand-in that shows the same
-thing, real work done later than the line that asked for it, on a machine without a GPU.
+On CUDA it is the GPU's own stream. Elsewhere one background thread does the work: a stand-in that
+shows the same thing, real work done later than the line that asked for it, on a machine without a
+GPU.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from amp_course.kit.measure import synchronize
 
 
 class WorkQueue:
-    """Hand work over with `launch(function)`, wait for all of it with `synchronize()`, end it with `close()`.
+    """Hand work over with `launch(function)`, wait for all of it with `synchronize()`, end it with
+    `close()`.
 
-    While the background thread lives, every step of the process is slower (twice on 2 cores): it has OpenMP threads of
-    its own, and with more threads than cores OpenMP lets them sleep between ops.
+    While the background thread lives, every step of the process is slower (twice on 2 cores): it
+    has OpenMP threads of its own, and with more threads than cores OpenMP lets them sleep between
+    ops.
     """
 
     def __init__(self, device: torch.device | str) -> None:

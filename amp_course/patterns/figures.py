@@ -11,41 +11,64 @@ from amp_course.kit.colours import COLOURS, FAINT, INK
 from amp_course.kit.style import new_figure, title
 from amp_course.patterns.workbench import SIGNS, Judgement, Line
 
-_LOOKS = [(COLOURS["fp32"], "-", "o"), (COLOURS["amp_fp16"], "--", "s"), ("#CC79A7", ":", "^")]  # colour, line, marker
+_LOOKS = [
+    (COLOURS["fp32"], "-", "o"),
+    (COLOURS["amp_fp16"], "--", "s"),
+    ("#CC79A7", ":", "^"),
+]  # colour, line, marker
 
 
-def clipping_figure(scales: Sequence[float], norms: Mapping[str, Sequence[float]], max_norm: float) -> Figure:
-    """Draw the norm of the gradient that the optimizer sees over the loss scale, a line for each loop."""
+def clipping_figure(
+    scales: Sequence[float], norms: Mapping[str, Sequence[float]], max_norm: float
+) -> Figure:
+    """Draw the norm of the gradient that the optimizer sees over the loss scale,
+    a line for each loop.
+    """
     ends = "; ".join(
-        f"{name}: {values[0]:.2g} at the lowest, {values[-1]:.2g} at the highest" for name, values in norms.items()
+        f"{name}: {values[0]:.2g} at the lowest, {values[-1]:.2g} at the highest"
+        for name, values in norms.items()
     )
     alt = (
-        f"Norm of the gradient that reaches the optimizer at loss scales from {scales[0]:g} to {scales[-1]:g}. {ends}."
+        f"Norm of the gradient that reaches the optimizer at loss scales from {scales[0]:g} to "
+        f"{scales[-1]:g}. {ends}."
     )
     figure, axis = new_figure(7.2, 3.0, alt=alt)
     for (name, values), (colour, line, marker) in zip(norms.items(), _LOOKS, strict=False):
         axis.plot(scales, values, line, color=colour, marker=marker, ms=5, lw=1.6, label=name)
     axis.axhline(max_norm, color=FAINT, lw=0.8, ls=":")
-    axis.text(scales[-1], max_norm * 1.25, "max_norm", color=INK, fontsize=8, ha="right", va="bottom")
+    axis.text(
+        scales[-1], max_norm * 1.25, "max_norm", color=INK, fontsize=8, ha="right", va="bottom"
+    )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=10)
     axis.set_ylim(top=max_norm * 10)
     axis.set_xlabel("loss scale", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="lower left")
-    title(axis, "What clipping leaves of the gradient", "its norm as the optimizer sees it; log scales")
+    title(
+        axis,
+        "What clipping leaves of the gradient",
+        "its norm as the optimizer sees it; log scales",
+    )
     return figure
 
 
-def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Sequence[float]], stop: int) -> Figure:
-    """Draw the loss and the loss scale of runs that were stopped after `stop` steps, one line for each way to resume.
+def resume_figure(
+    losses: Mapping[str, Sequence[float]], scales: Mapping[str, Sequence[float]], stop: int
+) -> Figure:
+    """Draw the loss and the loss scale of runs that were stopped after `stop` steps, one line for
+    each way to resume.
 
     losses, scales: name → one value a step; all begin with the steps before the stop
     """
     ends = "; ".join(
-        f"{name}: loss {values[-1]:.2f} at the end, loss scale {scales[name][stop]:g} right after the stop"
+        f"{name}: loss {values[-1]:.2f} at the end, loss scale {scales[name][stop]:g} right after "
+        f"the stop"
         for name, values in losses.items()
     )
-    alt = f"Loss and loss scale of one run, stopped after {stop} steps and resumed in {len(losses)} ways. {ends}."
+    alt = (
+        f"Loss and loss scale of one run, stopped after {stop} steps and resumed in "
+        f"{len(losses)} ways. {ends}."
+    )
     figure, (above, below) = new_figure(7.6, 4.2, rows=2, height_ratios=[1.5, 1], alt=alt)
     for (name, values), (colour, line, _) in zip(losses.items(), _LOOKS, strict=False):
         above.plot(range(len(values)), values, line, color=colour, lw=1.8, label=name)
@@ -54,7 +77,14 @@ def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Se
         axis.axvline(stop - 0.5, color=INK, lw=0.9)
         axis.set_xlim(-0.5, len(next(iter(losses.values()))) - 0.5)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    above.text(stop - 0.2, 0.97, "stopped, resumed", transform=above.get_xaxis_transform(), fontsize=8, va="top")
+    above.text(
+        stop - 0.2,
+        0.97,
+        "stopped, resumed",
+        transform=above.get_xaxis_transform(),
+        fontsize=8,
+        va="top",
+    )
     below.set_yscale("log", base=2)
     below.set_xlabel("step", fontsize=8)
     below.set_ylabel("loss scale", fontsize=8)
@@ -69,25 +99,45 @@ def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Se
 
 
 def workbench_figure(lines: Sequence[Line], judged: Sequence[Judgement]) -> Figure:
-    """Write a loop with its changed lines marked in colour and margin, and next to it what an audit says of its behaviours."""
+    """Write a loop with its changed lines marked in colour and margin,
+    and next to it what an audit says of its behaviours.
+    """
     rows = max(len(lines), len(judged)) + 1
     wrong = [f"{behaviour}: {word}" for state, behaviour, word in judged if state == "wrong"]
-    alt = f"A training loop of {sum(line.mark != '−' for line in lines)} lines and its audit. {'; '.join(wrong) or 'No fault'}."
-    figure, (loop, said) = new_figure(8, 0.5 + 0.17 * rows, columns=2, width_ratios=[1.15, 1], alt=alt)
+    alt = (
+        f"A training loop of {sum(line.mark != '−' for line in lines)} lines and its audit. "
+        f"{'; '.join(wrong) or 'No fault'}."
+    )
+    figure, (loop, said) = new_figure(
+        8, 0.5 + 0.17 * rows, columns=2, width_ratios=[1.15, 1], alt=alt
+    )
     for axis in (loop, said):
         axis.set_axis_off()
         axis.set_xlim(0, 1)
         axis.set_ylim(rows, 0)
     for row, (mark, text) in enumerate(lines, start=1):
         if mark:
-            loop.axhspan(row - 0.7, row + 0.3, color={"+": "#D55E00", "−": "#0072B2"}[mark], alpha=0.15, lw=0)
+            loop.axhspan(
+                row - 0.7, row + 0.3, color={"+": "#D55E00", "−": "#0072B2"}[mark], alpha=0.15, lw=0
+            )
         faint = FAINT if mark == "−" else INK
         loop.text(0.01, row, f"{mark or ' '} {text}", fontsize=8, family="monospace", color=faint)
     colours = {"right": "#00694D", "wrong": "#B34E00", "not judged": FAINT}
     for row, (state, behaviour, word) in enumerate(judged, start=1):
         weight = "bold" if state == "wrong" else "normal"
-        said.text(0, row, f"{SIGNS[state]} {behaviour}: {word}", fontsize=8, color=colours[state], weight=weight)
+        said.text(
+            0,
+            row,
+            f"{SIGNS[state]} {behaviour}: {word}",
+            fontsize=8,
+            color=colours[state],
+            weight=weight,
+        )
     changed = any(one.mark for one in lines)
-    title(loop, "The loop that runs", "+ only here, − only in the right loop" if changed else "the right loop")
+    title(
+        loop,
+        "The loop that runs",
+        "+ only here, − only in the right loop" if changed else "the right loop",
+    )
     title(said, "What its audit says", "what holds, or what is wrong")
     return figure

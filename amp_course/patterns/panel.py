@@ -1,4 +1,6 @@
-"""`LoopWorkbench`: assemble a training loop from switches, and read what an audit finds in it as it runs."""
+"""`LoopWorkbench`: assemble a training loop from switches,
+and read what an audit finds in it as it runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from amp_course.diagnosis.report import Report
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.threads import one_thread
 from amp_course.patterns.figures import workbench_figure
-from amp_course.patterns.workbench import Switches, build_loop, judgements, marked_lines, source_of, workbench_view
+from amp_course.patterns.workbench import (
+    Switches,
+    build_loop,
+    judgements,
+    marked_lines,
+    source_of,
+    workbench_view,
+)
 
 OWN = "your own"
 RIGHT = Switches()
@@ -33,7 +42,10 @@ PRESETS: dict[str, Switches] = {  # the loops that people write
     "three faults at once": Switches(clip="before unscale", divide=False, wait=False),
 }
 _SWITCHES = {  # label and tooltip of each
-    "clip": ("clip", "where clip_grad_norm_ stands: before or after unscale_, in every micro-batch, or nowhere"),
+    "clip": (
+        "clip",
+        "where clip_grad_norm_ stands: before or after unscale_, in every micro-batch, or nowhere",
+    ),
     "divide": ("divide loss", "divide each loss by the number of micro-batches, before backward"),
     "clear": ("zero_grad", "when the gradients are cleared"),
     "update": ("scaler.update", "how often the scaler updates its scale"),
@@ -46,8 +58,9 @@ _WORDS = {True: "yes", False: "no"}
 class LoopWorkbench(Panel):
     """Start from a loop and change it by its switches; the loop shown is run and audited at once.
 
-    panel.start.value = "never cleared" or panel.switches["clip"].value = "before unscale" drives it in a test; `panel.source`
-    and `panel.audit` are what it shows. Every setting is audited once, by a live run of some ten updates of a tiny model.
+    panel.start.value = "never cleared" or panel.switches["clip"].value = "before unscale" drives it
+    in a test; `panel.source` and `panel.audit` are what it shows. Every setting is audited once, by
+    a live run of some ten updates of a tiny model.
     """
 
     def __init__(self) -> None:
@@ -86,7 +99,9 @@ class LoopWorkbench(Panel):
         if self._setting:
             return
         self._setting = True
-        self.start.value = next((name for name, preset in PRESETS.items() if preset == self.chosen), OWN)
+        self.start.value = next(
+            (name for name, preset in PRESETS.items() if preset == self.chosen), OWN
+        )
         self._setting = False
         self._redraw()
 
@@ -97,11 +112,17 @@ class LoopWorkbench(Panel):
         try:
             source, found = self._audited(switches)
         except Exception as error:  # whatever a loop does, the notebook goes on
-            self.tell(f"<b>Nothing changed.</b> The loop could not be audited: {escape(str(error))}. Choose another.")
+            self.tell(
+                f"<b>Nothing changed.</b> The loop could not be audited: {escape(str(error))}. "
+                f"Choose another."
+            )
             return
         self.source, self.audit = source, found
         self.tell(
-            "" if once else "The scheduler can only wait where the scale is updated once: its menu has no effect."
+            ""
+            if once
+            else "The scheduler can only wait where the scale is updated once: its menu has no "
+            "effect."
         )
         self._lines, self._judged = marked_lines(source, source_of(RIGHT)), judgements(found)
         self.view.value = workbench_view(self._lines, self._judged, found)
@@ -123,5 +144,10 @@ def _menu(name: str) -> widgets.Dropdown:
     options = [(_WORDS.get(value, value), value) for value in Switches.CHOICES[name]]
     value = getattr(RIGHT, name)
     return widgets.Dropdown(
-        options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW
+        options=options,
+        value=value,
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=_NARROW,
     )

@@ -1,4 +1,5 @@
-"""Bias attention by distance (ALiBi): the right way, and how a low-precision format confuses neighbours.
+"""Bias attention by distance (ALiBi): the right way, and how a low-precision format confuses
+neighbours.
 
 The bias of a key is −slope · distance: zero for the token itself, lower the further back it is.
 """
@@ -15,11 +16,12 @@ from amp_course.bits.rounding import round_to
 def alibi_slopes(heads: int) -> Tensor:
     """Return the slope of each head, (heads,) float32: 8 → 1/2, 1/4, … 1/256.
 
-    For a power of two, the geometric sequence from 2^(−8/heads) with that ratio. For other numbers, that of the power
-    of two below, then every second slope of the one above.
+    For a power of two, the geometric sequence from 2^(−8/heads) with that ratio. For other numbers,
+    that of the power of two below, then every second slope of the one above.
 
     Raises ValueError for fewer than one head.
-    Source: Press et al. 2022 (arXiv:2108.12409), section 3, and the authors' code for other numbers.
+    Source: Press et al. 2022 (arXiv:2108.12409), section 3, and the authors' code for other
+            numbers.
     """
     if heads < 1:
         raise ValueError(f"ALiBi needs at least 1 head, not {heads}")
@@ -30,22 +32,27 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return −slope · (query − key), (heads, queries, keys) float32; exact for slopes that are powers of two.
+    """Return −slope · (query − key), (heads, queries, keys) float32; exact for slopes that are
+    powers of two.
 
     slopes (heads,); queries and keys: positions, (queries,) and (keys,) integers
-    The distance is taken between integers, so that only one product is rounded. Where a key comes after its query the
-    bias is positive: causal attention masks those.
+    The distance is taken between integers, so that only one product is rounded. Where a key comes
+    after its query the bias is positive: causal attention masks those.
 
     Raises TypeError for positions that are no integers.
     """
     for positions in (queries, keys):
         if positions.is_floating_point():
-            raise TypeError(f"positions have to be integers, not {positions.dtype}: pass torch.arange(n)")
+            raise TypeError(
+                f"positions have to be integers, not {positions.dtype}: pass torch.arange(n)"
+            )
     distance = queries[:, None] - keys[None, :]
     return -slopes.float()[:, None, None] * distance
 
 
 def bias_from_cast_ids(slopes: Tensor, queries: Tensor, keys: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return the bias with position ids rounded before they are subtracted: the fault. Shapes as `alibi_bias`."""
+    """Return the bias with position ids rounded before they are subtracted: the fault.
+    Shapes as `alibi_bias`.
+    """
     distance = round_to(queries.float(), fmt)[:, None] - round_to(keys.float(), fmt)[None, :]
     return -slopes.float()[:, None, None] * distance

@@ -1,10 +1,12 @@
-"""Count which integer positions a format can tell apart, from its few constants: no tensor, whatever the length.
+"""Count which integer positions a format can tell apart, from its few constants: no tensor,
+whatever the length.
 
-The argument behind all of it: the patterns of positive numbers are in the order of their values, so once the spacing is 1 or
-more, every pattern is the rounding of some integer, and counting values is subtracting patterns.
+The argument behind all of it: the patterns of positive numbers are in the order of their values, so
+once the spacing is 1 or more, every pattern is the rounding of some integer, and counting values is
+subtracting patterns.
 
-A position past the range becomes inf or, in a format without inf (fp8 E4M3, fp6, fp4), the largest number. All of those
-positions share that one id, and it counts as one.
+A position past the range becomes inf or, in a format without inf (fp8 E4M3, fp6, fp4), the largest
+number. All of those positions share that one id, and it counts as one.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ LONGEST = 2**53  # fp64, in which positions are rounded here, holds every intege
 
 
 def first_collision(fmt: FloatFormat) -> int:
-    """Return the smallest position that shares its value with an earlier one: bf16 → 257, fp16 → 2049.
+    """Return the smallest position that shares its value with an earlier one: bf16 → 257, fp16 →
+    2049.
 
-    With significand bits and range to spare it is 2^(significand_bits + 1) + 1. A format whose numbers end before that
-    has its first collision where the second position past the end falls on the first.
+    With significand bits and range to spare it is 2^(significand_bits + 1) + 1. A format whose
+    numbers end before that has its first collision where the second position past the end falls on
+    the first.
 
     Raises ValueError for a format that does not hold 1.
     """
@@ -47,14 +51,19 @@ def distinct_positions(n: int, fmt: FloatFormat) -> int:
     n, exact = checked_length(n), last_exact(fmt)
     if n <= exact + 1:
         return n
-    further = encode(n - 1, fmt) - encode(exact, fmt)  # patterns from the last exact position to the last one
-    if exact < 2 ** (fmt.significand_bits + 1):  # the numbers ended: what is left has one value, perhaps a known one
+    further = encode(n - 1, fmt) - encode(
+        exact, fmt
+    )  # patterns from the last exact position to the last one
+    if exact < 2 ** (
+        fmt.significand_bits + 1
+    ):  # the numbers ended: what is left has one value, perhaps a known one
         further = min(further, 1)
     return exact + 1 + further
 
 
 def most_sharing(n: int, fmt: FloatFormat) -> int:
-    """Return the largest number of positions among 0 … n−1 that share one value: (512, bf16) → 3, (131072, fp16) → 65552.
+    """Return the largest number of positions among 0 … n−1 that share one value: (512, bf16) → 3,
+    (131072, fp16) → 65552.
 
     Raises TypeError and ValueError as `distinct_positions` does.
     """
@@ -62,8 +71,8 @@ def most_sharing(n: int, fmt: FloatFormat) -> int:
     if n <= exact + 1:
         return min(n, 1)
     last = encode(n - 1, fmt)
-    # The groups grow with the spacing, and of two neighbours one, with an even significand, has both ties: so the
-    # largest is the last one, which n may cut short, or one of the two before it.
+    # The groups grow with the spacing, and of two neighbours one, with an even significand, has
+    # both ties: so the largest is the last one, which n may cut short, or one of the two before it.
     starts = [first_of(pattern, fmt) for pattern in range(max(last - 2, 0), last + 1)]
     return max(end - start for start, end in zip(starts, [*starts[1:], n], strict=True))
 
@@ -74,36 +83,44 @@ def first_past_range(fmt: FloatFormat) -> int | None:
 
 
 def last_exact(fmt: FloatFormat) -> int:
-    """Return the largest integer up to which the format holds every one: bf16 → 256, fp16 → 2048, fp4 → 4.
+    """Return the largest integer up to which the format holds every one: bf16 → 256, fp16 → 2048,
+    fp4 → 4.
 
     Raises ValueError for a format that does not hold 1.
     """
     if fmt.smallest_subnormal > 1 or fmt.max < 1:
-        raise ValueError(f"{fmt.name} cannot represent 1, so it cannot count: its bias is {fmt.bias}")
+        raise ValueError(
+            f"{fmt.name} cannot represent 1, so it cannot count: its bias is {fmt.bias}"
+        )
     return int(min(2 ** (fmt.significand_bits + 1), fmt.max))
 
 
 def first_of(pattern: int, fmt: FloatFormat) -> int:
-    """Return the smallest position that is rounded to a pattern: that of 512 in bf16 → 511, a tie that goes to even."""
+    """Return the smallest position that is rounded to a pattern:
+    that of 512 in bf16 → 511, a tie that goes to even.
+    """
     if pattern == 0:
         return 0
     below = Fraction(decode(pattern - 1, fmt))
     if pattern <= fmt.max_pattern:
         middle = (below + Fraction(decode(pattern, fmt))) / 2
-    else:  # past the largest number, where the next one would stand: half a step further it overflows
+    else:  # past the largest number: half a step further it overflows
         middle = below + Fraction(2) ** (fmt.max_exponent - fmt.significand_bits) / 2
     position = -(-middle.numerator // middle.denominator)
     return position if encode(position, fmt) >= pattern else position + 1
 
 
 def position_values(n: int, fmt: FloatFormat, start: int = 0) -> Tensor:
-    """Return the value that each position start … n−1 has in the format, (n − start,) float64: 257 in bf16 → 256.
+    """Return the value that each position start … n−1 has in the format, (n − start,) float64: 257
+    in bf16 → 256.
 
-    Raises TypeError and ValueError as `distinct_positions` does, and ValueError beyond 2^53, where float64 ends counting.
+    Raises TypeError and ValueError as `distinct_positions` does, and ValueError beyond 2^53, where
+    float64 ends counting.
     """
     if checked_length(n) > LONGEST:
         raise ValueError(
-            f"{n} positions are too many to round one by one: the limit is 2^53. The counting functions have no such limit"
+            f"{n} positions are too many to round one by one: the limit is 2^53. The counting "
+            f"functions have no such limit"
         )
     return round_to(torch.arange(checked_length(start), n, dtype=torch.float64), fmt)
 
@@ -111,7 +128,8 @@ def position_values(n: int, fmt: FloatFormat, start: int = 0) -> Tensor:
 def checked_length(n: Any) -> int:
     """Return a count of positions as an int: a NumPy integer or a one-element int tensor will do.
 
-    Raises TypeError for what is no whole number by type (2.0, True, "8"), ValueError for a negative one.
+    Raises TypeError for what is no whole number by type (2.0, True, "8"), ValueError for a negative
+    one.
     """
     try:
         number = operator.index(n)

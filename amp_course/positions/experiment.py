@@ -1,7 +1,8 @@
 """Train a one-layer transformer that has to know its place: repeat the token three back.
 
-The tokens are random, so nothing but position tells which one to repeat. The model sees positions only through RoPE,
-and gets the position ids from outside: in float32, or as a low format makes them.
+The tokens are random, so nothing but position tells which one to repeat. The model sees positions
+only through RoPE, and gets the position ids from outside: in float32, or as a low format makes
+them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ RIGHT = Rope(64)
 
 
 class Repeater(nn.Module):
-    """One attention layer with RoPE: tokens (batch, n) and position ids (n,) → logits (batch, n, VOCAB).
+    """One attention layer with RoPE: tokens (batch, n) and position ids (n,) → logits (batch, n,
+    VOCAB).
 
-    Queries and keys begin with weights of zero and drawn biases: attention starts from position alone, and the model
-    learns its task in seconds.
+    Queries and keys begin with weights of zero and drawn biases: attention starts from position
+    alone, and the model learns its task in seconds.
     """
 
     def __init__(self, rope: Rope = RIGHT, width: int = 64) -> None:
@@ -50,7 +52,9 @@ class Repeater(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model and how good it is: `hits` (n,) is the accuracy at each position, NaN for the first BACK."""
+    """A trained model and how good it is: `hits` (n,) is the accuracy at each position,
+    NaN for the first BACK.
+    """
 
     model: Repeater
     losses: tuple[float, ...]
@@ -67,18 +71,25 @@ def draw_tokens(batch: int, generator: torch.Generator, length: int = LENGTH) ->
 
 
 def repeat_loss(model: nn.Module, tokens: Tensor, position_ids: Tensor) -> Tensor:
-    """Return the mean cross-entropy of predicting at each position, but the first BACK, the token BACK before."""
+    """Return the mean cross-entropy of predicting at each position, but the first BACK,
+    the token BACK before.
+    """
     logits = model(tokens, position_ids)[:, BACK:]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, :-BACK].flatten())
 
 
 def train_repeater(
-    position_ids: Tensor, seed: int, rope: Rope = RIGHT, autocast: torch.dtype | None = None, steps: int = STEPS
+    position_ids: Tensor,
+    seed: int,
+    rope: Rope = RIGHT,
+    autocast: torch.dtype | None = None,
+    steps: int = STEPS,
 ) -> Trained:
-    """Train a Repeater on position ids (n,), then measure it on 16 fresh sequences; takes some seconds on a CPU.
+    """Train a Repeater on position ids (n,), then measure it on 16 fresh sequences; takes some
+    seconds on a CPU.
 
-    The same seed gives the same first weights and tokens, whatever else differs. `autocast` is the dtype of a region
-    around forward pass and loss, None for float32.
+    The same seed gives the same first weights and tokens, whatever else differs. `autocast` is the
+    dtype of a region around forward pass and loss, None for float32.
     Example: train_repeater(torch.arange(768).bfloat16(), seed=0).accuracy(512, 768) → about 0.28
     """
     device = position_ids.device
@@ -87,7 +98,9 @@ def train_repeater(
         torch.manual_seed(seed)
         model = Repeater(rope).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RATE, total_steps=steps, pct_start=0.1
+    )
     losses = []
     for _ in range(steps):
         tokens = draw_tokens(BATCH, generator, len(position_ids)).to(device)
@@ -104,13 +117,22 @@ def train_repeater(
 
 
 @torch.no_grad()
-def accuracy_by_position(model: nn.Module, position_ids: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the share of 16 sequences repeated rightly at each position, (n,) on the CPU; NaN for the first BACK."""
+def accuracy_by_position(
+    model: nn.Module, position_ids: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return the share of 16 sequences repeated rightly at each position, (n,) on the CPU;
+    NaN for the first BACK.
+    """
     tokens = draw_tokens(16, generator, len(position_ids)).to(position_ids.device)
     right = model(tokens, position_ids)[:, BACK:].argmax(dim=-1) == tokens[:, :-BACK]
     return F.pad(right.float().mean(dim=0).cpu(), (BACK, 0), value=float("nan"))
 
 
 def in_bins(hits: Tensor, width: int) -> list[tuple[float, float]]:
-    """Return the middle of each bin of positions and its mean: [(16, 0.99), (48, 1.0), …] for a width of 32."""
-    return [(width * (number + 0.5), part.nanmean().item()) for number, part in enumerate(hits.split(width))]
+    """Return the middle of each bin of positions and its mean:
+    [(16, 0.99), (48, 1.0), …] for a width of 32.
+    """
+    return [
+        (width * (number + 0.5), part.nanmean().item())
+        for number, part in enumerate(hits.split(width))
+    ]

@@ -14,15 +14,23 @@ from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES,
 from amp_course.kit.style import new_figure, title
 from amp_course.positions.sharing import Run, Sharing
 
-_ALONE, _SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one
+_ALONE, _SHARED = (
+    ("#56B4E9", ""),
+    ("#D55E00", "//"),
+)  # a token with an id of its own, tokens that share one
 _WRONG, _RIGHT = COLOURS["amp_fp16"], COLOURS["fp32"]
 
 
 def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
-    """Draw the number of distinct ids over the context length, one line a format: {"bf16": [(512, 385), …]}."""
+    """Draw the number of distinct ids over the context length, one line a format: {"bf16":
+    [(512, 385), …]}.
+    """
     ends = ", ".join(f"{name} {points[-1][1]:,}" for name, points in counts.items())
     longest = max(points[-1][0] for points in counts.values())
-    alt = f"Distinct position ids against context length; of {longest:,} tokens each format has: {ends}."
+    alt = (
+        f"Distinct position ids against context length; of {longest:,} tokens each format has: "
+        f"{ends}."
+    )
     figure, axis = new_figure(7.2, 3.4, alt=alt)
     heights: list[float] = []
     for name, points in sorted(counts.items(), key=lambda item: -item[1][-1][1]):
@@ -36,19 +44,34 @@ def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xlim(right=lengths[-1] * 12)
-    axis.set_xticks([2**power for power in range(4, 20, 2)], [f"{2**power:,}" for power in range(4, 20, 2)])
-    axis.set_yticks([2**power for power in range(4, 20, 4)], [f"{2**power:,}" for power in range(4, 20, 4)])
+    axis.set_xticks(
+        [2**power for power in range(4, 20, 2)], [f"{2**power:,}" for power in range(4, 20, 2)]
+    )
+    axis.set_yticks(
+        [2**power for power in range(4, 20, 4)], [f"{2**power:,}" for power in range(4, 20, 4)]
+    )
     axis.minorticks_off()
     axis.set_xlabel("tokens in the context", fontsize=8)
-    title(axis, "Distinct position ids", "both axes in powers of two; each line ends with its count")
+    title(
+        axis, "Distinct position ids", "both axes in powers of two; each line ends with its count"
+    )
     return figure
 
 
 def runs_figure(strips: Mapping[str, Sequence[Run]]) -> Figure:
-    """Draw tokens in a row, one strip a name; a box is one id, as wide as the tokens that share it."""
-    told = "; ".join(f"{name}: {', '.join(str(run.count) for run in runs)}" for name, runs in strips.items())
-    alt = f"Strips of tokens; each box is one id, as wide as the number of tokens that share it. {told}."
-    figure, axes = new_figure(7.2, 0.35 + 0.95 * len(strips), rows=len(strips), squeeze=False, alt=alt)
+    """Draw tokens in a row, one strip a name; a box is one id,
+    as wide as the tokens that share it.
+    """
+    told = "; ".join(
+        f"{name}: {', '.join(str(run.count) for run in runs)}" for name, runs in strips.items()
+    )
+    alt = (
+        f"Strips of tokens; each box is one id, as wide as the number of tokens that share it. "
+        f"{told}."
+    )
+    figure, axes = new_figure(
+        7.2, 0.35 + 0.95 * len(strips), rows=len(strips), squeeze=False, alt=alt
+    )
     for axis, (name, runs) in zip(axes[:, 0], strips.items(), strict=True):
         _strip(axis, runs)
         axis.set_title(name, loc="left", fontsize=9, color=INK)
@@ -56,9 +79,14 @@ def runs_figure(strips: Mapping[str, Sequence[Run]]) -> Figure:
 
 
 def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figure:
-    """Draw angle errors by position and channel pair, one map a name: {"position ids cast": (n, channels) radians}."""
+    """Draw angle errors by position and channel pair, one map a name: {"position ids cast":
+    (n, channels) radians}.
+    """
     worst = "; ".join(f"{name} {error.max().item():.2g}" for name, error in errors.items())
-    alt = f"Maps of the angle's error by position, up to {last_position:,}, and channel pair. Largest error in radians: {worst}."
+    alt = (
+        f"Maps of the angle's error by position, up to {last_position:,}, and channel pair. "
+        f"Largest error in radians: {worst}."
+    )
     shape: dict[str, Any] = {
         "columns": 2,
         "rows": (len(errors) + 1) // 2,
@@ -88,10 +116,15 @@ def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figu
 
 
 def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: int) -> Figure:
-    """Draw q·k of one query and key at a fixed offset over their position, one small axis a name; the right one last."""
+    """Draw q·k of one query and key at a fixed offset over their position, one small axis a name;
+    the right one last.
+    """
     spreads = {name: (values.max() - values.min()).item() for name, values in scores.items()}
     told = "; ".join(f"{name} {spread:.2g}" for name, spread in spreads.items())
-    alt = f"The score of one query and one key, {offset} apart, along the context. Spread, 0 if the score is flat: {told}."
+    alt = (
+        f"The score of one query and one key, {offset} apart, along the context. Spread, 0 if "
+        f"the score is flat: {told}."
+    )
     shape: dict[str, Any] = {
         "columns": 2,
         "rows": (len(scores) + 1) // 2,
@@ -111,28 +144,46 @@ def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: in
 
 
 def alibi_figure(keys: Tensor, wrong: tuple[str, Tensor], right: tuple[str, Tensor]) -> Figure:
-    """Draw the ALiBi bias of the last keys, as the last query sees them: keys (n,), and two named biases (n,)."""
-    steps = "; ".join(f"{name}: {bias.unique().numel()} different biases" for name, bias in (right, wrong))
+    """Draw the ALiBi bias of the last keys, as the last query sees them:
+    keys (n,), and two named biases (n,).
+    """
+    steps = "; ".join(
+        f"{name}: {bias.unique().numel()} different biases" for name, bias in (right, wrong)
+    )
     alt = f"ALiBi bias of the last {len(keys)} keys. {steps}."
     figure, axis = new_figure(7.2, 2.6, alt=alt)
-    for (name, bias), colour, style, marker in ((right, _RIGHT, "-", "."), (wrong, _WRONG, "--", "s")):
+    for (name, bias), colour, style, marker in (
+        (right, _RIGHT, "-", "."),
+        (wrong, _WRONG, "--", "s"),
+    ):
         axis.plot(keys, bias, ls=style, lw=1.2, marker=marker, ms=4, color=colour, label=name)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axis.set_xlabel("key", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
-    title(axis, "ALiBi bias of the last keys", "what is added to the score of each; a straight line if it is right")
+    title(
+        axis,
+        "ALiBi bias of the last keys",
+        "what is added to the score of each; a straight line if it is right",
+    )
     return figure
 
 
 def cliff_figure(
-    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], chance: float, marks: Sequence[int]
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
+    chance: float,
+    marks: Sequence[int],
 ) -> Figure:
-    """Draw accuracy over position, one line a seed, for each name: {"fp32 ids": [[(16, 1.0), (48, 1.0), …], …]}.
+    """Draw accuracy over position, one line a seed, for each name: {"fp32 ids": [[(16, 1.0), (48,
+    1.0), …], …]}.
 
     chance: the accuracy of a guess; marks: positions to mark, such as the first collision
     """
-    ends = ", ".join(f"{name} {seeds[0][0][1]:.2f} and {seeds[0][-1][1]:.2f}" for name, seeds in curves.items())
-    alt = f"Accuracy by position; at the first and the last positions: {ends}, a guess {chance:.2f}."
+    ends = ", ".join(
+        f"{name} {seeds[0][0][1]:.2f} and {seeds[0][-1][1]:.2f}" for name, seeds in curves.items()
+    )
+    alt = (
+        f"Accuracy by position; at the first and the last positions: {ends}, a guess {chance:.2f}."
+    )
     figure, axis = new_figure(7.2, 3.4, alt=alt)
     for (name, seeds), (colour, style, marker) in zip(
         curves.items(), ((COLOURS["fp32"], "-", "o"), (COLOURS["amp_bf16"], "--", "x")), strict=True
@@ -162,9 +213,16 @@ def cliff_figure(
 
 
 def sharing_figure(shown: Sharing) -> Figure:
-    """Draw what `CollisionExplorer` shows: the last tokens with their ids, and RoPE's two similarity maps."""
-    under = f"{shown.distinct:,} ids for {shown.n:,} tokens; the last {shown.n - shown.start} are shown"
-    alt = f"Ids in {shown.fmt.name}, {under}, with two maps of RoPE's similarity: with exact ids, and with these."
+    """Draw what `CollisionExplorer` shows: the last tokens with their ids,
+    and RoPE's two similarity maps.
+    """
+    under = (
+        f"{shown.distinct:,} ids for {shown.n:,} tokens; the last {shown.n - shown.start} are shown"
+    )
+    alt = (
+        f"Ids in {shown.fmt.name}, {under}, with two maps of RoPE's similarity: with exact ids, "
+        f"and with these."
+    )
     figure, axes = new_figure(7.2, 4.9, rows=2, height_ratios=[1, 3.6], alt=alt)
     _strip(axes[0], shown.runs)
     title(axes[0], f"Ids in {shown.fmt.name}", under)
@@ -175,7 +233,9 @@ def sharing_figure(shown: Sharing) -> Figure:
     for number, (name, values) in enumerate(pairs):
         axis = figure.add_subplot(cell[number])
         axis.set_facecolor("#969696")  # what shows where an id is inf
-        image = axis.imshow(values.numpy(), cmap="viridis", vmin=low, vmax=1, interpolation="nearest")
+        image = axis.imshow(
+            values.numpy(), cmap="viridis", vmin=low, vmax=1, interpolation="nearest"
+        )
         axis.set_xticks([])
         axis.set_yticks([])
         axis.set_title(f"RoPE’s similarity {name}", loc="left", fontsize=9, color=INK)
@@ -188,12 +248,21 @@ def _strip(axis: Any, runs: Sequence[Run]) -> None:
     for run in runs:
         colour, hatch = _SHARED if run.count > 1 else _ALONE
         axis.bar(
-            run.start, 1, width=run.count, align="edge", color=colour, hatch=hatch, edgecolor="white", linewidth=1.2
+            run.start,
+            1,
+            width=run.count,
+            align="edge",
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=1.2,
         )
     middles = [run.start + run.count / 2 for run in runs]
     names = [f"{run.value:,g}" if run.value % 1 else f"{run.value:,.0f}" for run in runs]
     many = len(runs) > 12
-    axis.set_xticks(middles, names, fontsize=8, rotation=60 if many else 0, ha="right" if many else "center")
+    axis.set_xticks(
+        middles, names, fontsize=8, rotation=60 if many else 0, ha="right" if many else "center"
+    )
     axis.tick_params(axis="x", length=0)
     axis.set_yticks([])
     axis.set_xlim(runs[0].start, runs[-1].start + runs[-1].count)

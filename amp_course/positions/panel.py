@@ -1,4 +1,6 @@
-"""`CollisionExplorer`: choose a format and a context, and see which tokens share a position, and what RoPE makes of it."""
+"""`CollisionExplorer`: choose a format and a context, and see which tokens share a position,
+and what RoPE makes of it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _NARROW = widgets.Layout(width="18em")
 class CollisionExplorer(Panel):
     """Format, context length, base and head size; a test drives it: panel.length.value = "4096".
 
-    `panel.shown` holds what is shown, a `Sharing`. Input that cannot be read is explained, and the view stays unchanged.
+    `panel.shown` holds what is shown, a `Sharing`. Input that cannot be read is explained, and the
+    view stays unchanged.
     """
 
     def __init__(self) -> None:
@@ -40,10 +43,18 @@ class CollisionExplorer(Panel):
             layout=_NARROW,
             tooltip="what the position ids are rounded to",
         )
-        self.length = _field("512", "context length", "tokens in the context, a whole number such as 4096 or 2^17")
-        self.halve = widgets.Button(description="÷ 2", tooltip="half the context", layout=widgets.Layout(width="4em"))
-        self.double = widgets.Button(description="× 2", tooltip="twice the context", layout=widgets.Layout(width="4em"))
-        self.base = _field("10000", "RoPE base", "the longest wavelength is about 2π times this many tokens")
+        self.length = _field(
+            "512", "context length", "tokens in the context, a whole number such as 4096 or 2^17"
+        )
+        self.halve = widgets.Button(
+            description="÷ 2", tooltip="half the context", layout=widgets.Layout(width="4em")
+        )
+        self.double = widgets.Button(
+            description="× 2", tooltip="twice the context", layout=widgets.Layout(width="4em")
+        )
+        self.base = _field(
+            "10000", "RoPE base", "the longest wavelength is about 2π times this many tokens"
+        )
         self.head_size = _field("64", "head size", "channels of one head, an even number")
         self.shown = share(BF16, 512)
         rows = [
@@ -87,7 +98,9 @@ def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
     if number.denominator != 1:
         near = min(max(int(number), least, 2), most)
         near -= near % 2  # so that it will do for channels too
-        raise ValueError(f"“{clip(text)}” is not {what}: {unit} come in whole numbers. Type {near}, for example")
+        raise ValueError(
+            f"“{clip(text)}” is not {what}: {unit} come in whole numbers. Type {near}, for example"
+        )
     if number < least:
         raise ValueError(f"“{clip(text)}” is too small for {what}: type {least} or more")
     if number > most:
@@ -96,10 +109,15 @@ def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
 
 
 def base_number(text: str) -> float:
-    """Read RoPE's base, a number above 1: "5e5" → 500000.0. Raises ValueError with the cause and the cure."""
+    """Read RoPE's base, a number above 1: "5e5" → 500000.0.
+    Raises ValueError with the cause and the cure.
+    """
     number = _finite(text, "a base")
     if not 1 < number <= LARGEST_BASE:
-        raise ValueError(f"“{clip(text)}” is not a base for RoPE: type a number above 1 and up to 1e12, such as 10000")
+        raise ValueError(
+            f"“{clip(text)}” is not a base for RoPE: type a number above 1 and up to 1e12, such as "
+            f"10000"
+        )
     return float(number)
 
 
@@ -112,14 +130,23 @@ def _finite(text: str, what: str) -> Fraction:
     except ValueError:
         number = None
     if number is None or not is_finite(number):
-        wrong = f"“{clip(text)}” is not {what}" if plain else f"The field is empty, and {what} is needed"
+        wrong = (
+            f"“{clip(text)}” is not {what}"
+            if plain
+            else f"The field is empty, and {what} is needed"
+        )
         raise ValueError(f"{wrong}: type a number such as {_EXAMPLES[what]}")
     return Fraction(number)
 
 
 def _field(value: str, description: str, tooltip: str) -> widgets.Text:
     return widgets.Text(
-        value=value, description=description, tooltip=tooltip, continuous_update=False, style=WIDE, layout=_NARROW
+        value=value,
+        description=description,
+        tooltip=tooltip,
+        continuous_update=False,
+        style=WIDE,
+        layout=_NARROW,
     )
 
 

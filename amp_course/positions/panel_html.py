@@ -1,4 +1,6 @@
-"""Draw what `CollisionExplorer` shows, as HTML: the counts, a strip of tokens with their ids, RoPE's similarity maps."""
+"""Draw what `CollisionExplorer` shows, as HTML: the counts, a strip of tokens with their ids,
+RoPE's similarity maps.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from torch import Tensor
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.positions.sharing import Run, Sharing
 
-ALONE, SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one
+ALONE, SHARED = (
+    ("#56B4E9", ""),
+    ("#D55E00", "//"),
+)  # a token with an id of its own, tokens that share one
 _WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 680, 8, 22, 26, 118
 _NO_VALUE, _GREY = 255, (150, 150, 150)
 _EVERY = 8  # tokens between two position labels
@@ -31,10 +36,12 @@ def collision_view(shown: Sharing) -> str:
     )
     pictures = "".join(_map(name, values, low, shown) for name, values in maps)
     return (
-        f'<div style="color:{INK};line-height:1.5">{counts_line(shown)}{strip(shown)}'
-        f'<div style="margin:2px 0 4px">RoPE’s similarity among these tokens, head size {shown.head_size}, base '
+        f'<div style="color:{INK};line-height:1.5">{counts_line(shown)}{strip(shown)}<div '
+        f'style="margin:2px 0 4px">RoPE’s similarity among these tokens, head size '
+        f"{shown.head_size}, base "
         f"{shown.base:g}: how alike the same vector is at two positions{_verdict(shown)}</div>"
-        f'<div style="display:flex;flex-wrap:wrap;gap:12px 20px;align-items:flex-end">{pictures}{_scale(low)}</div></div>'
+        f'<div style="display:flex;flex-wrap:wrap;gap:12px '
+        f'20px;align-items:flex-end">{pictures}{_scale(low)}</div></div>'
     )
 
 
@@ -48,21 +55,30 @@ def counts_line(shown: Sharing) -> str:
         parts.append(f"no collision; the first would be at token {shown.first_collision:,}")
     if shown.first_past_range is not None and shown.first_past_range < shown.n:
         parts.append(f"<b>inf</b> from token {shown.first_past_range:,} on")
-    items = " ".join(f'<span style="margin-right:1.8em;white-space:nowrap">{part}</span>' for part in parts)
+    items = " ".join(
+        f'<span style="margin-right:1.8em;white-space:nowrap">{part}</span>' for part in parts
+    )
     return f'<div role="status" aria-live="polite" style="margin:2px 0 6px">{items}</div>'
 
 
 def strip(shown: Sharing) -> str:
-    """Return the last tokens as SVG: their positions above, and under them one box for each id, as wide as its tokens."""
+    """Return the last tokens as SVG: their positions above, and under them one box for each id,
+    as wide as its tokens.
+    """
     wide = (_WIDTH - 2 * _LEFT) / (shown.n - shown.start)
     parts = [_position(token, shown.start, wide) for token in range(shown.start, shown.n)]
     for run in shown.runs:
         parts.append(_run(run, shown.start, wide))
-    label = f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: {len(shown.runs)} different ones"
+    label = (
+        f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: "
+        f"{len(shown.runs)} different ones"
+    )
     label += f", from {id_text(shown.runs[0].value)} to {id_text(shown.runs[-1].value)}"
     caption = (
-        f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; each box '
-        f"is one id, its value below: {swatch(*ALONE)} used by one token, {swatch(*SHARED)} shared by several</div>"
+        f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; '
+        f"each box "
+        f"is one id, its value below: {swatch(*ALONE)} used by one token, {swatch(*SHARED)} shared "
+        f"by several</div>"
     )
     return caption + picture(_WIDTH, _HEIGHT, *parts, label=label)
 
@@ -77,14 +93,20 @@ def _position(token: int, start: int, wide: float) -> str:
     tick = line(x, _TOP - 4, x, _TOP, stroke=GRID)
     if token % _EVERY:
         return tick
-    return line(x, _TOP - 7, x, _TOP, stroke=FAINT) + text(x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT)
+    return line(x, _TOP - 7, x, _TOP, stroke=FAINT) + text(
+        x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT
+    )
 
 
 def _run(run: Run, start: int, wide: float) -> str:
     x, width = _LEFT + (run.start - start) * wide, run.count * wide
     colour, hatch = SHARED if run.count > 1 else ALONE
     name = id_text(run.value)
-    tokens = f"tokens {run.start:,} to {run.start + run.count - 1:,}" if run.count > 1 else f"token {run.start:,}"
+    tokens = (
+        f"tokens {run.start:,} to {run.start + run.count - 1:,}"
+        if run.count > 1
+        else f"token {run.start:,}"
+    )
     place = f"translate({x + width / 2 + 3:.1f} {_TOP + _TALL + 12}) rotate(-45)"
     return (
         box(x + 1, _TOP, max(width - 2, 1), _TALL, colour, hatch=hatch, tip=f"{tokens}: id {name}")
@@ -103,7 +125,8 @@ def _verdict(shown: Sharing) -> str:
 
 def _map(name: str, values: Tensor, low: float, shown: Sharing) -> str:
     return (
-        f'<figure style="margin:0"><img alt="{escape(describe_map(name, values, shown))}" src="{map_uri(values, low)}" '
+        f'<figure style="margin:0"><img alt="{escape(describe_map(name, values, shown))}" '
+        f'src="{map_uri(values, low)}" '
         'style="width:220px;height:220px;image-rendering:pixelated;display:block">'
         f'<figcaption style="margin-top:2px">{escape(name)}</figcaption></figure>'
     )
@@ -112,7 +135,8 @@ def _map(name: str, values: Tensor, low: float, shown: Sharing) -> str:
 def describe_map(name: str, values: Tensor, shown: Sharing) -> str:
     """Say what a similarity map shows, for a reader who cannot see it.
 
-    Example: "similarity map with ids in bf16, tokens 464 to 511, head size 64, base 10000: from 0.46 to 1; 32 pairs of
+    Example: "similarity map with ids in bf16, tokens 464 to 511, head size 64, base 10000: from
+             0.46 to 1; 32 pairs of
     tokens look the same"
     """
     what = f"similarity map {name}, tokens {shown.start:,} to {shown.n - 1:,}"
@@ -121,16 +145,23 @@ def describe_map(name: str, values: Tensor, shown: Sharing) -> str:
         return f"{what}: all grey, no id has an angle"
     same = int((known > 1 - 1e-6).sum()) - int((values.diagonal() > 1 - 1e-6).sum())
     grey = (
-        f"; {int(values.isnan().sum()):,} of {values.numel():,} points are grey" if len(known) < values.numel() else ""
+        f"; {int(values.isnan().sum()):,} of {values.numel():,} points are grey"
+        if len(known) < values.numel()
+        else ""
     )
-    alike = f"{same // 2:,} pairs of tokens look the same" if same else "no two tokens look the same"
+    alike = (
+        f"{same // 2:,} pairs of tokens look the same" if same else "no two tokens look the same"
+    )
     return (
-        f"{what}, head size {shown.head_size}, base {shown.base:g}: from {float(known.min()):.2f} to 1; {alike}{grey}"
+        f"{what}, head size {shown.head_size}, base {shown.base:g}: from "
+        f"{float(known.min()):.2f} to 1; {alike}{grey}"
     )
 
 
 def map_uri(values: Tensor, low: float) -> str:
-    """Return a square map (w, w) as the data URI of a small PNG: `low` is dark, 1 bright, NaN grey."""
+    """Return a square map (w, w) as the data URI of a small PNG:
+    `low` is dark, 1 bright, NaN grey.
+    """
     array = values.numpy()
     span = max(1.0 - low, 1e-6)
     levels = np.clip(np.nan_to_num((array - low) / span) * (_NO_VALUE - 1), 0, _NO_VALUE - 1)
@@ -149,7 +180,9 @@ def _palette() -> bytes:
 
 
 def _scale(low: float) -> str:
-    colours = np.frombuffer(_palette(), np.uint8).reshape(-1, 3)[np.linspace(0, _NO_VALUE - 1, 9).astype(int)]
+    colours = np.frombuffer(_palette(), np.uint8).reshape(-1, 3)[
+        np.linspace(0, _NO_VALUE - 1, 9).astype(int)
+    ]
     stops = ", ".join(f"rgb({red},{green},{blue})" for red, green, blue in colours)
     return (
         '<div style="display:flex;gap:6px;height:220px;margin-bottom:1.6em" aria-hidden="true">'

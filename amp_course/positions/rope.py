@@ -1,8 +1,10 @@
-"""Turn queries and keys by their position (RoPE): the right way, or with one of the faults that real libraries shipped.
+"""Turn queries and keys by their position (RoPE): the right way, or with one of the faults that
+real libraries shipped.
 
-A head of size d is d/2 pairs of channels. Channel pair c turns by the angle position · base^(−2c/d), so that the score
-of a query and a key depends on how far they are apart and on nothing else. Faults are made by rounding a step into a
-format; everything else stays float32, as in the right version.
+A head of size d is d/2 pairs of channels. Channel pair c turns by the angle position ·
+base^(−2c/d), so that the score of a query and a key depends on how far they are apart and on
+nothing else. Faults are made by rounding a step into a format; everything else stays float32, as in
+the right version.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ class Rope:
     fault:     which step is low, "none" for the right one; FAULTS says what each is
     fmt:       the low format, and the one that cos and sin are cast to last
 
-    Raises TypeError for a head size that is not an int, ValueError for one that is odd or not positive, a base of 1 or
-    less, an unknown fault, or autocast's fault in a format that torch cannot autocast to.
-    Source: Su et al. 2021 (arXiv:2104.09864); channels in two halves, as GPT-NeoX and Llama lay them out.
+    Raises TypeError for a head size that is not an int, ValueError for one that is odd or not
+    positive, a base of 1 or less, an unknown fault, or autocast's fault in a format that torch
+    cannot autocast to.
+    Source: Su et al. 2021 (arXiv:2104.09864); channels in two halves, as GPT-NeoX and Llama lay
+            them out.
     """
 
     head_size: int
@@ -52,7 +56,8 @@ class Rope:
         check_head_size(self.head_size)
         if not (self.base > 1 and math.isfinite(self.base)):
             raise ValueError(
-                f"the base has to be above 1, such as 10,000, not {self.base}: the frequencies fall with it"
+                f"the base has to be above 1, such as 10,000, not {self.base}: the frequencies "
+                f"fall with it"
             )
         if self.fault not in FAULTS:
             raise ValueError(f"unknown fault {self.fault!r}: choose one of {', '.join(FAULTS)}")
@@ -60,8 +65,12 @@ class Rope:
             raise ValueError(f"autocast has no {self.fmt.name} on a CPU: it casts to bf16 or fp16")
 
     def inverse_frequencies(self) -> Tensor:
-        """Return by how many radians a step of one position turns each channel pair, (d/2,) float32: 1 … about 1/base."""
-        frequencies = self.base ** (-torch.arange(0, self.head_size, 2, dtype=torch.float32) / self.head_size)
+        """Return by how many radians a step of one position turns each channel pair,
+        (d/2,) float32: 1 … about 1/base.
+        """
+        frequencies = self.base ** (
+            -torch.arange(0, self.head_size, 2, dtype=torch.float32) / self.head_size
+        )
         return round_to(frequencies, self.fmt) if self.fault == "frequencies" else frequencies
 
     def angles(self, positions: Tensor) -> Tensor:
@@ -76,7 +85,9 @@ class Rope:
         return round_to(angles, self.fmt) if self.fault == "angles" else angles
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each (n, d/2): float32 that holds values of the low format, to which they are cast last."""
+        """Return cos and sin, each (n, d/2): float32 that holds values of the low format,
+        to which they are cast last.
+        """
         angles = self.angles(positions)
         return round_to(angles.cos(), self.fmt), round_to(angles.sin(), self.fmt)
 
@@ -87,20 +98,25 @@ class Rope:
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the channel pairs (c, c + d/2) of x (…, n, d) by angles given as cos and sin (n, d/2); keep the dtype of x."""
+    """Turn the channel pairs (c, c + d/2) of x (…, n, d) by angles given as cos and sin (n, d/2);
+    keep the dtype of x.
+    """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def exact_angles(positions: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
-    """Return the angles in float64, (n, d/2): what every other version is held against. Raises as `Rope` does."""
+    """Return the angles in float64, (n, d/2): what every other version is held against.
+    Raises as `Rope` does.
+    """
     check_head_size(head_size)
     frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
     return positions.double()[:, None] * frequencies
 
 
 def turn_error(rope: Rope, positions: Tensor) -> Tensor:
-    """Return how far each channel pair really turns from where it should, (n, d/2) radians from 0 to π.
+    """Return how far each channel pair really turns from where it should, (n, d/2) radians from 0
+    to π.
 
     The turn is read off cos and sin as they come out, so that their own rounding counts too.
     """
@@ -112,9 +128,11 @@ def turn_error(rope: Rope, positions: Tensor) -> Tensor:
 
 
 def fixed_offset_scores(rope: Rope, starts: Tensor, offset: int, seed: int = 0) -> Tensor:
-    """Return q·k of one drawn query and key, `offset` apart, at each start: (n,), all equal if the RoPE is right.
+    """Return q·k of one drawn query and key, `offset` apart, at each start: (n,), all equal if the
+    RoPE is right.
 
-    starts: (n,) positions of the key; the query is `offset` further on. Scaled so that q·k unturned is 1.
+    starts: (n,) positions of the key; the query is `offset` further on. Scaled so that q·k unturned
+            is 1.
     """
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(rope.head_size, generator=generator)
@@ -125,23 +143,31 @@ def fixed_offset_scores(rope: Rope, starts: Tensor, offset: int, seed: int = 0) 
 
 
 def similarity(ids: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
-    """Return how alike RoPE makes the same vector at two positions: (n,) ids → (n, n), 1 where they are alike.
+    """Return how alike RoPE makes the same vector at two positions: (n,) ids → (n, n), 1 where they
+    are alike.
 
-    The score of a query and an equal key of ones, over its largest value: the mean over channel pairs of
-    cos(angle_i − angle_j). Computed in float64; ids that are inf give NaN. Raises as `Rope` does.
+    The score of a query and an equal key of ones, over its largest value: the mean over channel
+    pairs of cos(angle_i − angle_j). Computed in float64; ids that are inf give NaN. Raises as
+    `Rope` does.
     """
     angles = exact_angles(ids, head_size, base)
     turns = torch.cat([angles.cos(), angles.sin()], dim=1).numpy()
-    # Not a matmul: it would wake every thread for next to nothing, and on a busy machine wait for them.
+    # Not a matmul: it would wake every thread for next to nothing, and on a busy machine wait for
+    # them.
     return torch.from_numpy(np.einsum("ic,jc->ij", turns, turns)) / angles.shape[1]
 
 
 def check_head_size(head_size: Any) -> None:
-    """Raise TypeError for a head size that is not an int, ValueError for one that is odd or not positive."""
+    """Raise TypeError for a head size that is not an int,
+    ValueError for one that is odd or not positive.
+    """
     if isinstance(head_size, bool) or not isinstance(head_size, int):
-        raise TypeError(f"a head size has to be an int, not {head_size!r}: pass the number of channels of one head")
+        raise TypeError(
+            f"a head size has to be an int, not {head_size!r}: pass the number of channels of one "
+            f"head"
+        )
     if head_size < 2 or head_size % 2:
         raise ValueError(
-            f"{head_size} channels cannot be rotated in pairs: RoPE needs an even head size of at least 2, "
-            f"such as {max(2, head_size + head_size % 2)}"
+            f"{head_size} channels cannot be rotated in pairs: RoPE needs an even head size of at "
+            f"least 2, such as {max(2, head_size + head_size % 2)}"
         )

@@ -1,4 +1,5 @@
-"""Gather what `CollisionExplorer` shows: who shares a position id in a format, and what RoPE makes of that.
+"""Gather what `CollisionExplorer` shows: who shares a position id in a format, and what RoPE makes
+of that.
 
 Plain data; `panel_html.py` and `figures.py` draw it.
 """
@@ -38,7 +39,8 @@ class Sharing:
 
     first_past_range: the first position that is inf, or None
     start, runs:      the window of the last WINDOW tokens, and which of them share an id
-    right, rounded:   RoPE's similarity among those tokens, (w, w), with exact ids and with the format's
+    right, rounded:   RoPE's similarity among those tokens, (w, w), with exact ids and with the
+                      format's
     """
 
     fmt: FloatFormat
@@ -63,7 +65,8 @@ class Sharing:
 def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64) -> Sharing:
     """Return who shares what among n ≥ 1 positions: share(BF16, 512).distinct → 385.
 
-    Raises TypeError and ValueError as `distinct_positions` and `Rope` do, and ValueError for no tokens at all.
+    Raises TypeError and ValueError as `distinct_positions` and `Rope` do, and ValueError for no
+    tokens at all.
     """
     if n < 1:
         raise ValueError(f"a context needs at least 1 token, not {n}")
@@ -87,7 +90,9 @@ def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64)
 
 
 def runs(ids: Tensor, start: int = 0) -> list[Run]:
-    """Group neighbours of equal id, (n,) float: [255, 256, 256, 258] → 255 once, 256 twice, 258 once."""
+    """Group neighbours of equal id, (n,) float: [255, 256, 256, 258] → 255 once, 256 twice,
+    258 once.
+    """
     found = []
     for value, count in zip(
         *(part.tolist() for part in torch.unique_consecutive(ids, return_counts=True)), strict=True

@@ -29,9 +29,12 @@ _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 
 
 def recipe_table_figure(table: RecipeTable) -> Figure:
-    """Draw what a step holds: bytes per parameter by kind, with their formats, and next to them the activations."""
+    """Draw what a step holds: bytes per parameter by kind, with their formats,
+    and next to them the activations.
+    """
     said = "; ".join(
-        f"{row.label} {row.bytes_per_parameter:.1f} and {bytes_text(row.activation_bytes)}" for row in table.rows
+        f"{row.label} {row.bytes_per_parameter:.1f} and {bytes_text(row.activation_bytes)}"
+        for row in table.rows
     )
     alt = f"Bars for each recipe: bytes per parameter, and bytes of activations. {said}."
     figure, (kept, activations) = new_figure(
@@ -43,10 +46,20 @@ def recipe_table_figure(table: RecipeTable) -> Figure:
         for kind, (colour, hatch) in KEPT.items():
             sizes = getattr(row, kind)
             width = sum(sizes.values()) / row.parameters
-            kept.barh(place, width, left=left, color=colour, hatch=hatch, edgecolor="white", height=0.7)
+            kept.barh(
+                place, width, left=left, color=colour, hatch=hatch, edgecolor="white", height=0.7
+            )
             if sizes:  # the format of the most of it
                 text = next(iter(sizes))
-                kept.text(left + width / 2, place, text, fontsize=8, ha="center", va="center", bbox=_ON_BAR)
+                kept.text(
+                    left + width / 2,
+                    place,
+                    text,
+                    fontsize=8,
+                    ha="center",
+                    va="center",
+                    bbox=_ON_BAR,
+                )
             left += width
         kept.text(left, place, f" {left:.1f}", fontsize=8, va="center", color=INK)
         activations.barh(
@@ -57,29 +70,61 @@ def recipe_table_figure(table: RecipeTable) -> Figure:
             edgecolor="white",
             height=0.7,
         )
-        activations.text(row.activation_bytes, place, f" {bytes_text(row.activation_bytes)}", fontsize=8, va="center")
+        activations.text(
+            row.activation_bytes,
+            place,
+            f" {bytes_text(row.activation_bytes)}",
+            fontsize=8,
+            va="center",
+        )
     kept.set_yticks(range(len(labels)), labels, fontsize=8)
     kept.set_xlim(0, 1.12 * max(row.bytes_per_parameter for row in table.rows))
     activations.set_yticks([])
     activations.set_xlim(0, 1.5 * max(row.activation_bytes for row in table.rows))
     activations.set_xticks([])
-    title(kept, "Bytes for every parameter", "when backward has ended; the format of most of it in the bar")
+    title(
+        kept,
+        "Bytes for every parameter",
+        "when backward has ended; the format of most of it in the bar",
+    )
     title(activations, "Activations", "what backward needs, one batch")
-    figure.legend(handles=_kind_handles(), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    figure.legend(
+        handles=_kind_handles(), fontsize=8, frameon=False, ncols=4, loc="outside lower center"
+    )
     return figure
 
 
 def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: float) -> Figure:
-    """Draw how far each recipe's weights are from an fp32 twin's, step by step, and a limit as a line across."""
+    """Draw how far each recipe's weights are from an fp32 twin's, step by step,
+    and a limit as a line across.
+    """
     ends = "; ".join(f"{recipe.label} {values[-1]:.1e}" for recipe, values in distances.items())
-    alt = f"Relative distance of each recipe's weights from an fp32 twin, step by step. At the end: {ends}."
+    alt = (
+        f"Relative distance of each recipe's weights from an fp32 twin, step by step. At the "
+        f"end: {ends}."
+    )
     figure, axis = new_figure(7.2, 2.9, alt=alt)
     for number, (recipe, values) in enumerate(distances.items()):
         style = ("-", "--", "-.", ":")[number % 4]
-        axis.plot(range(1, len(values) + 1), values, style, color=COLOURS[recipe.name], lw=1.6, label=recipe.label)
+        axis.plot(
+            range(1, len(values) + 1),
+            values,
+            style,
+            color=COLOURS[recipe.name],
+            lw=1.6,
+            label=recipe.label,
+        )
     axis.axhline(limit, color=INK, lw=0.8, ls=":")
     end = max(len(values) for values in distances.values())
-    axis.text(end, limit, f"2{raised(round(math.log2(limit)))}", fontsize=8, ha="right", va="bottom", color=INK)
+    axis.text(
+        end,
+        limit,
+        f"2{raised(round(math.log2(limit)))}",
+        fontsize=8,
+        ha="right",
+        va="bottom",
+        color=INK,
+    )
     axis.set_yscale("log", base=2)
     axis.set_xlabel("step", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -111,9 +156,15 @@ _DEAD: dict[str, Any] = {"facecolor": "#FBE3D5", "edgecolor": COLOURS["amp_fp16"
 
 
 def survival_figure(found: SurvivalMap) -> Figure:
-    """Draw accuracy or death by recipe and batch size for each setting, and next to them the published ImageNet runs."""
-    figure, axes = new_figure(8, 6.4, columns=2, rows=2, dots=FEWER_DOTS, alt=_survival_in_words(found))
-    rows = list(dict.fromkeys(label for recipe, label in _ROWS.items() if recipe in found.recipes()))
+    """Draw accuracy or death by recipe and batch size for each setting,
+    and next to them the published ImageNet runs.
+    """
+    figure, axes = new_figure(
+        8, 6.4, columns=2, rows=2, dots=FEWER_DOTS, alt=_survival_in_words(found)
+    )
+    rows = list(
+        dict.fromkeys(label for recipe, label in _ROWS.items() if recipe in found.recipes())
+    )
     places = [axes[0][0], axes[0][1], axes[1][0]]
     for axis, setting in zip(places, ("raw_sum", "raw", "resnet"), strict=True):
         sizes = found.sizes(setting)
@@ -136,7 +187,9 @@ def survival_figure(found: SurvivalMap) -> Figure:
                 )
         _grid(axis, rows, sizes)
         seeds = len(found.cell(setting, found.recipes()[0], sizes[0]))
-        title(axis, find_setting(setting).title, f"median accuracy; ✗: how many of {seeds} seeds died")
+        title(
+            axis, find_setting(setting).title, f"median accuracy; ✗: how many of {seeds} seeds died"
+        )
     _imagenet(axes[1][1], rows)
     return figure
 
@@ -144,10 +197,15 @@ def survival_figure(found: SurvivalMap) -> Figure:
 def _survival_in_words(found: SurvivalMap) -> str:
     said = []
     for setting in SETTINGS:
-        deaths = {recipe: sum(found.deaths(setting.name, recipe).values()) for recipe in found.recipes()}
+        deaths = {
+            recipe: sum(found.deaths(setting.name, recipe).values()) for recipe in found.recipes()
+        }
         dead = [f"{_ROWS[recipe]} {count}" for recipe, count in deaths.items() if count]
         said.append(f"{setting.title}: {', '.join(dead) or 'none'}")
-    return f"Survival by recipe and batch size, with published ImageNet runs. Runs that died: {'; '.join(said)}."
+    return (
+        f"Survival by recipe and batch size, with published ImageNet runs. Runs that died: "
+        f"{'; '.join(said)}."
+    )
 
 
 def _imagenet(axis: Axes, rows: list[str]) -> None:
@@ -156,13 +214,22 @@ def _imagenet(axis: Axes, rows: list[str]) -> None:
         if run.recipe != "torch_amp":  # it shares O1's cell
             text = "NaN" if run.top1 is None else f"{run.top1:.1f}%"
             share = None if run.top1 is None else run.top1 / 100
-            _cell(axis, sizes.index(run.batch_size), rows.index(_ROWS[run.recipe]), text, share, run.top1 is None)
+            _cell(
+                axis,
+                sizes.index(run.batch_size),
+                rows.index(_ROWS[run.recipe]),
+                text,
+                share,
+                run.top1 is None,
+            )
     _grid(axis, rows, sizes)
     title(axis, "Published: ResNet-50, ImageNet", "top-1 accuracy; 8 × V100, not measured here")
 
 
 def _cell(axis: Axes, column: int, row: int, text: str, share: float | None, dead: bool) -> None:
-    look: dict[str, Any] = _DEAD if dead else {"facecolor": colormaps["Blues"](0.62 * (share or 0)), "linewidth": 0}
+    look: dict[str, Any] = (
+        _DEAD if dead else {"facecolor": colormaps["Blues"](0.62 * (share or 0)), "linewidth": 0}
+    )
     axis.add_patch(Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, **look))
     axis.text(column, row, text, fontsize=8, ha="center", va="center", color=INK)
 
@@ -178,13 +245,19 @@ def _grid(axis: Axes, rows: list[str], sizes: Sequence[int]) -> None:
 
 
 def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
-    """Draw what fp16 would have to hold at the first step, by batch size, against its largest number."""
+    """Draw what fp16 would have to hold at the first step, by batch size,
+    against its largest number.
+    """
     over = [
-        f"{setting.title} {max(step.loss_sum for step in steps if step.setting == setting.name):,.0f}"
+        f"{setting.title} "
+        f"{max(step.loss_sum for step in steps if step.setting == setting.name):,.0f}"
         for setting in SETTINGS
         if any(step.setting == setting.name for step in steps)
     ]
-    alt = f"Sum of losses and largest gradient of the first step by batch size. Largest sums: {'; '.join(over)}."
+    alt = (
+        f"Sum of losses and largest gradient of the first step by batch size. Largest sums: "
+        f"{'; '.join(over)}."
+    )
     figure, axes = new_figure(8, 2.9, columns=2, sharey=True, dots=FEWER_DOTS, alt=alt)
     looks = {"resnet": ("#0072B2", "o"), "raw": ("#009E73", "s"), "raw_sum": ("#D55E00", "^")}
     for axis, field, head in (
@@ -196,7 +269,9 @@ def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
             of = [step for step in steps if step.setting == setting.name]
             label = find_setting(setting).title
             points = [(step.batch_size, getattr(step, field)) for step in of]
-            axis.plot(*zip(*points, strict=True), marker, color=colour, ms=5, mfc="none", label=label)
+            axis.plot(
+                *zip(*points, strict=True), marker, color=colour, ms=5, mfc="none", label=label
+            )
         axis.axhline(FP16.max, color=INK, lw=1.2)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
@@ -211,25 +286,47 @@ def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
 
 
 def guide_figure(leaves: Sequence[Leaf]) -> Figure:
-    """Draw the decision guide: a branch for each hardware, on it a line for each leaf, first match first."""
+    """Draw the decision guide: a branch for each hardware, on it a line for each leaf,
+    first match first.
+    """
     high = 0.34
     first = "; ".join(
-        f"{label}: {next(leaf for leaf in reversed(leaves) if leaf.hardware == hardware).build().label}"
+        f"{label}: "
+        f"{next(leaf for leaf in reversed(leaves) if leaf.hardware == hardware).build().label}"
         for hardware, label in HARDWARE.items()
     )
-    alt = f"A guide from hardware, model and symptom to a recipe, {len(leaves)} lines. If nothing special is the matter: {first}."
-    figure, axis = new_figure(8, 0.75 + high * (len(leaves) + 0.35 * len(HARDWARE)), dots=FEWER_DOTS, alt=alt)
+    alt = (
+        f"A guide from hardware, model and symptom to a recipe, {len(leaves)} lines. If nothing "
+        f"special is the matter: {first}."
+    )
+    figure, axis = new_figure(
+        8, 0.75 + high * (len(leaves) + 0.35 * len(HARDWARE)), dots=FEWER_DOTS, alt=alt
+    )
     place, last = 0.0, 0.0
     for hardware, label in HARDWARE.items():
         mine = [leaf for leaf in leaves if leaf.hardware == hardware]
         middle = place + (len(mine) - 1) / 2
-        axis.text(0.02, middle, textwrap.fill(label, 15), fontsize=9, fontweight="bold", va="center", color=INK)
+        axis.text(
+            0.02,
+            middle,
+            textwrap.fill(label, 15),
+            fontsize=9,
+            fontweight="bold",
+            va="center",
+            color=INK,
+        )
         for row, leaf in enumerate(mine):
             _draw_leaf(axis, leaf, middle, place + row)
         last = place + len(mine) - 0.5
         place += len(mine) + 0.35
         axis.axhline(last + 0.17, color="#cccccc", linewidth=0.8)
-    for left, head in ((0.02, "hardware"), (1.72, "and if"), (3.62, "recipe"), (4.85, "do"), (7.18, "shown in")):
+    for left, head in (
+        (0.02, "hardware"),
+        (1.72, "and if"),
+        (3.62, "recipe"),
+        (4.85, "do"),
+        (7.18, "shown in"),
+    ):
         axis.text(left, -0.85, head, fontsize=8, color="#555555", va="center")
     axis.set_xlim(0, 8)
     axis.set_ylim(last + 0.3, -1.1)
@@ -246,7 +343,18 @@ def _draw_leaf(axis: Axes, leaf: Leaf, middle: float, row: float) -> None:
     condition = ", ".join(said) or ("anything else" if leaf.hardware != "cpu" else "always")
     axis.text(1.72, row, condition, fontsize=8, va="center", color=INK)
     colour, hatch = COLOURS[leaf.recipe], HATCHES[leaf.recipe]
-    axis.add_patch(Rectangle((3.62, row - 0.36), 1.13, 0.72, facecolor=colour, edgecolor="white", hatch=hatch))
-    axis.text(4.185, row, leaf.build().label, fontsize=8, va="center", ha="center", color=INK, bbox=_ON_BAR)
+    axis.add_patch(
+        Rectangle((3.62, row - 0.36), 1.13, 0.72, facecolor=colour, edgecolor="white", hatch=hatch)
+    )
+    axis.text(
+        4.185,
+        row,
+        leaf.build().label,
+        fontsize=8,
+        va="center",
+        ha="center",
+        color=INK,
+        bbox=_ON_BAR,
+    )
     axis.text(4.85, row, leaf.advice, fontsize=8, va="center", color=INK)
     axis.text(7.18, row, leaf.chapter, fontsize=8, va="center", color=INK)

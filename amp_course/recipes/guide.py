@@ -1,6 +1,8 @@
-"""Choose a recipe: hardware × model × symptom → recipe, from guide.toml. Each leaf names the section of the course that backs it.
+"""Choose a recipe: hardware × model × symptom → recipe, from guide.toml. Each leaf names the
+section of the course that backs it.
 
-A leaf is a place to start from, not a law: the report card and the survival map measure your own case.
+A leaf is a place to start from, not a law: the report card and the survival map measure your own
+case.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ SYMPTOMS: dict[str, str] = _GUIDE["symptom"]
 class Leaf:
     """A recommendation.
 
-    hardware, model, symptom: keys of HARDWARE, MODELS, SYMPTOMS; "any" model is every one, as is symptom "any"
+    hardware, model, symptom: keys of HARDWARE, MODELS, SYMPTOMS; "any" model is every one, as is
+        symptom "any"
     recipe, options: what `amp_course.recipes.find` takes
     advice:   what to do, a line
     why:      the reason, a sentence
@@ -67,5 +70,7 @@ def recommend(hardware: str, model: str = "any", symptom: str = "start") -> Leaf
     return next(
         leaf
         for leaf in LEAVES
-        if leaf.hardware == hardware and leaf.model in ("any", model) and leaf.symptom in ("any", symptom)
+        if leaf.hardware == hardware
+        and leaf.model in ("any", model)
+        and leaf.symptom in ("any", symptom)
     )

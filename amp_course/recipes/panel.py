@@ -1,4 +1,6 @@
-"""`RecipeExplorer`: choose a recipe and its options, and read from a live step what it keeps and whether its update arrives."""
+"""`RecipeExplorer`: choose a recipe and its options, and read from a live step what it keeps and
+whether its update arrives.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Net = tuple[nn.Module, Tensor, Tensor]
 _SEED = 0
 _NARROW = widgets.Layout(width="24em", max_width="100%")
 _ABSENT = [("– (not an option of it)", None)]
-_OPTIONS: dict[str, tuple[list[tuple[str, Any]], str, str]] = {  # of a recipe → choices, label, tooltip
+_OPTIONS: dict[
+    str, tuple[list[tuple[str, Any]], str, str]
+] = {  # of a recipe → choices, label, tooltip
     "dtype": (
         [("fp16", LOW_DTYPES[0]), ("bf16", LOW_DTYPES[1])],
         "dtype",
@@ -49,7 +53,9 @@ _OPTIONS: dict[str, tuple[list[tuple[str, Any]], str, str]] = {  # of a recipe �
 _RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 _OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
     "SGD": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate),
-    "SGD with momentum": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
+    "SGD with momentum": lambda parameters, rate: torch.optim.SGD(
+        parameters, lr=rate, momentum=0.9
+    ),
     "Adam": lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
 }
 _SIZES = (10**8, 10**9, 7 * 10**9, 70 * 10**9)
@@ -60,7 +66,11 @@ def _digits_resnet() -> Net:
 
 
 def _char_gpt() -> Net:
-    return CharGPT(32, context=8, layers=1, heads=2, width=32), torch.randint(32, (2, 8)), torch.randint(32, (2, 8))
+    return (
+        CharGPT(32, context=8, layers=1, heads=2, width=32),
+        torch.randint(32, (2, 8)),
+        torch.randint(32, (2, 8)),
+    )
 
 
 def _simple_net() -> Net:
@@ -79,11 +89,12 @@ def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class RecipeExplorer(Panel):
-    """Recipe, options, optimizer, learning rate and net by menu; a test drives it: panel.recipe.value = "o2".
+    """Recipe, options, optimizer, learning rate and net by menu; a test drives it:
+    panel.recipe.value = "o2".
 
-    `panel.options["master_weights"]` and its like are a recipe's own options: one that it lacks is disabled. `panel.chosen`
-    is the recipe, `panel.measured` and `panel.reach` what was measured of it. Measurements are kept, so that the same choice
-    shows at once.
+    `panel.options["master_weights"]` and its like are a recipe's own options: one that it lacks is
+    disabled. `panel.chosen` is the recipe, `panel.measured` and `panel.reach` what was measured of
+    it. Measurements are kept, so that the same choice shows at once.
     """
 
     def __init__(self) -> None:
@@ -102,7 +113,10 @@ class RecipeExplorer(Panel):
             for name, (_, label, tooltip) in _OPTIONS.items()
         }
         self.optimizer = _menu(
-            [*_OPTIMIZERS], "Adam", "optimizer", "what steps the weights, and what it keeps for each"
+            [*_OPTIMIZERS],
+            "Adam",
+            "optimizer",
+            "what steps the weights, and what it keeps for each",
         )
         self.rate = widgets.SelectionSlider(
             options=[(f"{rate:g}", rate) for rate in _RATES],
@@ -112,14 +126,23 @@ class RecipeExplorer(Panel):
             layout=_NARROW,
             tooltip="decides whether the update is large enough to reach the weights",
         )
-        self.net = _menu([*_NETS], "DigitsResNet", "net", "the small net that is trained for a few steps, live")
+        self.net = _menu(
+            [*_NETS], "DigitsResNet", "net", "the small net that is trained for a few steps, live"
+        )
         self.size = _menu(
             [(size_text(size), size) for size in _SIZES],
             10**9,
             "a model of",
             "parameters: the bytes of one, times this many",
         )
-        controls = [self.recipe, self.net, *self.options.values(), self.optimizer, self.rate, self.size]
+        controls = [
+            self.recipe,
+            self.net,
+            *self.options.values(),
+            self.optimizer,
+            self.rate,
+            self.size,
+        ]
         box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
         super().__init__("RecipeExplorer: what does a recipe keep?", [box], widgets.HTML())
         self.recipe.observe(self._change_recipe, names="value")
@@ -131,7 +154,9 @@ class RecipeExplorer(Panel):
     def chosen(self) -> BaseRecipe:
         """The recipe as chosen, with its options."""
         kind = self._kind()
-        return type(kind)(**{name: menu.value for name, menu in self.options.items() if hasattr(kind, name)})
+        return type(kind)(
+            **{name: menu.value for name, menu in self.options.items() if hasattr(kind, name)}
+        )
 
     def _kind(self) -> BaseRecipe:
         return next(recipe for recipe in ALL if recipe.name == self.recipe.value)
@@ -164,7 +189,12 @@ class RecipeExplorer(Panel):
         name, rate = self.optimizer.value, self.rate.value
         kept, arrived = (recipe, self.net.value, name), (recipe, self.net.value, name, rate)
         # Gradients are on in here, whatever the cell around the panel does.
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(), one_thread():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng(),
+            one_thread(),
+        ):
             torch.manual_seed(_SEED)
             if self.net.value not in self._nets:
                 self._nets[self.net.value] = _NETS[self.net.value]()
@@ -173,11 +203,17 @@ class RecipeExplorer(Panel):
             if kept not in self._measured:
                 # Bytes do not depend on the rate; a low one keeps every net alive.
                 self._measured[kept] = measure(
-                    recipe, *batch, loss_fn=_loss, make_optimizer=lambda parameters: make(parameters, _RATES[-1])
+                    recipe,
+                    *batch,
+                    loss_fn=_loss,
+                    make_optimizer=lambda parameters: make(parameters, _RATES[-1]),
                 )
             if arrived not in self._reached:
                 self._reached[arrived] = reach(
-                    recipe, *batch, loss_fn=_loss, make_optimizer=lambda parameters: make(parameters, rate)
+                    recipe,
+                    *batch,
+                    loss_fn=_loss,
+                    make_optimizer=lambda parameters: make(parameters, rate),
                 )
         return self._measured[kept], self._reached[arrived]
 
@@ -194,5 +230,10 @@ def _note(recipe: BaseRecipe, row: Measured, net: str) -> str:
 
 def _menu(options: list[Any], value: Any, description: str, tooltip: str) -> widgets.Dropdown:
     return widgets.Dropdown(
-        options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW
+        options=options,
+        value=value,
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=_NARROW,
     )

@@ -1,4 +1,6 @@
-"""Draw what `RecipeExplorer` shows, as HTML: bytes for each parameter as bars next to fp32's, and a table of measurements."""
+"""Draw what `RecipeExplorer` shows, as HTML: bytes for each parameter as bars next to fp32's,
+and a table of measurements.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ _CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
 
 
 def recipe_view(chosen: Side, fp32: Side, size: int, optimizer: str) -> str:
-    """Return the panel's HTML; size: the parameters of the model that the bytes are multiplied up to."""
+    """Return the panel's HTML; size: the parameters of the model that the bytes are multiplied up
+    to.
+    """
     row, base = chosen[0], fp32[0]
     return (
-        f'<div style="color:{INK};line-height:1.5">'
-        f'<div role="status" aria-live="polite" style="margin-bottom:4px">{verdict(chosen, fp32, size, optimizer)}</div>'
+        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
+        f'style="margin-bottom:4px">{verdict(chosen, fp32, size, optimizer)}</div>'
         f"{_bars(row, base)}{_table(chosen, fp32, size)}</div>"
     )
 
@@ -33,14 +37,21 @@ def verdict(chosen: Side, fp32: Side, size: int, optimizer: str) -> str:
     row, reached = chosen
     keeps, would = (f"{side[0].bytes_per_parameter:.1f}" for side in (chosen, fp32))
     said = (
-        f"<b>{escape(row.label)}</b> with {escape(optimizer)} keeps <b>{keeps} bytes</b> for each parameter, fp32 {would}: "
-        f"{bytes_text(size * row.bytes_per_parameter)} for {size_text(size)} parameters, before any activation. "
+        f"<b>{escape(row.label)}</b> with {escape(optimizer)} keeps <b>{keeps} bytes</b> for each "
+        f"parameter, fp32 {would}: {bytes_text(size * row.bytes_per_parameter)} for "
+        f"{size_text(size)} parameters, before any activation. "
     )
     if reached.broken:
-        return f"{said}✗ The first step left <b>{percent(reached.broken)} of the weights inf or NaN</b>: this training is over."
+        return (
+            f"{said}✗ The first step left <b>{percent(reached.broken)} of the weights inf or "
+            f"NaN</b>: this training is over."
+        )
     said += f"The first step changed <b>{percent(reached.weights)}</b> of the weights"
     if reached.masters is not None:
-        return f"{said} and {percent(reached.masters)} of their masters (fp32: {percent(fp32[1].weights)})."
+        return (
+            f"{said} and {percent(reached.masters)} of their masters (fp32: "
+            f"{percent(fp32[1].weights)})."
+        )
     return f"{said} (fp32: {percent(fp32[1].weights)})."
 
 
@@ -65,15 +76,23 @@ def _bars(row: Measured, base: Measured) -> str:
             tip = f"{_name(kind)}: {' + '.join(sizes)}, {each:.2f} bytes for each parameter"
             parts.append(box(left, top, width - 1.5, _TALL, colour, hatch=hatch, tip=tip))
             parts.append(text(left, top + _TALL + 14, _SHORT.get(kind, kind)))
-            parts.append(text(left, top + _TALL + 28, f"{next(iter(sizes))} {each:.1f}", fill=FAINT))
+            parts.append(
+                text(left, top + _TALL + 28, f"{next(iter(sizes))} {each:.1f}", fill=FAINT)
+            )
             left += width
-        parts.append(text(left + 6, top + _TALL / 2 + 4, f"{one.bytes_per_parameter:.1f}", bold=not place))
-    said = "; ".join(f"{label} {one.bytes_per_parameter:.1f} ({_parts_text(one)})" for label, one in rows)
+        parts.append(
+            text(left + 6, top + _TALL / 2 + 4, f"{one.bytes_per_parameter:.1f}", bold=not place)
+        )
+    said = "; ".join(
+        f"{label} {one.bytes_per_parameter:.1f} ({_parts_text(one)})" for label, one in rows
+    )
     return picture(_WIDTH, 4 + len(rows) * _ROW, *parts, label=f"bytes for each parameter: {said}")
 
 
 def _parts_text(row: Measured) -> str:
-    """Name what is kept, its formats and its bytes for each parameter: "weights fp16 2.1, gradients fp16 2.1"."""
+    """Name what is kept, its formats and its bytes for each parameter:
+    "weights fp16 2.1, gradients fp16 2.1".
+    """
     kept = {kind: getattr(row, kind) for kind in KEPT}
     return ", ".join(
         f"{_name(kind)} {' + '.join(sizes)} {sum(sizes.values()) / row.parameters:.1f}"
@@ -90,22 +109,47 @@ def _table(chosen: Side, fp32: Side, size: int) -> str:
         *(_kind(kind, getattr(row, kind), getattr(base, kind), row.parameters) for kind in KEPT),
         ("<b>together, bytes per parameter</b>", "", f"<b>{each[0]:.1f}</b>", f"{each[1]:.1f}"),
         ("… when the optimizer steps", "", *(f"{one:.1f}" for one in at_step)),
-        ("… the autocast copies of weights", "", *(f"{one.cast_copies / one.parameters:.1f}" for one in (row, base))),
+        (
+            "… the autocast copies of weights",
+            "",
+            *(f"{one.cast_copies / one.parameters:.1f}" for one in (row, base)),
+        ),
         (f"<b>{size_text(size)} parameters</b>", "", *(bytes_text(size * one) for one in each)),
-        ("batch norm statistics", _chips(row.batch_norm), *(_size(one.batch_norm) for one in (row, base))),
-        ("activations of this batch", _chips(row.activations), *(_size(one.activations) for one in (row, base))),
+        (
+            "batch norm statistics",
+            _chips(row.batch_norm),
+            *(_size(one.batch_norm) for one in (row, base)),
+        ),
+        (
+            "activations of this batch",
+            _chips(row.activations),
+            *(_size(one.activations) for one in (row, base)),
+        ),
         ("loss scale", "", escape(row.scaling), escape(base.scaling)),
-        ("weights changed by the first step", "", percent(reached.weights), percent(reached32.weights)),
-        ("masters changed by the first step", "", _share(reached.masters), _share(reached32.masters)),
+        (
+            "weights changed by the first step",
+            "",
+            percent(reached.weights),
+            percent(reached32.weights),
+        ),
+        (
+            "masters changed by the first step",
+            "",
+            _share(reached.masters),
+            _share(reached32.masters),
+        ),
         ("weights inf or NaN after it", "", percent(reached.broken), percent(reached32.broken)),
     ]
     head = "".join(
-        f'<th scope="col" style="{_CELL}">{name}</th>' for name in ("", "formats", escape(row.label), "fp32")
+        f'<th scope="col" style="{_CELL}">{name}</th>'
+        for name in ("", "formats", escape(row.label), "fp32")
     )
     body = "".join(f"<tr>{_cells(*cells)}</tr>" for cells in lines)
     return (
-        '<div style="overflow-x:auto"><table aria-label="measured" style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid {GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        '<div style="overflow-x:auto"><table aria-label="measured" '
+        'style="border-collapse:collapse;margin:4px 0">'
+        f'<thead><tr style="border-bottom:1px solid '
+        f'{GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

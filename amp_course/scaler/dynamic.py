@@ -1,10 +1,13 @@
-"""Scale a loss so that fp16 gradients stay alive, and find the scale by trying: a twin of `torch.amp.GradScaler`.
+"""Scale a loss so that fp16 gradients stay alive, and find the scale by trying: a twin of
+`torch.amp.GradScaler`.
 
-It has every public method of PyTorch's. Each step gives the same scale, the same skips and the same weights, to the last bit,
-and the state of either loads into the other. What is left out is plumbing: gradients on several devices at once, and optimizers
-that unscale in their own fused kernels (they get gradients that are unscaled already).
+It has every public method of PyTorch's. Each step gives the same scale, the same skips and the same
+weights, to the last bit, and the state of either loads into the other. What is left out is
+plumbing: gradients on several devices at once, and optimizers that unscale in their own fused
+          kernels (they get gradients that are unscaled already).
 
-Source: torch/amp/grad_scaler.py for the behaviour, Micikevicius et al. 2018 (arXiv:1710.03740) for the idea.
+Source: torch/amp/grad_scaler.py for the behaviour, Micikevicius et al. 2018 (arXiv:1710.03740) for
+        the idea.
 """
 
 from __future__ import annotations
@@ -31,21 +34,26 @@ class Stage(Enum):
 
 @dataclass
 class _Record:
-    """One optimizer's stage, and 1.0 if one of its gradients was inf or NaN (None while none was looked at)."""
+    """One optimizer's stage, and 1.0 if one of its gradients was inf or NaN
+    (None while none was looked at).
+    """
 
     stage: Stage = Stage.READY
     found_inf: Tensor | None = None
 
 
 class DynamicScaler:
-    """Multiply losses by a scale that halves when a gradient overflows and doubles after a clean streak.
+    """Multiply losses by a scale that halves when a gradient overflows and doubles after a clean
+    streak.
 
-    The scale is a float32 number on the device of the first loss. With `enabled=False`, `scale` returns the loss unchanged,
-    `step` always steps, and the other methods do nothing. "cuda" without a GPU warns and is disabled, as in PyTorch. Also as
-    there, a scale that has fallen to 0 is fatal: gradients of 0 pass the check, and unscaling makes them 0 · inf = NaN.
+    The scale is a float32 number on the device of the first loss. With `enabled=False`, `scale`
+    returns the loss unchanged, `step` always steps, and the other methods do nothing. "cuda"
+    without a GPU warns and is disabled, as in PyTorch. Also as there, a scale that has fallen to 0
+    is fatal: gradients of 0 pass the check, and unscaling makes them 0 · inf = NaN.
 
-    Raises ValueError for an `init_scale` that is not positive and finite in float32, a `growth_factor` of 1 or less, a
-    `backoff_factor` outside of 0 to 1, and a `growth_interval` below 1. (PyTorch checks two of these.)
+    Raises ValueError for an `init_scale` that is not positive and finite in float32, a
+    `growth_factor` of 1 or less, a `backoff_factor` outside of 0 to 1, and a `growth_interval`
+    below 1. (PyTorch checks two of these.)
     Example: scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
     """
 
@@ -58,96 +66,131 @@ class DynamicScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        """Start at `init_scale`. Of `device` only "cuda" without a GPU matters: the scale lives where the first loss does."""
+        """Start at `init_scale`. Of `device` only "cuda" without a GPU matters:
+        the scale lives where the first loss does.
+        """
         check_options(init_scale, growth_factor, backoff_factor, growth_interval)
         if enabled and device == "cuda" and not torch.cuda.is_available():
             warnings.warn(
-                'there is no CUDA here, so the scaler is disabled: pass "cpu" to scale on a CPU', stacklevel=2
+                'there is no CUDA here, so the scaler is disabled: pass "cpu" to scale on a CPU',
+                stacklevel=2,
             )
             enabled = False
         self._enabled = enabled
-        self._init_scale, self._scale = init_scale, cast(Tensor | None, None)  # a tensor from the first scale() on
+        self._init_scale, self._scale = (
+            init_scale,
+            cast(Tensor | None, None),
+        )  # a tensor from the first scale() on
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
         self._records: dict[int, _Record] = {}
 
     def scale(self, outputs: Any) -> Any:
-        """Return a tensor, or a list, tuple or other iterable of tensors, times the scale; any shape."""
+        """Return a tensor, or a list, tuple or other iterable of tensors, times the scale;
+        any shape.
+        """
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
             if self._scale is None:
-                self._scale = torch.tensor(self._init_scale, dtype=torch.float32, device=outputs.device)
+                self._scale = torch.tensor(
+                    self._init_scale, dtype=torch.float32, device=outputs.device
+                )
             return outputs * self._scale.to(outputs.device)
         if isinstance(outputs, Iterable) and not isinstance(outputs, str):
             scaled = map(self.scale, outputs)
             return type(outputs)(scaled) if isinstance(outputs, list | tuple) else scaled
         raise ValueError(
-            f"scale() takes a Tensor or an iterable of Tensors, and got {outputs!r}: pass the loss, before .item()."
+            f"scale() takes a Tensor or an iterable of Tensors, and got {outputs!r}: pass the "
+            f"loss, before .item()."
         )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place, and record whether any is inf or NaN."""
+        """Divide the optimizer's gradients by the scale, in place,
+        and record whether any is inf or NaN.
+        """
         if not self._enabled:
             return
         record = self._record_of(optimizer, "unscale_")
         if record.stage is Stage.UNSCALED:
             raise RuntimeError(
-                "unscale_() has already been called on this optimizer since the last update(): its gradients would be "
-                "divided twice. Call it once a step, and update() at the end of every step, skipped or not."
+                "unscale_() has already been called on this optimizer since the last update(): its "
+                "gradients would be divided twice. Call it once a step, and update() at the end of "
+                "every step, skipped or not."
             )
         if record.stage is Stage.STEPPED:
             raise RuntimeError(
-                "unscale_() is being called after step(), too late to have an effect: call it before step()."
+                "unscale_() is being called after step(), too late to have an effect: call it "
+                "before step()."
             )
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         if any(gradient.dtype == torch.float16 for gradient in gradients):
             raise ValueError(
-                "Attempting to unscale FP16 gradients, which would underflow again: the weights are float16. Keep them "
-                "in float32 (no model.half()) and let autocast cast copies."
+                "Attempting to unscale FP16 gradients, which would underflow again: the weights "
+                "are float16. Keep them in float32 (no model.half()) and let autocast cast copies."
             )
         if gradients:
             scale = self._current_scale("unscale_")
             record.found_inf = torch.zeros((), device=scale.device)
-            values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+            values = [
+                gradient._values() if gradient.is_sparse else gradient for gradient in gradients
+            ]
             inverse = scale.double().reciprocal().float()
             for dtype in {value.dtype for value in values}:
-                # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale. One pass over the memory.
+                # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale. One
+                # pass over the memory.
                 alike = [value for value in values if value.dtype == dtype]
                 torch._amp_foreach_non_finite_check_and_unscale_(alike, record.found_inf, inverse)
         record.stage = Stage.UNSCALED
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Unscale if that has not been done; then return `optimizer.step(…)`, or None if a gradient overflowed."""
+        """Unscale if that has not been done; then return `optimizer.step(…)`,
+        or None if a gradient overflowed.
+        """
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs:
-            raise RuntimeError("Closure use is not supported: it would compute gradients after they were checked.")
+            raise RuntimeError(
+                "Closure use is not supported: it would compute gradients after they were checked."
+            )
         record = self._record_of(optimizer, "step")
         if record.stage is Stage.STEPPED:
-            raise RuntimeError("step() has already been called since the last update(): call update() once a step.")
+            raise RuntimeError(
+                "step() has already been called since the last update(): call update() once a step."
+            )
         if record.stage is Stage.READY:
             self.unscale_(optimizer)
         if record.found_inf is None:
             raise AssertionError(
-                "No inf checks were recorded for this optimizer: none of its parameters has a gradient. Was backward() "
-                "called on the scaled loss, and does the loss depend on these parameters?"
+                "No inf checks were recorded for this optimizer: none of its parameters has a "
+                "gradient. Was backward() called on the scaled loss, and does the loss depend on "
+                "these parameters?"
             )
         result = None if record.found_inf.item() else optimizer.step(*args, **kwargs)
         record.stage = Stage.STEPPED
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Halve the scale after an overflow, double it after a streak of clean steps; or set it to `new_scale`."""
+        """Halve the scale after an overflow, double it after a streak of clean steps;
+        or set it to `new_scale`.
+        """
         if not self._enabled:
             return
         scale = self._current_scale("update")
-        found = [record.found_inf for record in self._records.values() if record.found_inf is not None]
+        found = [
+            record.found_inf for record in self._records.values() if record.found_inf is not None
+        ]
         if new_scale is not None:
             scale.fill_(positive(float(new_scale), "new_scale"))
         elif not found:
             raise AssertionError(
-                "No inf checks were recorded prior to update(): call step() or unscale_() for each optimizer first."
+                "No inf checks were recorded prior to update(): call step() or unscale_() for each "
+                "optimizer first."
             )
         elif any(flag.item() for flag in found):
             _multiply(scale, self._backoff_factor)
@@ -193,7 +236,9 @@ class DynamicScaler:
         self._growth_interval = new_interval
 
     def _get_growth_tracker(self) -> int:
-        """Return how many clean steps there were in a row. It is private in PyTorch as well, and code that logs calls it."""
+        """Return how many clean steps there were in a row.
+        It is private in PyTorch as well, and code that logs calls it.
+        """
         return self._growth_tracker if self._enabled else 0
 
     def is_enabled(self) -> bool:
@@ -215,18 +260,21 @@ class DynamicScaler:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of this class or of `torch.amp.GradScaler`.
 
-        Raises RuntimeError for an empty state, ValueError for one that no scaler wrote; in both cases nothing changes.
+        Raises RuntimeError for an empty state, ValueError for one that no scaler wrote; in both
+        cases nothing changes.
         """
         if not self._enabled:
             return
         if not state_dict:
             raise RuntimeError(
-                "The state is empty: it comes from a scaler with enabled=False. Start with a new scaler."
+                "The state is empty: it comes from a scaler with enabled=False. Start with a new "
+                "scaler."
             )
         missing = [name for name in self.state_dict() if name not in state_dict]
         if missing:
             raise ValueError(
-                f"This is not a scaler's state, because it lacks {', '.join(missing)}: pass scaler.state_dict()."
+                f"This is not a scaler's state, because it lacks {', '.join(missing)}: pass "
+                f"scaler.state_dict()."
             )
         scale, growth, backoff, interval, tracker = (state_dict[name] for name in self.state_dict())
         check_options(scale, growth, backoff, interval, tracker)
@@ -242,13 +290,16 @@ class DynamicScaler:
     def _current_scale(self, method: str) -> Tensor:
         if self._scale is None:
             raise AssertionError(
-                f"{method}() comes before the first scale(): write scaler.scale(loss).backward(), not loss.backward()."
+                f"{method}() comes before the first scale(): write scaler.scale(loss).backward(), "
+                f"not loss.backward()."
             )
         return self._scale
 
 
 def _multiply(scale: Tensor, factor: float) -> None:
-    """Multiply in place, in float64 and then rounded, as PyTorch does; a scale that would leave float32 stays."""
+    """Multiply in place, in float64 and then rounded, as PyTorch does;
+    a scale that would leave float32 stays.
+    """
     product = (scale.double() * factor).float()
     if product.isfinite():
         scale.copy_(product)

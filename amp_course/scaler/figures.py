@@ -25,7 +25,9 @@ def scale_figure(
     sweep: Mapping[int, Mapping[str, float]],
     window: Window | None,
 ) -> Figure:
-    """Draw the gradients scaled by 2^exponent by zone, above the shares at every loss scale, with the useful ones marked."""
+    """Draw the gradients scaled by 2^exponent by zone, above the shares at every loss scale,
+    with the useful ones marked.
+    """
     shares, useful = (
         sweep[exponent],
         f"2^{window.lowest} to 2^{window.highest} are useful" if window else "none is useful",
@@ -35,23 +37,42 @@ def scale_figure(
         4.6,
         rows=2,
         height_ratios=[1.5, 1],
-        alt=f"Gradients by size in {fmt.name} at a loss scale of 2^{exponent}: {percent(shares['lost'])} are lost and "
-        f"{percent(shares['overflow'])} overflow. Below, the same shares at every loss scale, of which {useful}.",
+        alt=f"Gradients by size in {fmt.name} at a loss scale of 2^{exponent}: "
+        f"{percent(shares['lost'])} are lost and {percent(shares['overflow'])} overflow. Below, "
+        f"the same shares at every loss scale, of which {useful}.",
     )
     _columns(above, dict(zip(histogram.exponents, _rows(histogram), strict=True)))
     above.set_yticks([])
     above.set_xlabel("size of a gradient after scaling, power of two", fontsize=8)
-    title(above, f"Gradients times 2{raised(exponent)} in {fmt.name}", "how many of each size, by what becomes of them")
+    title(
+        above,
+        f"Gradients times 2{raised(exponent)} in {fmt.name}",
+        "how many of each size, by what becomes of them",
+    )
     _columns(below, sweep)
     below.set_ylim(0, 1.25)
     below.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     below.set_xlabel("loss scale, power of two", fontsize=8)
     below.axvline(exponent, color=INK, lw=1.6)
     if window:
-        below.plot([window.lowest - 0.5, window.highest + 0.5], [1.1, 1.1], color=INK, lw=2, marker="|")
-        below.text((window.lowest + window.highest) / 2, 1.14, "useful", ha="center", va="bottom", fontsize=8)
+        below.plot(
+            [window.lowest - 0.5, window.highest + 0.5], [1.1, 1.1], color=INK, lw=2, marker="|"
+        )
+        below.text(
+            (window.lowest + window.highest) / 2,
+            1.14,
+            "useful",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+        )
     handles = [
-        Patch(facecolor=LOOKS[zone][0], hatch=LOOKS[zone][1] * 2, edgecolor="white", label=f"{zone} {percent(share)}")
+        Patch(
+            facecolor=LOOKS[zone][0],
+            hatch=LOOKS[zone][1] * 2,
+            edgecolor="white",
+            label=f"{zone} {percent(share)}",
+        )
         for zone, share in shares.items()
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
@@ -59,7 +80,9 @@ def scale_figure(
 
 
 def _rows(histogram: ZoneHistogram) -> list[dict[str, float]]:
-    return [{zone: histogram.counts[zone][n] for zone in ZONES} for n in range(len(histogram.exponents))]
+    return [
+        {zone: histogram.counts[zone][n] for zone in ZONES} for n in range(len(histogram.exponents))
+    ]
 
 
 def _columns(axis: object, columns: Mapping[int, Mapping[str, float]]) -> None:
@@ -73,7 +96,8 @@ def _columns(axis: object, columns: Mapping[int, Mapping[str, float]]) -> None:
 
 
 def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None) -> Figure:
-    """Draw the loss scale and the loss of a run, step by step, with the skipped steps marked on both.
+    """Draw the loss scale and the loss of a run, step by step, with the skipped steps marked on
+    both.
 
     marked: step → a few words about it, such as {50: "outlier"}
     """
@@ -84,14 +108,23 @@ def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None)
         4.0,
         rows=2,
         sharex=True,
-        alt=f"The loss scale over {len(steps)} steps, from {timeline.scales[0]:,.0f} to {timeline.scales[-1]:,.0f}, above the "
-        f"loss, from {timeline.losses[0]:.2g} to {timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
+        alt=f"The loss scale over {len(steps)} steps, from {timeline.scales[0]:,.0f} to "
+        f"{timeline.scales[-1]:,.0f}, above the loss, from {timeline.losses[0]:.2g} to "
+        f"{timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
     )
     colour = FORMAT_COLOURS["fp16"]
     above.step(steps, timeline.scales, where="post", color=colour, lw=1.5)
     above.set_yscale("log", base=2)
     below.plot(steps, timeline.losses, color=INK, lw=1.2)
-    above.plot(skips, [timeline.scales[step] for step in skips], "x", color=INK, ms=7, mew=2, label="skipped step")
+    above.plot(
+        skips,
+        [timeline.scales[step] for step in skips],
+        "x",
+        color=INK,
+        ms=7,
+        mew=2,
+        label="skipped step",
+    )
     for axis in (above, below):
         for step in skips:
             axis.axvline(step, color=FAINT, lw=0.8, ls=":")

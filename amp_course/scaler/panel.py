@@ -1,4 +1,6 @@
-"""`ScaleExplorer`: move a loss scale over recorded gradients, and see which are lost, kept and overflow."""
+"""`ScaleExplorer`: move a loss scale over recorded gradients, and see which are lost,
+kept and overflow.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,14 @@ _LONG = widgets.Layout(width="40em", max_width="100%")
 
 
 class ScaleExplorer(Panel):
-    """Choose loss scale, format and layer by slider and menu; the gradients are from a real backward pass.
+    """Choose loss scale, format and layer by slider and menu; the gradients are from a real
+    backward pass.
 
-    recorder: a `GradientRecorder` that has recorded a backward pass of yours, without a loss scale; by default the course's
-              GPT is trained for a few steps and recorded on the spot.
+    recorder: a `GradientRecorder` that has recorded a backward pass of yours, without a loss scale;
+              by default the course's GPT is trained for a few steps and recorded on the spot.
 
-    `panel.exponent.value = 16` drives it in a test; `panel.sweep`, `panel.window` and `panel.histogram` are what it shows.
+    `panel.exponent.value = 16` drives it in a test; `panel.sweep`, `panel.window` and
+    `panel.histogram` are what it shows.
 
     Raises ValueError for a recorder that has recorded nothing, TypeError for anything else.
     """
@@ -37,9 +41,13 @@ class ScaleExplorer(Panel):
         recorder = record_gpt() if recorder is None else recorder
         if not isinstance(recorder, GradientRecorder):
             raise TypeError(
-                f"this is a {type(recorder).__name__}: pass a GradientRecorder, after a backward() inside its `with` block."
+                f"this is a {type(recorder).__name__}: pass a GradientRecorder, after a backward() "
+                f"inside its `with` block."
             )
-        self._recorded: dict[str, Mapping[str, Tensor]] = {"outputs": recorder.outputs, "weights": recorder.weights}
+        self._recorded: dict[str, Mapping[str, Tensor]] = {
+            "outputs": recorder.outputs,
+            "weights": recorder.weights,
+        }
         self._sorted: dict[tuple[str, str], Gradients] = {}
         for kind in self._recorded:
             self._gradients(kind, _ALL)  # the long ones now, so that no event waits for them
@@ -100,7 +108,10 @@ class ScaleExplorer(Panel):
             gradients = self._gradients(self.kind.value, self.layer.value)
         except ValueError:
             name = escape(self.layer.value)
-            self.tell(f"All gradients of {name} are 0 or NaN, so there is nothing to scale. Choose another layer.")
+            self.tell(
+                f"All gradients of {name} are 0 or NaN, so there is nothing to scale. Choose "
+                f"another layer."
+            )
             return
         self.tell()
         self.histogram = gradients.histogram(fmt, exponent)
@@ -109,4 +120,6 @@ class ScaleExplorer(Panel):
 
     def still(self) -> Figure:
         """Return the scaled gradients and every scale's shares as they stand."""
-        return scale_figure(self.histogram, self.format.value, self.exponent.value, self.sweep, self.window)
+        return scale_figure(
+            self.histogram, self.format.value, self.exponent.value, self.sweep, self.window
+        )

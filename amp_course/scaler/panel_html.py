@@ -1,4 +1,6 @@
-"""Draw what `ScaleExplorer` shows, as HTML: the shares in words, the scaled gradients, and every loss scale side by side."""
+"""Draw what `ScaleExplorer` shows, as HTML: the shares in words, the scaled gradients,
+and every loss scale side by side.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ _WIDTH, _LEFT, _RIGHT = 660, 16, 644
 _TOP, _FLOOR, _HEIGHT = 40, 130, 180
 
 
-def scale_view(histogram: ZoneHistogram, fmt: FloatFormat, exponent: int, sweep: Sweep, window: Window | None) -> str:
+def scale_view(
+    histogram: ZoneHistogram, fmt: FloatFormat, exponent: int, sweep: Sweep, window: Window | None
+) -> str:
     """Return the panel's HTML for a loss scale of 2^exponent."""
     return (
-        range_view(histogram, fmt)
-        + f'<div role="status" aria-live="polite" style="margin:8px 0 2px">{verdict(sweep[exponent], exponent, window)}</div>'
+        range_view(histogram, fmt) + f'<div role="status" aria-live="polite" style="margin:8px 0 '
+        f'2px">{verdict(sweep[exponent], exponent, window)}</div>'
         + _sweep_picture(sweep, exponent, window)
     )
 
@@ -31,11 +35,17 @@ def verdict(shares: Mapping[str, float], exponent: int, window: Window | None) -
     size = f"{2**exponent:,}" if exponent >= 0 else f"1/{2**-exponent:,}"
     said = f"A loss scale of 2{raised(exponent)} = {size} "
     if shares["overflow"]:
-        said += f"is <b>too large</b>: {percent(shares['overflow'])} of the gradients overflow, and one is enough to skip a step"
+        said += (
+            f"is <b>too large</b>: {percent(shares['overflow'])} of the gradients overflow, "
+            f"and one is enough to skip a step"
+        )
     elif shares["lost"] > SPARE:
         said += f"is <b>too small</b>: {percent(shares['lost'])} of the gradients become 0"
     else:
-        said += f"is <b>useful</b>: {percent(shares['lost'])} of the gradients are lost, and none overflow"
+        said += (
+            f"is <b>useful</b>: {percent(shares['lost'])} of the gradients are lost, and none "
+            f"overflow"
+        )
     if window is None:
         return f"{said}. No scale from 2⁻¹⁰ to 2⁴⁰ is useful."
     low, high = (f"2{raised(end)}" for end in (window.lowest, window.highest))
@@ -45,7 +55,9 @@ def verdict(shares: Mapping[str, float], exponent: int, window: Window | None) -
 def _sweep_picture(sweep: Sweep, exponent: int, window: Window | None) -> str:
     wide = (_RIGHT - _LEFT) / len(sweep)
     left = {e: _LEFT + n * wide for n, e in enumerate(sweep)}
-    parts = [column for e, shares in sweep.items() for column in _column(left[e], wide - 1, e, shares)]
+    parts = [
+        column for e, shares in sweep.items() for column in _column(left[e], wide - 1, e, shares)
+    ]
     parts.append(line(_LEFT, _FLOOR, _RIGHT, _FLOOR, stroke=INK))
     for e in sweep:
         if e % 10 == 0:
@@ -72,7 +84,8 @@ def _column(x: float, width: float, exponent: int, shares: Mapping[str, float]) 
         height = shares[zone] * (_FLOOR - _TOP)
         if shares[zone]:
             colour, hatch = LOOKS[zone]
-            # So that a share that decides, such as one overflow in a million, is never too thin to be seen.
+            # So that a share that decides, such as one overflow in a million, is never too thin to
+            # be seen.
             height = max(height, 2.0) if zone in ("lost", "overflow") else height
             tip = f"2{raised(exponent)}: {percent(shares[zone])} {zone}"
             parts.append(box(x, base - height, width, height, colour, hatch=hatch, tip=tip))

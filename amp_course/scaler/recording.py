@@ -11,10 +11,11 @@ from amp_course.underflow.record import GradientRecorder
 
 
 def record_gpt(steps: int = 5, seed: int = 0) -> GradientRecorder:
-    """Train the character GPT in fp32 for `steps` steps, and return a recording of one more step's gradients.
+    """Train the character GPT in fp32 for `steps` steps, and return a recording of one more step's
+    gradients.
 
-    The recording's `outputs` are what flows between the layers, its `weights` what the optimizer gets; neither has a loss
-    scale. The global random stream is left unchanged.
+    The recording's `outputs` are what flows between the layers, its `weights` what the optimizer
+    gets; neither has a loss scale. The global random stream is left unchanged.
 
     Raises ValueError for a negative number of steps.
     """

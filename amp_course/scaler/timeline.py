@@ -37,10 +37,13 @@ def record_timeline(
 
     scaler:      a `DynamicScaler` or `torch.amp.GradScaler`
     batches:     x of any shape the model takes, y (batch,) of classes
-    overflow_at: numbers of steps, from 0, whose input is multiplied until fp16 overflows: an outlier in the data
+    overflow_at: numbers of steps, from 0, whose input is multiplied until fp16 overflows: an
+                 outlier in the data
 
-    A hook on the optimizer sees a skip; it is not guessed from the scale. Raises ValueError if there is no batch.
-    Example: record_timeline(model, optimizer, DynamicScaler("cpu"), batches, overflow_at={30}).skipped[30] → True
+    A hook on the optimizer sees a skip; it is not guessed from the scale. Raises ValueError if
+    there is no batch.
+    Example: record_timeline(model, optimizer, DynamicScaler("cpu"), batches,
+             overflow_at={30}).skipped[30] → True
     """
     steps: list[int] = []
     hook = optimizer.register_step_post_hook(lambda *_: steps.append(1))
@@ -61,5 +64,8 @@ def record_timeline(
     finally:
         hook.remove()
     if not scales:
-        raise ValueError("there was no batch to train on. Was the generator used up? Make a new one, or pass a list.")
+        raise ValueError(
+            "there was no batch to train on. Was the generator used up? Make a new one, or pass a "
+            "list."
+        )
     return Timeline(tuple(scales), tuple(losses), tuple(skipped))

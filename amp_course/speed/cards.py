@@ -1,8 +1,9 @@
 """Published figures of GPUs, for asking what a step would take on a card that is not at hand.
 
-Peaks are for dense matrices. Since Ampere, data sheets also print a rate for 2:4 sparse matrices, often on its own: it is twice
-as high, and ordinary training does not reach it. All peaks are at the boost clock, which a card under load may not hold. 16-bit
-rates are those with fp32 accumulation, as in PyTorch's matmuls: for consumer cards, half of the number on the box.
+Peaks are for dense matrices. Since Ampere, data sheets also print a rate for 2:4 sparse matrices,
+often on its own: it is twice as high, and ordinary training does not reach it. All peaks are at the
+boost clock, which a card under load may not hold. 16-bit rates are those with fp32 accumulation, as
+in PyTorch's matmuls: for consumer cards, half of the number on the box.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from amp_course.kit.toml_data import read_toml
 from amp_course.speed.roofline import Roofline
 
-LAUNCH_SECONDS = 5e-6  # assumed for all: a PyTorch op's kernel, queued from Python, takes some 5 µs of the CPU's time
+# assumed for all: a PyTorch op's kernel, queued from Python, takes some 5 µs of the CPU's time
+LAUNCH_SECONDS = 5e-6
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Card:
 
     tera:      format → TFLOP/s, dense; a missing format has no fast units
     gigabytes_per_second: memory bandwidth
-    printed:   the sparse 16-bit rate that the data sheet prints as well, or alone, in TFLOP/s; None for a card without one
+    printed:   the sparse 16-bit rate that the data sheet prints as well, or alone, in TFLOP/s; None
+               for a card without one
     source:    where the numbers are from
     """
 
@@ -45,4 +48,6 @@ def find_card(name: str) -> Card:
     for card in CARDS:
         if card.name.lower() == name.strip().lower():
             return card
-    raise KeyError(f"no card is called {name!r}: choose one of {', '.join(card.name for card in CARDS)}")
+    raise KeyError(
+        f"no card is called {name!r}: choose one of {', '.join(card.name for card in CARDS)}"
+    )

@@ -1,8 +1,10 @@
-"""Count what a step asks of a machine: kernels, FLOPs and bytes, op by op, on real tensors or on fake ones.
+"""Count what a step asks of a machine: kernels, FLOPs and bytes, op by op, on real tensors or on
+fake ones.
 
-Fake tensors have shapes and dtypes and no memory, so that a step for a GPU can be counted where there is none: build model
-and batch under `fake_tensors()`, and run the step inside `count_ops()`. Nothing is computed, and autocast decides as always.
-What is counted are PyTorch's ops, one kernel each. A real GPU may need two for one op (a split matmul), or fuse several.
+Fake tensors have shapes and dtypes and no memory, so that a step for a GPU can be counted where
+there is none: build model and batch under `fake_tensors()`, and run the step inside `count_ops()`.
+Nothing is computed, and autocast decides as always. What is counted are PyTorch's ops, one kernel
+each. A real GPU may need two for one op (a split matmul), or fuse several.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 MATMUL, CAST, OTHER = "matmul", "cast", "other"  # the kinds of op that mixed precision tells apart
-_COPIES = {torch.ops.aten._to_copy, torch.ops.aten.to, torch.ops.aten.copy_}  # a cast, if the dtype changes
+_COPIES = {
+    torch.ops.aten._to_copy,
+    torch.ops.aten.to,
+    torch.ops.aten.copy_,
+}  # a cast, if the dtype changes
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_}
 _SAME_FLOPS = {  # the CPU's attention is in no registry; it multiplies what the GPU's does
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
@@ -47,9 +53,12 @@ class OpCall:
     """One op as it was called.
 
     op:     its name: "aten.addmm"
-    kind:   "matmul" (it multiplies matrices or convolves), "cast" (it changes the dtype, nothing else), or "other"
-    dtype:  what it computes in, which is its first floating-point input's; None for an op without one
-    flops:  floating-point operations of a matmul, a multiply-add being two; 0 for other ops, which are bound by their bytes
+    kind:   "matmul" (it multiplies matrices or convolves), "cast" (it changes the dtype, nothing
+            else), or "other"
+    dtype:  what it computes in, which is its first floating-point input's; None for an op without
+            one
+    flops:  floating-point operations of a matmul, a multiply-add being two; 0 for other ops, which
+            are bound by their bytes
     bytes:  of all tensors that it reads and writes
     shapes: of its tensor arguments
     """
@@ -90,23 +99,30 @@ class Layout:
     device: str
 
     def fill(self) -> Tensor:
-        """Return a tensor of this layout: uniform in [0.5, 1.5), or zeros where the dtype is no floating-point one.
+        """Return a tensor of this layout: uniform in [0.5, 1.5), or zeros where the dtype is no
+        floating-point one.
 
         No op makes NaN or subnormal numbers of these, which would be slow in themselves.
         """
-        memory = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        memory = 1 + sum(
+            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
+        )
         memory = 0 if 0 in self.shape else memory
         if self.dtype.is_floating_point:
             # A generator of its own: the reader's random stream stays where it is.
             generator = torch.Generator(self.device).manual_seed(0)
-            flat = (torch.rand(memory, device=self.device, generator=generator) + 0.5).to(self.dtype)
+            flat = (torch.rand(memory, device=self.device, generator=generator) + 0.5).to(
+                self.dtype
+            )
         else:
             flat = torch.zeros(memory, dtype=self.dtype, device=self.device)
         return flat.as_strided(self.shape, self.strides)
 
 
 class OpCounter(TorchDispatchMode):
-    """Note every op that starts a kernel, in `calls`; `replays` says how to repeat each. Use it by `count_ops()`."""
+    """Note every op that starts a kernel, in `calls`; `replays` says how to repeat each.
+    Use it by `count_ops()`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +130,11 @@ class OpCounter(TorchDispatchMode):
         self.replays: list[Replay] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the op and note it."""
         kwargs = kwargs or {}
@@ -135,12 +155,16 @@ def _layout(tensor: Tensor) -> Layout:
     return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device))
 
 
-def _describe(func: Any, args: Any, kwargs: Any, out: Any, ins: list[Tensor], outs: list[Tensor]) -> OpCall:
+def _describe(
+    func: Any, args: Any, kwargs: Any, out: Any, ins: list[Tensor], outs: list[Tensor]
+) -> OpCall:
     packet, flops, kind = func.overloadpacket, 0, OTHER
     formula = flop_registry.get(_SAME_FLOPS.get(packet, packet))
     if formula:
         flops, kind = int(formula(*args, **kwargs, out_val=out)), MATMUL
-    elif packet in _COPIES and outs and ins and ins[-1].dtype != outs[0].dtype:  # copy_(target, source) returns target
+    elif (
+        packet in _COPIES and outs and ins and ins[-1].dtype != outs[0].dtype
+    ):  # copy_(target, source) returns target
         kind = CAST
     floats = [one.dtype for one in ins if one.dtype.is_floating_point]
     return OpCall(
@@ -154,11 +178,15 @@ def _describe(func: Any, args: Any, kwargs: Any, out: Any, ins: list[Tensor], ou
 
 
 def _moved(func: Any, args: Any, kwargs: Any, ins: list[Tensor], outs: list[Tensor]) -> int:
-    """Return the bytes that an op reads and writes; what it changes in place it does both with, unless it overwrites it."""
+    """Return the bytes that an op reads and writes; what it changes in place it does both with,
+    unless it overwrites it.
+    """
     schema = {argument.name: argument.alias_info for argument in func._schema.arguments}
     given = {**dict(zip(schema, args, strict=False)), **kwargs}
     changed = [name for name in given if schema[name] is not None and schema[name].is_write]
-    written = [one for name in changed for one in tree_leaves(given[name]) if isinstance(one, Tensor)]
+    written = [
+        one for name in changed for one in tree_leaves(given[name]) if isinstance(one, Tensor)
+    ]
     overwritten = written if func.overloadpacket in _OVERWRITES or "out" in changed else []
     reads = {id(one): one for one in ins if not any(one is other for other in overwritten)}
     new = [one for one in outs if not any(one is other for other in ins)]
@@ -166,7 +194,9 @@ def _moved(func: Any, args: Any, kwargs: Any, ins: list[Tensor], outs: list[Tens
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of the elements that are really there: an expanded dimension (stride 0) is read once."""
+    """Return the bytes of the elements that are really there:
+    an expanded dimension (stride 0) is read once.
+    """
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(sizes) * tensor.element_size()
 
@@ -184,9 +214,11 @@ def count_ops() -> Iterator[OpCounter]:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Make every tensor of the body a fake one, on the CPU, which has a shape and a dtype and needs no memory.
+    """Make every tensor of the body a fake one, on the CPU, which has a shape and a dtype and needs
+    no memory.
 
-    Example: with fake_tensors(): model, x = SimpleNet(65536), torch.randn(512, 65536)   # 52 GB, if it were real
+    Example: with fake_tensors(): model, x = SimpleNet(65536), torch.randn(512, 65536)   # 52 GB, if
+             it were real
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
@@ -204,4 +236,6 @@ class Totals:
 def totals(calls: Iterable[OpCall], kind: str | None = None) -> Totals:
     """Add up calls, all of them or those of one kind."""
     chosen = [call for call in calls if kind is None or call.kind == kind]
-    return Totals(len(chosen), sum(call.flops for call in chosen), sum(call.bytes for call in chosen))
+    return Totals(
+        len(chosen), sum(call.flops for call in chosen), sum(call.bytes for call in chosen)
+    )

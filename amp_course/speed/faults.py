@@ -1,8 +1,9 @@
 """Count the pages of memory that the system hands out during a step, and what one costs.
 
-glibc gives freed memory back to the system when much of it lies free at the top of the heap, and the next step pays for getting
-it again: page by page, in the kernel, and on a large step that can take longer than the matmuls. No GPU and no recipe has a hand
-in it, but it can eat a speed-up, and it changes from run to run. `keep_freed_memory` turns it off for this process.
+glibc gives freed memory back to the system when much of it lies free at the top of the heap, and
+the next step pays for getting it again: page by page, in the kernel, and on a large step that can
+take longer than the matmuls. No GPU and no recipe has a hand in it, but it can eat a speed-up, and
+it changes from run to run. `keep_freed_memory` turns it off for this process.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-CURE = "MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=33554432"  # in the environment, before Python starts
+# in the environment, before Python starts
+CURE = "MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=33554432"
 _TOUCHED = 2**25  # bytes
 
 
 def page_faults() -> int:
-    """Return how many pages this process has been handed so far; 0 where the system does not tell."""
+    """Return how many pages this process has been handed so far;
+    0 where the system does not tell.
+    """
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
 @functools.cache
 def seconds_per_fault() -> float:
-    """Return what one page costs, from filling new memory and filling it again; 0 where no page is counted."""
+    """Return what one page costs, from filling new memory and filling it again;
+    0 where no page is counted.
+    """
     best = float("inf")
     for _ in range(3):
         fresh = torch.empty(_TOUCHED, dtype=torch.uint8, device="cpu")
@@ -45,13 +51,17 @@ def seconds_per_fault() -> float:
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to keep what is freed, for the rest of this process; return whether it did.
+    """Tell glibc's malloc to keep what is freed, for the rest of this process; return whether it
+    did.
 
-    For comparisons of loops: the lottery favours one side of a process, any of them, for a whole run.
+    For comparisons of loops: the lottery favours one side of a process, any of them, for a whole
+    run.
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # not glibc
         return False
-    return bool(mallopt(m_mmap_threshold, 32 * 2**20)) and bool(mallopt(m_trim_threshold, 2**31 - 1))
+    return bool(mallopt(m_mmap_threshold, 32 * 2**20)) and bool(
+        mallopt(m_trim_threshold, 2**31 - 1)
+    )

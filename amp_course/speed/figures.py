@@ -79,13 +79,16 @@ _LEGEND: dict[str, Any] = {
 
 
 def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
-    """Draw a machine's roofs, one for each format, and the ops of a step where they land; size: share of the time."""
+    """Draw a machine's roofs, one for each format, and the ops of a step where they land; size:
+    share of the time.
+    """
     bounds = {bound: sum(op.share for op in ops if op.bound == bound) for bound in BOUNDS}
     present = [kind for kind in KINDS if any(op.kind == kind for op in ops)]
     kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in present}
     alt = (
-        f"Roofline of {roofline.name}, FLOPs per second by FLOPs per byte: {roofs_in_words(roofline)}. Time of the step by kind "
-        f"of op: {', '.join(kinds.values()) or 'none'}; by what bounds it: "
+        f"Roofline of {roofline.name}, FLOPs per second by FLOPs per byte: "
+        f"{roofs_in_words(roofline)}. Time of the step by kind of op: "
+        f"{', '.join(kinds.values()) or 'none'}; by what bounds it: "
         f"{', '.join(f'{bound} {_percent(share)}' for bound, share in bounds.items())}."
     )
     figure, axis = new_figure(7.6, 4.2, alt=alt)
@@ -100,9 +103,12 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
         if not op.flops:  # in rows, from the bottom
             row, place = divmod(moved.index(op), _IN_A_ROW)
             x, y = in_strip((place + 0.5) / _IN_A_ROW), floor * (top / floor) ** (0.06 + 0.09 * row)
-        axis.scatter(x, y, 16 + 420 * op.share, colour, marker=marker, edgecolors="white", lw=0.6, zorder=3)
+        axis.scatter(
+            x, y, 16 + 420 * op.share, colour, marker=marker, edgecolors="white", lw=0.6, zorder=3
+        )
     handles = [
-        Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind]) for kind in present
+        Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind])
+        for kind in present
     ]
     figure.legend(handles=handles, **_LEGEND)
     under = "FLOPs per second; a larger mark takes more of the time"
@@ -111,13 +117,19 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
 
 
 def _share_in_words(kind: str, ops: Sequence[PlacedOps]) -> str:
-    """Write "matmul 52 % (mm 34 %, addmm 17 %)": a kind's share of the time, and the largest two of its ops."""
+    """Write "matmul 52 % (mm 34 %, addmm 17 %)": a kind's share of the time,
+    and the largest two of its ops.
+    """
     names: dict[str, float] = {}
     for op in ops:
         name = op.op.removeprefix("aten.").strip("_")
         names[name] = names.get(name, 0.0) + op.share
     largest = sorted(names, key=lambda name: -names[name])[:2]
-    inside = f" ({', '.join(f'{name} {_percent(names[name])}' for name in largest)})" if len(names) > 1 else ""
+    inside = (
+        f" ({', '.join(f'{name} {_percent(names[name])}' for name in largest)})"
+        if len(names) > 1
+        else ""
+    )
     return f"{kind} {_percent(sum(names.values()))}{inside}"
 
 
@@ -126,7 +138,9 @@ def _percent(share: float) -> str:
 
 
 def op_figure(roofline: Roofline, sides: Sequence[Predicted], title_text: str) -> Figure:
-    """Draw one op on a machine's roofline, in fp32 and under AMP, with its measured time where there is one."""
+    """Draw one op on a machine's roofline, in fp32 and under AMP,
+    with its measured time where there is one.
+    """
     figure, axis = new_figure(7.2, 3.6, alt=f"{title_text}. {roof_words(roofline, sides)}.")
     draw_roofs(axis, roofline)
     for side, marker, place in zip(sides, "oD", (0.3, 0.7), strict=False):
@@ -137,7 +151,11 @@ def op_figure(roofline: Roofline, sides: Sequence[Predicted], title_text: str) -
                 face = FORMAT_COLOURS[side.fmt] if what == "predicted" else "none"
                 casts = " with its casts" if side.cast_seconds else ""
                 label = f"{side.name}{casts}, {what}: {seconds_text(seconds)}"
-                look: dict[str, Any] = {"mfc": face, "mec": FORMAT_COLOURS[side.fmt], "label": label}
+                look: dict[str, Any] = {
+                    "mfc": face,
+                    "mec": FORMAT_COLOURS[side.fmt],
+                    "label": label,
+                }
                 size = 8 if what == "predicted" else 13  # where the two agree, a ring around a mark
                 axis.plot([x], [y], marker, ms=size, mew=1.6, ls="", zorder=3, **look)
     if axis.get_legend_handles_labels()[0]:
@@ -164,24 +182,48 @@ def draw_roofs(
     axis.axvspan(LEAST, STRIP_END, color="#f0f0f0", lw=0)
     axis.text(LEAST * 1.1, 3 * top, strip, fontsize=7, color=INK, va="top")
     for names in same_height(roofline):
-        fmt, peak, ridge = names[0], roofline.peak_flops[names[0]], max(roofline.ridge(names[0]), LEAST)
+        fmt, peak, ridge = (
+            names[0],
+            roofline.peak_flops[names[0]],
+            max(roofline.ridge(names[0]), LEAST),
+        )
         look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
         roof = (min(start, ridge), ridge, MOST)
         axis.plot(roof, [roofline.attainable(x, fmt) for x in roof], lw=1.6, **look)
         axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=FORMAT_COLOURS[fmt])
-        axis.text(MOST, peak * 1.08, roof_label(roofline, names), fontsize=8, ha="right", va="bottom", color=INK)
-    axis.set_xticks([2**n for n in range(-2, 15, 2)], ["¼", *(f"{2**n:,}" for n in range(0, 15, 2))])
+        axis.text(
+            MOST,
+            peak * 1.08,
+            roof_label(roofline, names),
+            fontsize=8,
+            ha="right",
+            va="bottom",
+            color=INK,
+        )
+    axis.set_xticks(
+        [2**n for n in range(-2, 15, 2)], ["¼", *(f"{2**n:,}" for n in range(0, 15, 2))]
+    )
     axis.set_xlabel("FLOPs per byte moved", fontsize=8)
 
 
 def opening_figure(opening: Opening) -> Figure:
-    """Draw a step's time by width, without AMP and with it, as a multiple of fp32's; stacked by what bounds its ops."""
+    """Draw a step's time by width, without AMP and with it, as a multiple of fp32's;
+    stacked by what bounds its ops.
+    """
     said = "; ".join(
-        f"width {pair.width:,}: fp32 {seconds_text(pair.fp32.seconds)}, AMP {seconds_text(pair.amp.seconds)}"
+        f"width {pair.width:,}: fp32 {seconds_text(pair.fp32.seconds)}, AMP "
+        f"{seconds_text(pair.amp.seconds)}"
         for pair in opening.pairs
     )
-    crossing = f"AMP is faster from width {opening.crossing:,} on" if opening.crossing else "AMP is never faster"
-    alt = f"Time of a training step of three linear layers on {opening.name}, by width. {said}. {crossing}."
+    crossing = (
+        f"AMP is faster from width {opening.crossing:,} on"
+        if opening.crossing
+        else "AMP is never faster"
+    )
+    alt = (
+        f"Time of a training step of three linear layers on {opening.name}, by width. {said}. "
+        f"{crossing}."
+    )
     figure, axis = new_figure(7.6, 3.6, alt=alt)
     top = 1.25 * max(1, *(1 / pair.speedup for pair in opening.pairs))
     for place, pair in enumerate(opening.pairs):
@@ -189,10 +231,27 @@ def opening_figure(opening: Opening) -> Figure:
             base = 0.0
             for bound, (colour, hatch) in BOUNDS.items():
                 height = cost.seconds_by[bound] / pair.fp32.seconds
-                axis.bar(place + shift, height, 0.38, base, color=colour, hatch=hatch * 2, edgecolor="white", lw=0)
+                axis.bar(
+                    place + shift,
+                    height,
+                    0.38,
+                    base,
+                    color=colour,
+                    hatch=hatch * 2,
+                    edgecolor="white",
+                    lw=0,
+                )
                 base += height
             label = f"{name}\n{seconds_text(cost.seconds)}"
-            axis.text(place + shift, base + top / 100, label, fontsize=6.5, ha="center", va="bottom", color=INK)
+            axis.text(
+                place + shift,
+                base + top / 100,
+                label,
+                fontsize=6.5,
+                ha="center",
+                va="bottom",
+                color=INK,
+            )
     axis.axhline(1, color=FAINT, lw=0.8, ls=":")
     if opening.crossing:
         faster = sum(pair.width < opening.crossing for pair in opening.pairs) - 0.5
@@ -207,24 +266,42 @@ def opening_figure(opening: Opening) -> Figure:
         for bound, (colour, hatch) in BOUNDS.items()
     ]
     figure.legend(handles=handles, **_LEGEND)
-    title(axis, f"Three linear layers on {opening.name}, AMP in {opening.fmt}", "time of a step; fp32 = 1")
+    title(
+        axis,
+        f"Three linear layers on {opening.name}, AMP in {opening.fmt}",
+        "time of a step; fp32 = 1",
+    )
     return figure
 
 
 def rates_figure(machine: Machine) -> Figure:
-    """Draw the rate of square matmuls by size, a line for each format; below it, what was not tried and why."""
+    """Draw the rate of square matmuls by size, a line for each format;
+    below it, what was not tried and why.
+    """
     formats = list(dict.fromkeys(rate.fmt for rate in machine.rates))
-    missing = {fmt: next((r.why for r in machine.rates if r.fmt == fmt and not r.flops), "") for fmt in formats}
+    missing = {
+        fmt: next((r.why for r in machine.rates if r.fmt == fmt and not r.flops), "")
+        for fmt in formats
+    }
     best = "; ".join(f"{fmt} {rate_text(peak)}" for fmt, peak in machine.peaks.items())
     notes = [f"{fmt} {why}" for fmt, why in missing.items() if why]
-    alt = f"Rate of a matmul of two square matrices on this machine ({machine.device}), by size. Best rates: {best}."
+    alt = (
+        f"Rate of a matmul of two square matrices on this machine ({machine.device}), by size. "
+        f"Best rates: {best}."
+    )
     alts = [*filter(None, [machine.busy]), alt, *(f"{note}." for note in notes)]
     figure, axis = new_figure(7.2, 3.2, alt=" ".join(alts))
     rates = []
     for fmt, marker in zip(formats, "os^D", strict=False):
-        points = [(rate.size, rate.flops) for rate in machine.rates if rate.fmt == fmt and rate.flops]
+        points = [
+            (rate.size, rate.flops) for rate in machine.rates if rate.fmt == fmt and rate.flops
+        ]
         if points:
-            look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt], "marker": marker}
+            look: dict[str, Any] = {
+                "color": FORMAT_COLOURS[fmt],
+                "ls": FORMAT_LINES[fmt],
+                "marker": marker,
+            }
             axis.plot(*zip(*points, strict=True), lw=1.6, ms=5, label=fmt, **look)
             rates += [flops for _, flops in points]
     axis.set_xscale("log", base=2)
@@ -232,18 +309,26 @@ def rates_figure(machine: Machine) -> Figure:
     sizes = sorted({rate.size for rate in machine.rates})
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.set_ylim(10 ** math.floor(math.log10(min(rates))), 1.3 * max(rates))
-    axis.yaxis.set_major_formatter(lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " "))
+    axis.yaxis.set_major_formatter(
+        lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " ")
+    )
     axis.set_xlabel("\n".join(["size of the matrices", *notes]), fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    head, under = f"How fast matmuls run here ({machine.device})", "FLOPs per second; higher is faster"
+    head, under = (
+        f"How fast matmuls run here ({machine.device})",
+        "FLOPs per second; higher is faster",
+    )
     title(axis, *((TOO_BUSY, head) if machine.busy else (head, under)))
     return figure
 
 
 def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
-    """Draw the ceiling, the predicted and the measured speed-up of each workload, with fp32's own speed as a line."""
+    """Draw the ceiling, the predicted and the measured speed-up of each workload,
+    with fp32's own speed as a line.
+    """
     told = "; ".join(
-        f"{one.title}: ceiling {one.ceiling:.2g}, predicted {one.predicted:.2g}, measured {one.measured:.2g}"
+        f"{one.title}: ceiling {one.ceiling:.2g}, predicted {one.predicted:.2g}, measured "
+        f"{one.measured:.2g}"
         for one in predictions
     )
     label = predictions[0].recipe.label
@@ -253,7 +338,14 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     for row, one in enumerate(predictions):
         fp32, amp = one.fp32.timing, one.amp.timing
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
-        axis.plot(quartiles, [row, row], color=COLOURS[one.recipe.name], lw=6, alpha=0.35, solid_capstyle="butt")
+        axis.plot(
+            quartiles,
+            [row, row],
+            color=COLOURS[one.recipe.name],
+            lw=6,
+            alpha=0.35,
+            solid_capstyle="butt",
+        )
         for value, marker, name in (
             (one.ceiling, "|", "ceiling: faster matmuls alone"),
             (one.predicted, "D", "predicted from the ops"),
@@ -268,11 +360,18 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
             }
             axis.plot([value], [row], marker, label=name if not row else "", zorder=3, **look)
         axis.annotate(
-            f"{one.measured:.2g}", (one.measured, row), (0, 10), textcoords="offset points", ha="center", fontsize=8
+            f"{one.measured:.2g}",
+            (one.measured, row),
+            (0, 10),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
         )
     axis.axvline(1, color=INK, lw=1)
     axis.set_xscale("log")
-    ends = [value for one in predictions for value in (one.ceiling, one.predicted, one.measured, 1.0)]
+    ends = [
+        value for one in predictions for value in (one.ceiling, one.predicted, one.measured, 1.0)
+    ]
     axis.set_xlim(min(ends) / 1.3, max(ends) * 1.3)
     low, high = axis.get_xlim()
     ticks = _WIDE_TICKS if high > 8 * low else _TICKS

@@ -1,7 +1,9 @@
-"""Measure the machine: matmul rate by dtype and size, memory bandwidth, and the cost of launching one small op.
+"""Measure the machine: matmul rate by dtype and size, memory bandwidth, and the cost of launching
+one small op.
 
-Times are those of the fastest of several calls, and the formats take turns: other programs can only make an op slower. What
-would take too long or need too much memory is not tried, and the page says so.
+Times are those of the fastest of several calls, and the formats take turns: other programs can only
+make an op slower. What would take too long or need too much memory is not tried, and the page says
+so.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from amp_course.speed.roofline import Roofline
 SIZES_CPU, SIZES_ACCELERATOR = (64, 128, 256, 512, 1024, 2048), (256, 512, 1024, 2048, 4096, 8192)
 COPY_BYTES_CPU, COPY_BYTES_ACCELERATOR = 2**27, 2**30  # far more than a cache holds
 LAUNCHES = 1000
-_TURNS = 3  # of the formats at each size, unless a matmul takes so long that a turn holds fewer than three of it
+# of the formats at each size, unless a matmul takes so long that a turn holds fewer than three of
+# it
+_TURNS = 3
 _MOST_SECONDS = 0.5  # for one matmul; a larger one is not tried
 HEADROOM = 0.8  # of the free memory, at most
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The matmul x @ w.T of size × size matrices, as in a linear layer: how fast it ran, or why it did not.
+    """The matmul x @ w.T of size × size matrices, as in a linear layer: how fast it ran, or why it
+    did not.
 
     flops: per second; None where it was not timed
     why:   the reason then, else ""
@@ -73,20 +78,27 @@ class Machine:
         return found
 
     def factor(self, fmt: str) -> float | None:
-        """Return how many times faster than fp32 a format's matmuls are, at the largest size that both were timed at."""
+        """Return how many times faster than fp32 a format's matmuls are,
+        at the largest size that both were timed at.
+        """
         timed = {(rate.fmt, rate.size): rate.flops for rate in self.rates if rate.flops}
         sizes = [size for name, size in timed if name == fmt and ("fp32", size) in timed]
         return timed[fmt, max(sizes)] / timed["fp32", max(sizes)] if sizes else None
 
     def roofline(self) -> Roofline:
         """Return the machine as a roofline."""
-        return Roofline(f"this machine ({self.device})", self.peaks, self.bandwidth, self.launch_seconds)
+        return Roofline(
+            f"this machine ({self.device})", self.peaks, self.bandwidth, self.launch_seconds
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""
         return {
             "device": self.device,
-            "rates": [{"format": one.fmt, "size": one.size, "flops": one.flops, "why": one.why} for one in self.rates],
+            "rates": [
+                {"format": one.fmt, "size": one.size, "flops": one.flops, "why": one.why}
+                for one in self.rates
+            ],
             "peaks": self.peaks,
             "bandwidth": self.bandwidth,
             "launch_seconds": self.launch_seconds,
@@ -97,9 +109,16 @@ class Machine:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
         """Read what `to_dict` wrote."""
-        rates = tuple(Rate(one["format"], one["size"], one["flops"], one["why"]) for one in data["rates"])
+        rates = tuple(
+            Rate(one["format"], one["size"], one["flops"], one["why"]) for one in data["rates"]
+        )
         return cls(
-            data["device"], rates, data["bandwidth"], data["launch_seconds"], tuple(data["notes"]), data.get("waited")
+            data["device"],
+            rates,
+            data["bandwidth"],
+            data["launch_seconds"],
+            tuple(data["notes"]),
+            data.get("waited"),
         )
 
     def __str__(self) -> str:
@@ -107,7 +126,11 @@ class Machine:
         lines = [f"memory     {self.bandwidth / 1e9:,.0f} GB/s"]
         lines.append(f"launch     {seconds_text(self.launch_seconds)} for one small op")
         for fmt, peak in self.peaks.items():
-            times = "" if fmt == "fp32" or self.busy else f", {self.factor(fmt):.2g} times fp32's rate at the same size"
+            times = (
+                ""
+                if fmt == "fp32" or self.busy
+                else f", {self.factor(fmt):.2g} times fp32's rate at the same size"
+            )
             lines.append(f"{fmt:10} {peak / 1e9:,.{0 if peak >= 1e10 else 2}f} GFLOP/s{times}")
         return "\n".join([*lines, *filter(None, [self.busy])])
 
@@ -137,7 +160,9 @@ def measure_machine(
             raise ValueError(f"a matrix of size {size} has no elements: give sizes of 1 or more")
     for name in formats:
         if name not in DTYPES:
-            raise ValueError(f"{name!r} is no format that is measured here: choose from {', '.join(DTYPES)}")
+            raise ValueError(
+                f"{name!r} is no format that is measured here: choose from {', '.join(DTYPES)}"
+            )
     with torch.no_grad(), torch.autocast(device.type, enabled=False), CpuWait() as wait:
         launch = measure_launch(device)
         tick("launch")
@@ -148,7 +173,9 @@ def measure_machine(
 
 
 def measure_launch(device: torch.device) -> float:
-    """Return the seconds of one op on one number, launched from Python: the best of a few rows of them."""
+    """Return the seconds of one op on one number, launched from Python:
+    the best of a few rows of them.
+    """
     one = torch.ones(1, device=device)
     return min(clock(lambda: one.add_(0.0), device, LAUNCHES) for _ in range(7))
 
@@ -172,7 +199,9 @@ def measure_rates(
     seconds: float,
     tick: Callable[[str], None] = lambda what: None,
 ) -> tuple[Rate, ...]:
-    """Time square matmuls from the smallest size up; a format that would take too long at a size is left out from there on."""
+    """Time square matmuls from the smallest size up; a format that would take too long at a size is
+    left out from there on.
+    """
     from amp_course.kit.dtypes import _restored_matmul_precision, _set_tf32
 
     sizes, formats = sorted(set(sizes)), tuple(formats)
@@ -181,9 +210,13 @@ def measure_rates(
     with _restored_matmul_precision():
         for size in sizes:
             found: dict[str, Rate] = {}
-            for fmt in formats * _TURNS:  # so that a busy second of the machine spoils one turn, not a rate
+            for fmt in (
+                formats * _TURNS
+            ):  # so that a busy second of the machine spoils one turn, not a rate
                 before = found.get(fmt)
-                if before and (not before.flops or 3 * 2 * size**3 / before.flops > budget / _TURNS):
+                if before and (
+                    not before.flops or 3 * 2 * size**3 / before.flops > budget / _TURNS
+                ):
                     continue  # one turn has seen to it
                 known = [rate for rate in rates if rate.fmt == fmt]
                 why = "" if before else _why_not(device, fmt, size, known[-1] if known else None)
@@ -204,7 +237,9 @@ def _why_not(device: torch.device, fmt: str, size: int, smaller: Rate | None) ->
         return smaller.why
     needed, free = 3 * size * size * DTYPES[fmt].itemsize, free_memory(device)
     if free is not None and needed > HEADROOM * free:
-        return f"left out: size {size:,} needs {bytes_text(needed)}, and {bytes_text(free)} are free"
+        return (
+            f"left out: size {size:,} needs {bytes_text(needed)}, and {bytes_text(free)} are free"
+        )
     if smaller and smaller.flops and 2 * size**3 / smaller.flops > _MOST_SECONDS:
         return f"left out: one of size {size:,} would take {2 * size**3 / smaller.flops:.1f} s"
     return ""
@@ -214,15 +249,20 @@ def _rate(device: torch.device, fmt: str, size: int, budget: float) -> Rate:
     try:
         own = torch.Generator(device).manual_seed(0)  # the caller's random stream stays where it is
         matrix = torch.randn(size, size, generator=own, device=device).to(DTYPES[fmt])
-        # Where a format is emulated, the layout matters: on a CPU with AVX2 alone, bf16's x @ w takes ten times as long.
+        # Where a format is emulated, the layout matters: on a CPU with AVX2 alone, bf16's x @ w
+        # takes ten times as long.
         seconds = fastest_seconds(lambda: matrix @ matrix.T, device, least=2, budget=budget)
     except (RuntimeError, TypeError) as error:
         return Rate(fmt, size, None, str(error).strip().partition("\n")[0] or type(error).__name__)
     return Rate(fmt, size, 2 * size**3 / seconds)
 
 
-def fastest_seconds(op: Callable[[], object], device: torch.device, *, least: int, budget: float) -> float:
-    """Return the seconds of the fastest call: after a first one, at least `least`, then as many as `budget` seconds allow."""
+def fastest_seconds(
+    op: Callable[[], object], device: torch.device, *, least: int, budget: float
+) -> float:
+    """Return the seconds of the fastest call: after a first one, at least `least`,
+    then as many as `budget` seconds allow.
+    """
     op()
     return best_seconds(op, device, least=least, budget=budget)
 

@@ -1,7 +1,8 @@
-"""One op on its own: count what it asks of a machine, in fp32 and under AMP, and time it on this one.
+"""One op on its own: count what it asks of a machine, in fp32 and under AMP, and time it on this
+one.
 
-The op is plain PyTorch on tensors of its own, run under autocast for AMP, on fake tensors to be counted and on real ones to be
-timed. So its costs are those that the whole chapter counts.
+The op is plain PyTorch on tensors of its own, run under autocast for AMP, on fake tensors to be
+counted and on real ones to be timed. So its costs are those that the whole chapter counts.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ class Setting:
 
 
 def _linear(on: Setting, device: torch.device) -> Callable[[], object]:
-    x, weight, bias = _rand(device, on.m, on.k, dtype=on.arrives), _rand(device, on.n, on.k), _rand(device, on.n)
+    x, weight, bias = (
+        _rand(device, on.m, on.k, dtype=on.arrives),
+        _rand(device, on.n, on.k),
+        _rand(device, on.n),
+    )
     return lambda: F.linear(x, weight, bias)
 
 
 def _linear_step(on: Setting, device: torch.device) -> Callable[[], object]:
-    x, weight, bias = _rand(device, on.m, on.k, dtype=on.arrives), _rand(device, on.n, on.k), _rand(device, on.n)
+    x, weight, bias = (
+        _rand(device, on.m, on.k, dtype=on.arrives),
+        _rand(device, on.n, on.k),
+        _rand(device, on.n),
+    )
     gradient, leaves = _rand(device, on.m, on.n, dtype=on.dtype), [x, weight, bias]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -61,7 +70,11 @@ def _relu(on: Setting, device: torch.device) -> Callable[[], object]:
 
 
 def _layer_norm(on: Setting, device: torch.device) -> Callable[[], object]:
-    x, weight, bias = _rand(device, on.m, on.n, dtype=on.arrives), _rand(device, on.n), _rand(device, on.n)
+    x, weight, bias = (
+        _rand(device, on.m, on.n, dtype=on.arrives),
+        _rand(device, on.n),
+        _rand(device, on.n),
+    )
     # The fake tensors are on the CPU, whose autocast lets layer norm take what comes.
     return lambda: F.layer_norm(x.float() if on.gpu else x, (on.n,), weight, bias)
 
@@ -89,11 +102,18 @@ class OpKind:
 
 
 KINDS = {
-    "linear": OpKind("linear layer, forward", "M rows, K features in, N features out", _linear, uses_k=True),
-    "linear_step": OpKind(
-        "linear layer, forward and backward", "M rows, K features in, N features out", _linear_step, uses_k=True
+    "linear": OpKind(
+        "linear layer, forward", "M rows, K features in, N features out", _linear, uses_k=True
     ),
-    "attention": OpKind("attention, one head", "M queries, N keys, heads of size K", _attention, uses_k=True),
+    "linear_step": OpKind(
+        "linear layer, forward and backward",
+        "M rows, K features in, N features out",
+        _linear_step,
+        uses_k=True,
+    ),
+    "attention": OpKind(
+        "attention, one head", "M queries, N keys, heads of size K", _attention, uses_k=True
+    ),
     "relu": OpKind("ReLU", "M rows of N numbers", _relu),
     "layer_norm": OpKind("layer norm", "M rows of N numbers", _layer_norm),
     "cast": OpKind("cast to 16 bits", "M rows of N numbers", _cast, arrives=False),
@@ -128,7 +148,9 @@ def count_op(kind: str, on: Setting) -> tuple[OpCall, ...]:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a machine's roofline says of an op: its calls and their seconds; `measured` are those of the real op, once timed."""
+    """What a machine's roofline says of an op: its calls and their seconds;
+    `measured` are those of the real op, once timed.
+    """
 
     name: str
     fmt: str
@@ -163,20 +185,29 @@ def predict(kind: str, on: Setting, roofline: Roofline) -> Predicted:
 
 
 def why_not(calls: tuple[OpCall, ...], roofline: Roofline, device: torch.device) -> str:
-    """Say why an op is not tried on `device`: it does not fit into memory, or takes too long; "" if it can be."""
+    """Say why an op is not tried on `device`: it does not fit into memory, or takes too long;
+    "" if it can be.
+    """
     needed, free, seconds = totals(calls).bytes, free_memory(device), roofline.total(calls)
     if free is not None and needed > HEADROOM * free:
         return f"it needs up to {bytes_text(needed)}, and {bytes_text(free)} are free"
     if seconds > MOST_SECONDS:
-        return f"one call would take about {seconds_text(seconds)}, and the limit is {seconds_text(MOST_SECONDS)}"
+        return (
+            f"one call would take about {seconds_text(seconds)}, and the limit is "
+            f"{seconds_text(MOST_SECONDS)}"
+        )
     return ""
 
 
-def time_op(kind: str, on: Setting, roofline: Roofline, device: torch.device, seconds: float = 0.3) -> float:
-    """Return the seconds of an op on `device`, the fastest of the calls that fit into `seconds`, two at least.
+def time_op(
+    kind: str, on: Setting, roofline: Roofline, device: torch.device, seconds: float = 0.3
+) -> float:
+    """Return the seconds of an op on `device`, the fastest of the calls that fit into `seconds`,
+    two at least.
 
-    Raises ValueError for one that would need too much memory or time. What it takes is predicted first, then tried on a part of
-    its rows, since some shapes are far slower than the machine's best.
+    Raises ValueError for one that would need too much memory or time. What it takes is predicted
+    first, then tried on a part of its rows, since some shapes are far slower than the machine's
+    best.
     """
     calls = count_op(kind, on)
     reason = why_not(calls, roofline, device)
@@ -186,7 +217,10 @@ def time_op(kind: str, on: Setting, roofline: Roofline, device: torch.device, se
         trial = _run(kind, replace(on, m=rows), device, budget=0.0)
         whole = trial * on.m / rows
         if whole > MOST_SECONDS:
-            reason = f"{rows:,} of its {on.m:,} rows took {seconds_text(trial)}, so all would take about {seconds_text(whole)}"
+            reason = (
+                f"{rows:,} of its {on.m:,} rows took {seconds_text(trial)}, so all would take "
+                f"about {seconds_text(whole)}"
+            )
     if reason:
         raise ValueError(reason)
     return _run(kind, on, device, seconds)

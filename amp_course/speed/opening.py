@@ -1,7 +1,9 @@
-"""The chapter's opening: what AMP makes of three linear layers, narrow and wide, on a card that need not be here.
+"""The chapter's opening: what AMP makes of three linear layers, narrow and wide, on a card that
+need not be here.
 
-A training step of `SimpleNet` is counted on fake tensors, forward and backward, and each op is given the time that the card's
-roofline allows. The optimizer is left out: it is the same with and without AMP.
+A training step of `SimpleNet` is counted on fake tensors, forward and backward, and each op is
+given the time that the card's roofline allows. The optimizer is left out: it is the same with and
+without AMP.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Opening:
-    """Steps at several widths. crossing: the smallest width, a multiple of 8, at which AMP is faster; None if it never is."""
+    """Steps at several widths. crossing: the smallest width, a multiple of 8,
+    at which AMP is faster; None if it never is.
+    """
 
     name: str
     fmt: str
@@ -73,12 +77,16 @@ def step_calls(width: int, dtype: torch.dtype | None, batch: int = BATCH) -> tup
 
 
 def three_layers(
-    roofline: Roofline, dtype: torch.dtype = torch.bfloat16, widths: Sequence[int] = WIDTHS, batch: int = BATCH
+    roofline: Roofline,
+    dtype: torch.dtype = torch.bfloat16,
+    widths: Sequence[int] = WIDTHS,
+    batch: int = BATCH,
 ) -> Opening:
     """Price a step of three linear layers at each width, with and without AMP in `dtype`.
 
     Raises KeyError for a dtype that the roofline has no peak for, ValueError for a width below 1.
-    Example: three_layers(find_card("A100 SXM 40 GB").roofline()).pairs[1].speedup → 0.55, at width 256
+    Example: three_layers(find_card("A100 SXM 40 GB").roofline()).pairs[1].speedup → 0.55, at width
+             256
     """
     pairs = tuple(_pair(roofline, dtype, width, batch) for width in sorted(set(widths)))
     return Opening(roofline.name, FORMATS[dtype], pairs, _crossing(roofline, dtype, pairs, batch))
@@ -92,7 +100,9 @@ def _pair(roofline: Roofline, dtype: torch.dtype, width: int, batch: int) -> Pai
     return Pair(width, *costs)
 
 
-def _crossing(roofline: Roofline, dtype: torch.dtype, pairs: Sequence[Pair], batch: int) -> int | None:
+def _crossing(
+    roofline: Roofline, dtype: torch.dtype, pairs: Sequence[Pair], batch: int
+) -> int | None:
     """Search by halving between the last width at which AMP is slower and the next one."""
     slower = [pair.width for pair in pairs if pair.speedup <= 1]
     faster = [pair.width for pair in pairs if pair.width > max(slower, default=0)]

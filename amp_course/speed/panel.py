@@ -1,4 +1,6 @@
-"""`RooflineExplorer`: choose an op, its sizes and a machine; see what bounds it, what AMP makes of it, and measure it here."""
+"""`RooflineExplorer`: choose an op, its sizes and a machine;
+see what bounds it, what AMP makes of it, and measure it here.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,20 @@ _SIZES = (
     65536,
 )
 _DTYPES = {FORMATS[dtype]: dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-_QUICK = {"cpu": (64, 256, 512)}  # sizes that are measured if no machine is given; elsewhere larger ones
+_QUICK = {
+    "cpu": (64, 256, 512)
+}  # sizes that are measured if no machine is given; elsewhere larger ones
 
 
 class RooflineExplorer(Panel):
     """Choose op, sizes, dtype and machine by menu and slider; *Measure* runs the op here.
 
-    machine: what `measure_machine` returned; None measures the device that the course trains on, which takes a few seconds
+    machine: what `measure_machine` returned; None measures the device that the course trains on,
+             which takes a few seconds
 
-    `panel.n.value = 4096` drives it in a test; `panel.sides` is what it shows: the op in fp32, and under AMP if the dtype has 16
-    bits. Casts are counted as AMP makes them: of the weights, and of the input if it arrives in fp32.
+    `panel.n.value = 4096` drives it in a test; `panel.sides` is what it shows: the op in fp32, and
+    under AMP if the dtype has 16 bits. Casts are counted as AMP makes them: of the weights, and of
+    the input if it arrives in fp32.
 
     Raises TypeError for anything else than a Machine.
     """
@@ -63,15 +69,23 @@ class RooflineExplorer(Panel):
     def __init__(self, machine: Machine | None = None) -> None:
         if machine is None:
             device = pick_device()
-            machine = measure_machine(device, sizes=_QUICK.get(device.type, (1024, 4096, 8192)), seconds=1.0)
+            machine = measure_machine(
+                device, sizes=_QUICK.get(device.type, (1024, 4096, 8192)), seconds=1.0
+            )
         if not isinstance(machine, Machine):
-            raise TypeError(f"this is a {type(machine).__name__}: pass what measure_machine() returns, or nothing.")
+            raise TypeError(
+                f"this is a {type(machine).__name__}: pass what measure_machine() returns, or "
+                f"nothing."
+            )
         self._own, self._device = machine.roofline(), torch.device(machine.device)
         cards = [card.roofline() for card in CARDS]
         self._rooflines: dict[str, Roofline] = {one.name: one for one in (self._own, *cards)}
         self._setting = False
         self.machine = _menu(
-            [*self._rooflines], self._own.name, "machine", "measured here, or as its maker describes it"
+            [*self._rooflines],
+            self._own.name,
+            "machine",
+            "measured here, or as its maker describes it",
         )
         self.kind = _menu(
             [(kind.label, name) for name, kind in KINDS.items()],
@@ -79,18 +93,37 @@ class RooflineExplorer(Panel):
             "op",
             "the op that is run, on tensors of its own",
         )
-        self.dtype = _menu(["fp32"], "fp32", "dtype", "fp32, or the 16-bit format that AMP runs matmuls in")
+        self.dtype = _menu(
+            ["fp32"], "fp32", "dtype", "fp32, or the 16-bit format that AMP runs matmuls in"
+        )
         self.arrives = _menu(
             [("16 bits, from a matmul", True), ("fp32, from a loss or a norm", False)],
             True,
             "input arrives in",
             "under AMP: whether the input has to be cast, too",
         )
-        self.m, self.n, self.k = (_slider(name, size) for name, size in (("M", 512), ("N", 1024), ("K", 1024)))
-        self.measure = widgets.Button(description="Measure", tooltip="run the op on this machine, a few times")
-        controls = [self.machine, self.kind, self.dtype, self.arrives, self.m, self.n, self.k, self.measure]
+        self.m, self.n, self.k = (
+            _slider(name, size) for name, size in (("M", 512), ("N", 1024), ("K", 1024))
+        )
+        self.measure = widgets.Button(
+            description="Measure", tooltip="run the op on this machine, a few times"
+        )
+        controls = [
+            self.machine,
+            self.kind,
+            self.dtype,
+            self.arrives,
+            self.m,
+            self.n,
+            self.k,
+            self.measure,
+        ]
         box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__("RooflineExplorer: what bounds an op, and what does AMP make of it?", [box], widgets.HTML())
+        super().__init__(
+            "RooflineExplorer: what bounds an op, and what does AMP make of it?",
+            [box],
+            widgets.HTML(),
+        )
         self.machine.observe(self._change_machine, names="value")
         for control in (self.kind, self.dtype, self.arrives, self.m, self.n, self.k):
             control.observe(self._redraw, names="value")
@@ -118,12 +151,18 @@ class RooflineExplorer(Panel):
     def _settings(self) -> list[Setting]:
         """Return what is shown: fp32, and AMP if the dtype has 16 bits."""
         plain = Setting(
-            self.m.value, self.n.value, self.k.value, gpu=self.roofline is not self._own or self._device.type != "cpu"
+            self.m.value,
+            self.n.value,
+            self.k.value,
+            gpu=self.roofline is not self._own or self._device.type != "cpu",
         )
         low = _DTYPES[self.dtype.value]
         if low == torch.float32:
             return [plain]
-        return [plain, replace(plain, dtype=low, arrives=low if self.arrives.value else torch.float32)]
+        return [
+            plain,
+            replace(plain, dtype=low, arrives=low if self.arrives.value else torch.float32),
+        ]
 
     def _redraw(self, change: Any = None) -> None:
         if self._setting:
@@ -141,9 +180,15 @@ class RooflineExplorer(Panel):
     def _note(self) -> str:
         """Say what the sizes are, and which dtypes the menu lacks."""
         missing = [name for name in _DTYPES if name not in self.roofline.peak_flops]
-        lacks = "has no measured rate for" if self.roofline is self._own else "has no fast units for"
+        lacks = (
+            "has no measured rate for" if self.roofline is self._own else "has no fast units for"
+        )
         note = f"{KINDS[self.kind.value].sizes}."
-        return f"{note} {escape(self.roofline.name)} {lacks} {' or '.join(missing)}." if missing else note
+        return (
+            f"{note} {escape(self.roofline.name)} {lacks} {' or '.join(missing)}."
+            if missing
+            else note
+        )
 
     def _show(self, sides: list[Predicted]) -> None:
         self.sides = sides
@@ -158,7 +203,11 @@ class RooflineExplorer(Panel):
         for side, on in zip(self.sides, self._settings(), strict=True):
             try:
                 with wait:
-                    seconds = time_op(self.kind.value, on, self.roofline, self._device) if side.calls else None
+                    seconds = (
+                        time_op(self.kind.value, on, self.roofline, self._device)
+                        if side.calls
+                        else None
+                    )
             except (RuntimeError, ValueError, AssertionError) as error:
                 seconds = None
                 reason = str(error).strip().partition("\n")[0]
@@ -180,7 +229,12 @@ class RooflineExplorer(Panel):
 
 def _menu(options: list[Any], value: Any, description: str, tooltip: str) -> widgets.Dropdown:
     return widgets.Dropdown(
-        options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW
+        options=options,
+        value=value,
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=_NARROW,
     )
 
 

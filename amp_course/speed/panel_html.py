@@ -1,4 +1,6 @@
-"""Draw what `RooflineExplorer` shows, as HTML: the verdict, the roofline with the op on it, and a table of the numbers."""
+"""Draw what `RooflineExplorer` shows, as HTML: the verdict, the roofline with the op on it,
+and a table of the numbers.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ _WHY = {
 def op_view(roofline: Roofline, sides: Sequence[Predicted]) -> str:
     """Return the panel's HTML; sides: fp32, and AMP if it was asked for."""
     return (
-        f'<div style="color:{INK};line-height:1.5">'
-        f'<div role="status" aria-live="polite" style="margin-bottom:6px">{verdict(roofline, sides)}</div>'
+        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
+        f'style="margin-bottom:6px">{verdict(roofline, sides)}</div>'
         f"{_roofline_picture(roofline, sides)}{_table(sides)}</div>"
     )
 
@@ -45,20 +47,34 @@ def verdict(roofline: Roofline, sides: Sequence[Predicted]) -> str:
     """Say what bounds the op, how long it takes, what AMP makes of it, and what was measured."""
     chosen, fp32 = sides[-1], sides[0]
     if not chosen.calls:
-        return "An fp32 tensor needs no cast to fp32: there is nothing to run. Choose a 16-bit dtype."
+        return (
+            "An fp32 tensor needs no cast to fp32: there is nothing to run. Choose a 16-bit dtype."
+        )
     mostly = "" if chosen.seconds_by[chosen.bound] > 0.95 * chosen.seconds else "mostly "
-    said = f"{chosen.name} is {mostly}<b>{chosen.bound}-bound</b> on {escape(roofline.name)}: {_WHY[chosen.bound]}. "
+    said = (
+        f"{chosen.name} is {mostly}<b>{chosen.bound}-bound</b> on {escape(roofline.name)}: "
+        f"{_WHY[chosen.bound]}. "
+    )
     if chosen is fp32:
-        said += f"Predicted: {seconds_text(chosen.seconds)}. Choose a 16-bit dtype to see what AMP makes of it."
+        said += (
+            f"Predicted: {seconds_text(chosen.seconds)}. Choose a 16-bit dtype to see what AMP "
+            f"makes of it."
+        )
     else:
-        said += f"Predicted: {seconds_text(chosen.seconds)}, {_compared(fp32.seconds, chosen.seconds)}."
+        said += (
+            f"Predicted: {seconds_text(chosen.seconds)}, {_compared(fp32.seconds, chosen.seconds)}."
+        )
         count = sum(call.kind == "cast" for call in chosen.calls)
         if count and fp32.calls and chosen.cast_seconds > 0.01 * chosen.seconds:
             casts = "Its cast takes" if count == 1 else f"Its {count} casts take"
             said += f" {casts} {100 * chosen.cast_seconds / chosen.seconds:.0f} % of that."
     if chosen.measured:
         said += f" <b>Measured: {seconds_text(chosen.measured)}</b>"
-        said += f", {_compared(fp32.measured, chosen.measured)}. " if fp32.measured and chosen is not fp32 else ". "
+        said += (
+            f", {_compared(fp32.measured, chosen.measured)}. "
+            if fp32.measured and chosen is not fp32
+            else ". "
+        )
         said += _explain_measured(chosen)
     return said
 
@@ -69,7 +85,10 @@ def _compared(fp32: float, amp: float) -> str:
     if abs(fp32 / amp - 1) < 0.01:
         return f"about the same as fp32 ({seconds_text(fp32)})"
     times, word = (fp32 / amp, "faster") if fp32 > amp else (amp / fp32, "slower")
-    return f"<b>{times:.{2 if times < 1.95 else 1 if times < 99.5 else 0}f} times {word}</b> than fp32 ({seconds_text(fp32)})"
+    return (
+        f"<b>{times:.{2 if times < 1.95 else 1 if times < 99.5 else 0}f} times {word}</b> than "
+        f"fp32 ({seconds_text(fp32)})"
+    )
 
 
 def _explain_measured(side: Predicted) -> str:
@@ -77,10 +96,16 @@ def _explain_measured(side: Predicted) -> str:
     if ratio < 0.8 and side.bound == "compute":
         return "That is faster than the square matmuls that the roof was measured with."
     if ratio < 0.8:
-        return "That is faster than the roof allows: its data was in a cache, which a roofline leaves out."
+        return (
+            "That is faster than the roof allows: its data was in a cache, which a roofline "
+            "leaves out."
+        )
     if ratio < 1.5:
         return "The prediction is close."
-    return f"That is {ratio:.1f} times the prediction: a roofline is the best case, and this op at this size falls short of it."
+    return (
+        f"That is {ratio:.1f} times the prediction: a roofline is the best case, and this op at "
+        f"this size falls short of it."
+    )
 
 
 def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
@@ -95,7 +120,8 @@ def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
 
     strip = across(STRIP_END)
     parts = [
-        f'<rect x="{_LEFT}" y="{_TOP}" width="{strip - _LEFT:.1f}" height="{_FLOOR - _TOP}" fill="{GRID}" opacity="0.35"/>'
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{strip - _LEFT:.1f}" height="{_FLOOR - _TOP}" '
+        f'fill="{GRID}" opacity="0.35"/>'
     ]
     parts += [
         text(_LEFT + 4, _TOP + 13 * (number + 1), words, size=10, fill=FAINT)
@@ -107,15 +133,22 @@ def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
         parts.append(text(_LEFT - 6, down(10**power) + 4, label, size=11, anchor="end", fill=FAINT))
     for power in range(-2, 15, 2):
         x, label = across(2.0**power), "¼" if power < 0 else f"{2**power:,}"
-        parts += [line(x, _FLOOR, x, _FLOOR + 4), text(x, _FLOOR + 17, label, size=11, anchor="middle", fill=FAINT)]
+        parts += [
+            line(x, _FLOOR, x, _FLOOR + 4),
+            text(x, _FLOOR + 17, label, size=11, anchor="middle", fill=FAINT),
+        ]
     parts.append(line(_LEFT, _FLOOR, _RIGHT, _FLOOR))
-    parts.append(text((_LEFT + _RIGHT) / 2, _HEIGHT - 8, "FLOPs per byte moved", anchor="middle", fill=FAINT))
+    parts.append(
+        text((_LEFT + _RIGHT) / 2, _HEIGHT - 8, "FLOPs per byte moved", anchor="middle", fill=FAINT)
+    )
     for names in same_height(roofline):
         fmt, ridge = names[0], max(roofline.ridge(names[0]), LEAST)
         roof = [(across(x), down(roofline.attainable(x, fmt))) for x in (LEAST, ridge, MOST)]
         dash = "6 4" if FORMAT_LINES[fmt] == "--" else ""
         parts.append(polyline(roof, stroke=FORMAT_COLOURS[fmt], width=2, dash=dash))
-        parts.append(text(_RIGHT, roof[-1][1] - 4, roof_label(roofline, names), size=11, anchor="end"))
+        parts.append(
+            text(_RIGHT, roof[-1][1] - 4, roof_label(roofline, names), size=11, anchor="end")
+        )
     ridge = max(roofline.ridge(sides[-1].fmt), LEAST)
     x, y = across(ridge), down(roofline.peak_flops[sides[-1].fmt])
     parts.append(line(x, y, x, _FLOOR, dash="2 3"))
@@ -126,39 +159,70 @@ def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
                 intensity = side.flops / side.bytes or in_strip(place)
                 rate = side.flops / seconds or intensity * side.bytes / seconds
                 tip = f"{side.name}, {what}: {seconds_text(seconds)}"
-                tip += f", {rate_text(rate)}" if side.flops else f", {bytes_text(side.bytes / seconds)} per second"
-                parts.append(_mark(shape, across(intensity), down(rate), side.fmt, what == "measured", tip))
+                tip += (
+                    f", {rate_text(rate)}"
+                    if side.flops
+                    else f", {bytes_text(side.bytes / seconds)} per second"
+                )
+                parts.append(
+                    _mark(shape, across(intensity), down(rate), side.fmt, what == "measured", tip)
+                )
     return picture(_WIDTH, _HEIGHT, *parts, label=roof_words(roofline, sides))
 
 
-_SHAPES = ("M-6,0 a6,6 0 1,0 12,0 a6,6 0 1,0 -12,0", "M0,-8 L8,0 L0,8 L-8,0 Z")  # a circle and a diamond
+_SHAPES = (
+    "M-6,0 a6,6 0 1,0 12,0 a6,6 0 1,0 -12,0",
+    "M0,-8 L8,0 L0,8 L-8,0 Z",
+)  # a circle and a diamond
 
 
 def _mark(shape: str, x: float, y: float, fmt: str, hollow: bool, tip: str = "") -> str:
     fill = "none" if hollow else FORMAT_COLOURS[fmt]
     edge = FORMAT_COLOURS[fmt] if hollow else "white"
     title = f"<title>{escape(tip)}</title>" if tip else ""
-    scale = 1.35 if hollow and tip else 1  # where prediction and measurement agree, a ring around a mark
-    at = f'transform="translate({x:.1f},{y:.1f}) scale({scale})" stroke-width="{2 if hollow else 1}"'
+    scale = (
+        1.35 if hollow and tip else 1
+    )  # where prediction and measurement agree, a ring around a mark
+    at = (
+        f'transform="translate({x:.1f},{y:.1f}) scale({scale})" stroke-width="{2 if hollow else 1}"'
+    )
     return f'<path d="{shape}" {at} fill="{fill}" stroke="{edge}">{title}</path>'
 
 
 def _table(sides: Sequence[Predicted]) -> str:
-    heads = ["", "predicted", "measured", "of it casts", "bound by", "kernels", "FLOPs", "bytes", "FLOPs per byte"]
-    head = "".join(f'<th scope="col" style="{_CELL};white-space:normal">{name}</th>' for name in heads)
-    rows = "".join(f"<tr>{_row(side, shape)}</tr>" for side, shape in zip(sides, _SHAPES, strict=False))
+    heads = [
+        "",
+        "predicted",
+        "measured",
+        "of it casts",
+        "bound by",
+        "kernels",
+        "FLOPs",
+        "bytes",
+        "FLOPs per byte",
+    ]
+    head = "".join(
+        f'<th scope="col" style="{_CELL};white-space:normal">{name}</th>' for name in heads
+    )
+    rows = "".join(
+        f"<tr>{_row(side, shape)}</tr>" for side, shape in zip(sides, _SHAPES, strict=False)
+    )
     # So that on a narrow page the table scrolls, and does not widen what is above it.
     return (
-        '<div style="overflow-x:auto;width:0;min-width:100%">'
-        '<table aria-label="the op in numbers" style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid {GRID}">{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        '<div style="overflow-x:auto;width:0;min-width:100%"><table aria-label="the op in numbers" '
+        'style="border-collapse:collapse;margin:4px 0">'
+        f'<thead><tr style="border-bottom:1px solid '
+        f'{GRID}">{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
 def _row(side: Predicted, shape: str) -> str:
     def symbol(hollow: bool) -> str:
         mark = _mark(shape, 9, 9, side.fmt, hollow)
-        return f'<svg width="18" height="18" style="vertical-align:-4px" aria-hidden="true">{mark}</svg>'
+        return (
+            f'<svg width="18" height="18" style="vertical-align:-4px" '
+            f'aria-hidden="true">{mark}</svg>'
+        )
 
     cells = [
         f"{symbol(False)} {side.name}",

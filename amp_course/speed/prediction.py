@@ -1,8 +1,9 @@
-"""Predict what AMP buys on this machine: Amdahl's ceiling, then a price for every op, then the measurement.
+"""Predict what AMP buys on this machine: Amdahl's ceiling, then a price for every op, then the
+measurement.
 
-The ceiling takes the matmuls alone: their share of the fp32 step, and how much faster 16 bits make each of them here. The
-prediction adds what AMP brings along: casts, and the other ops in other dtypes. Each op is timed on
-its own. The AMP step runs only to be compared with that.
+The ceiling takes the matmuls alone: their share of the fp32 step, and how much faster 16 bits make
+each of them here. The prediction adds what AMP brings along: casts, and the other ops in other
+dtypes. Each op is timed on its own. The AMP step runs only to be compared with that.
 
 `predict_speedup` does this for a net of your own, `predict_workload` for one of the course's, whose
 ops it counts on fake tensors, which compute nothing.
@@ -38,7 +39,8 @@ _RECIPES = {torch.bfloat16: AMP_BF16, torch.float16: AMP_FP16}
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its steps in seconds, the pages that each was handed, and the price of its ops.
+    """One side of a comparison: its steps in seconds, the pages that each was handed, and the price
+    of its ops.
 
     priced:   forward and backward; the optimizer's ops are the same on both sides
     queueing: on a GPU, the seconds that the CPU takes to start the step's ops; 0 on a CPU
@@ -53,7 +55,9 @@ class Side:
 
     @property
     def seconds(self) -> float:
-        """The fastest step: other programs can only make one slower, and the prices are fastest calls, too."""
+        """The fastest step: other programs can only make one slower,
+        and the prices are fastest calls, too.
+        """
         return min(self.timing.samples)
 
     def priced_seconds(self, kind: str | None = None) -> float:
@@ -63,7 +67,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What AMP could buy for one workload, what it should, and what it does. Speed-ups are fp32's time over AMP's."""
+    """What AMP could buy for one workload, what it should, and what it does.
+    Speed-ups are fp32's time over AMP's.
+    """
 
     title: str
     recipe: Recipe
@@ -72,7 +78,9 @@ class Prediction:
 
     @property
     def share(self) -> float:
-        """The share of the fp32 step that is spent in matmuls, the ops that autocast lowers for speed."""
+        """The share of the fp32 step that is spent in matmuls,
+        the ops that autocast lowers for speed.
+        """
         return min(1.0, self.fp32.priced_seconds(MATMUL) / self.fp32.seconds)
 
     @property
@@ -100,8 +108,12 @@ class Prediction:
 
     @property
     def queueing(self) -> float:
-        """How long the CPU should take to queue an AMP step: as in fp32, and a launch for each op more; 0 on a CPU."""
-        return self.fp32.queueing + self.fp32.launch * (len(self.amp.priced) - len(self.fp32.priced))
+        """How long the CPU should take to queue an AMP step:
+        as in fp32, and a launch for each op more; 0 on a CPU.
+        """
+        return self.fp32.queueing + self.fp32.launch * (
+            len(self.amp.priced) - len(self.fp32.priced)
+        )
 
     @property
     def _priced_seconds(self) -> float:
@@ -127,11 +139,14 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """How far the prediction is from the measurement, as a share of the latter: 0.05 is 5 % too high."""
+        """How far the prediction is from the measurement, as a share of the latter:
+        0.05 is 5 % too high.
+        """
         return self.predicted / self.measured - 1
 
     def gap(self) -> dict[str, float]:
-        """Name what lies between the ceiling and the measured AMP step, in seconds a step; negative parts are gains.
+        """Name what lies between the ceiling and the measured AMP step, in seconds a step; negative
+        parts are gains.
 
         casts:      to 16 bits and back, which fp32 does not need
         other ops:  norms, activations, losses, that run in another dtype now
@@ -161,7 +176,11 @@ class Prediction:
             "measured": self.measured,
             "seconds": {name: side.seconds for name, side in sides.items()},
             "quartiles": {name: [side.timing.q1, side.timing.q3] for name, side in sides.items()},
-            "queueing_seconds": {"fp32": self.fp32.queueing, "amp": self.queueing, "amp_measured": self.amp.queueing},
+            "queueing_seconds": {
+                "fp32": self.fp32.queueing,
+                "amp": self.queueing,
+                "amp_measured": self.amp.queueing,
+            },
             "launch_seconds": self.fp32.launch,
             "gap_seconds": self.gap(),
             "waited": self.amp.timing.waited,
@@ -214,9 +233,20 @@ def predict_speedup(
     no_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = dtype or (torch.float16 if no_bf16 else torch.bfloat16)
     if dtype not in _RECIPES:
-        raise ValueError(f"dtype is {dtype}: give torch.bfloat16 or torch.float16, the formats that AMP computes in.")
-    with same_random_state(), _same_gradients(model), torch.inference_mode(False), torch.enable_grad():
-        steps = {name: _own_step(model, loss_fn, batch, device, low) for name, low in (("fp32", None), ("amp", dtype))}
+        raise ValueError(
+            f"dtype is {dtype}: give torch.bfloat16 or torch.float16, the formats that AMP "
+            f"computes in."
+        )
+    with (
+        same_random_state(),
+        _same_gradients(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        steps = {
+            name: _own_step(model, loss_fn, batch, device, low)
+            for name, low in (("fp32", None), ("amp", dtype))
+        }
         timed = {}
         for name, step in steps.items():
             try:
@@ -227,8 +257,8 @@ def predict_speedup(
                 side = "in float32" if name == "fp32" else f"under autocast in {dtype_name(dtype)}"
                 raise ValueError(
                     f"a step {side} raised {type(error).__name__}: {error}. Make "
-                    "`loss_fn(model(inputs), targets)` and its `backward()` run on their own first, with "
-                    "the batch on the model's device."
+                    "`loss_fn(model(inputs), targets)` and its `backward()` run on their own "
+                    "first, with the batch on the model's device."
                 ) from error
             timed[name] = _Timed(step, nullcontext, device, counter)
         return _measure(type(model).__name__, _RECIPES[dtype], timed, device, seconds, _ROUNDS)
@@ -238,17 +268,24 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
     """Return the model's device. Raises TypeError or ValueError for what cannot be trained."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model is a {type(model).__name__}: pass the torch.nn.Module itself, as in predict_speedup(net, …)."
+            f"model is a {type(model).__name__}: pass the torch.nn.Module itself, as in "
+            f"predict_speedup(net, …)."
         )
     if not callable(loss_fn):
-        raise TypeError(f"loss_fn is a {type(loss_fn).__name__}: pass a function of outputs and targets, not a loss.")
+        raise TypeError(
+            f"loss_fn is a {type(loss_fn).__name__}: pass a function of outputs and targets, not a "
+            f"loss."
+        )
     tensors = isinstance(batch, (tuple, list)) and all(isinstance(one, Tensor) for one in batch)
     if not tensors or len(batch) < 2:
-        raise TypeError("batch is to be a pair of tensors, (inputs, targets), as one step takes it.")
+        raise TypeError(
+            "batch is to be a pair of tensors, (inputs, targets), as one step takes it."
+        )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ValueError(
-            "the model has no parameter that requires a gradient, so there is no training step to predict."
+            "the model has no parameter that requires a gradient, so there is no training step to "
+            "predict."
         )
     others = sorted({dtype_name(one.dtype) for one in trained if one.dtype != torch.float32})
     if others:
@@ -261,7 +298,9 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
 
 @contextmanager
 def _same_gradients(model: nn.Module) -> Iterator[None]:
-    """Put the gradients of the model itself back: a loss may read its weights, and then trains them too."""
+    """Put the gradients of the model itself back: a loss may read its weights,
+    and then trains them too.
+    """
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         for parameter, _ in gradients:
@@ -287,7 +326,8 @@ def _own_step(
         own, own_loss = copy.deepcopy((model, loss_fn))  # a loss may have parameters, too
     except Exception as error:
         raise ValueError(
-            f"the model or the loss could not be copied ({error}). A tensor that it keeps, and that "
+            f"the model or the loss could not be copied ({error}). A tensor that it keeps, and "
+            f"that "
             "was computed with gradients, has to be detached first; of a DDP model, pass `.module`."
         ) from error
     *inputs, targets = (one.detach() for one in batch)
@@ -302,9 +342,15 @@ def _own_step(
 
 
 def predict_workload(
-    workload: Workload, recipe: Recipe, device: torch.device, *, seconds: float = 4.0, rounds: int = _ROUNDS
+    workload: Workload,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    seconds: float = 4.0,
+    rounds: int = _ROUNDS,
 ) -> Prediction:
-    """Predict and measure what `recipe` buys for a workload, in about `seconds`, or as long as two slow steps take.
+    """Predict and measure what `recipe` buys for a workload, in about `seconds`, or as long as two
+    slow steps take.
 
     A step has its optimizer, here.
     Example: predict_workload(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with
@@ -329,7 +375,12 @@ def predict_workload(
 
 
 def _measure(
-    title: str, recipe: Recipe, timed: dict[str, _Timed], device: torch.device, seconds: float, rounds: int
+    title: str,
+    recipe: Recipe,
+    timed: dict[str, _Timed],
+    device: torch.device,
+    seconds: float,
+    rounds: int,
 ) -> Prediction:
     """Time both sides' steps and ops in turn."""
     launch = measure_launch(device) if device.type == "cuda" else 0.0
@@ -366,9 +417,11 @@ def count_on_fakes(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> OpCounter:
-    """Count the ops of forward and backward under autocast in `dtype` (None: without), on fake copies: nothing is computed.
+    """Count the ops of forward and backward under autocast in `dtype` (None: without), on fake
+    copies: nothing is computed.
 
-    The model keeps its weights, gradients and buffers. It may not read values (`.item()`, `if x.any()`): fakes have none.
+    The model keeps its weights, gradients and buffers. It may not read values (`.item()`, `if
+    x.any()`): fakes have none.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, FakeCopyMode(mode):
@@ -383,7 +436,9 @@ def count_on_fakes(
 
 
 class _Timed:
-    """A step that is timed block by block. precision: what it runs in, such as fp32 without TF32."""
+    """A step that is timed block by block. precision:
+    what it runs in, such as fp32 without TF32.
+    """
 
     def __init__(
         self,
@@ -400,7 +455,9 @@ class _Timed:
         self._step()  # the first one allocates and loads
 
     def block(self, steps: int, ends: float) -> None:
-        """Take one step that is not timed, then `steps` that are; stop early once `ends` has passed and two are there."""
+        """Take one step that is not timed, then `steps` that are;
+        stop early once `ends` has passed and two are there.
+        """
         if len(self.seconds) >= 2 and time.perf_counter() > ends:
             return
         if not self.seconds or statistics.median(self.seconds) < 0.2:

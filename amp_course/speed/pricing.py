@@ -1,8 +1,10 @@
-"""Price ops by timing each alone on this machine: what a step would take, told from the list of its ops.
+"""Price ops by timing each alone on this machine: what a step would take, told from the list of its
+ops.
 
-Each op of the list is called again on new tensors of the same shapes, strides and dtypes. Ops that are alike are timed once.
-Between two calls of an op come calls of the others, as in a step, so that it does not find its own data in the cache.
-On a GPU the price is its own time: queueing the op is the CPU's, and goes on meanwhile.
+Each op of the list is called again on new tensors of the same shapes, strides and dtypes. Ops that
+are alike are timed once. Between two calls of an op come calls of the others, as in a step, so that
+it does not find its own data in the cache. On a GPU the price is its own time: queueing the op is
+the CPU's, and goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _HEAD_START = 1_000_000  # cycles, about half a millisecond: longer than Python 
 
 @dataclass(frozen=True)
 class PricedCall:
-    """An op and the seconds that it took alone; `error` says why it could not be called again, and then it costs 0."""
+    """An op and the seconds that it took alone; `error` says why it could not be called again,
+    and then it costs 0.
+    """
 
     call: OpCall
     seconds: float

@@ -1,4 +1,6 @@
-"""What a drawn roofline has in common, be it a figure or a panel's picture: its axis, and the words at its roofs."""
+"""What a drawn roofline has in common, be it a figure or a panel's picture:
+its axis, and the words at its roofs.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ from amp_course.kit.measure import seconds_text
 from amp_course.speed.one_op import Predicted
 from amp_course.speed.roofline import Roofline
 
-# The horizontal axis, FLOPs per byte. Ops whose FLOPs are not counted get a strip at its left end; no matmul comes that far.
+# The horizontal axis, FLOPs per byte. Ops whose FLOPs are not counted get a strip at its left end;
+# no matmul comes that far.
 LEAST, STRIP_END, MOST = 2.0**-6, 2.0**-3, 2.0**15
 
 
 def in_strip(place: float) -> float:
-    """Return the horizontal place of a mark in the strip, from its left end, 0, to its right end, 1; it has no other meaning."""
+    """Return the horizontal place of a mark in the strip, from its left end, 0, to its right end,
+    1; it has no other meaning.
+    """
     return 1.3 * LEAST * (STRIP_END / LEAST / 1.5) ** place
 
 
@@ -27,7 +32,9 @@ def rate_text(flops: float) -> str:
 
 
 def same_height(roofline: Roofline) -> list[list[str]]:
-    """Group formats whose roofs are too close to be told apart, the highest first. Example: [["bf16", "fp16"], ["fp32"]]"""
+    """Group formats whose roofs are too close to be told apart, the highest first. Example:
+    [["bf16", "fp16"], ["fp32"]]
+    """
     groups: list[list[str]] = []
     for fmt in sorted(roofline.peak_flops, key=lambda name: -roofline.peak_flops[name]):
         if groups and roofline.peak_flops[groups[-1][0]] < 1.35 * roofline.peak_flops[fmt]:
@@ -48,17 +55,23 @@ def roof_label(roofline: Roofline, names: Sequence[str]) -> str:
 def roofs_in_words(roofline: Roofline) -> str:
     """Write the roofs for a reader who cannot see them, with their ridges in FLOPs per byte."""
     groups = same_height(roofline)
-    return "; ".join(f"{roof_label(roofline, names)}, ridge at {roofline.ridge(names[0]):.3g}" for names in groups)
+    return "; ".join(
+        f"{roof_label(roofline, names)}, ridge at {roofline.ridge(names[0]):.3g}"
+        for names in groups
+    )
 
 
 def roof_words(roofline: Roofline, sides: Sequence[Predicted]) -> str:
     """Write where an op lands, for a reader who cannot see it."""
     said = [f"Roofline of {roofline.name}: {roofs_in_words(roofline)}"]
     for side in sides:
-        where = f"{side.flops / side.bytes:.3g} FLOPs per byte" if side.flops else "no FLOPs counted"
+        where = (
+            f"{side.flops / side.bytes:.3g} FLOPs per byte" if side.flops else "no FLOPs counted"
+        )
         measured = f", measured {seconds_text(side.measured)}" if side.measured else ""
         said.append(
-            f"{side.name}: {where}, {side.bound}-bound, predicted {seconds_text(side.seconds)}{measured}"
+            f"{side.name}: {where}, {side.bound}-bound, predicted "
+            f"{seconds_text(side.seconds)}{measured}"
             if side.calls
             else f"{side.name}: nothing to do"
         )

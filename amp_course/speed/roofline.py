@@ -1,8 +1,10 @@
-"""The roofline: how fast an op can run, given its FLOPs, its bytes and three numbers about the machine.
+"""The roofline: how fast an op can run, given its FLOPs, its bytes and three numbers about the
+machine.
 
-An op takes the longest of three times: its FLOPs at the peak rate of its dtype, its bytes at the memory's bandwidth, and the
-launch of one kernel. The model leaves out caches, and overlap between ops. Source: Williams, Waterman and Patterson, "Roofline:
-an insightful visual performance model", CACM 52 (2009); the launch is our addition.
+An op takes the longest of three times: its FLOPs at the peak rate of its dtype, its bytes at the
+memory's bandwidth, and the launch of one kernel. The model leaves out caches, and overlap between
+ops. Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model",
+CACM 52 (2009); the launch is our addition.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ import torch
 from amp_course.speed.counting import MATMUL, OpCall, totals
 
 Bound = Literal["launch", "memory", "compute"]
-FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+FORMATS = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+}
 
 
 @dataclass(frozen=True)
@@ -39,16 +46,24 @@ class Roofline:
     def __post_init__(self) -> None:
         """Refuse what no machine has."""
         numbers = {f"the {name} peak": peak for name, peak in self.peak_flops.items()}
-        for what, number in {**numbers, "the bandwidth": self.bandwidth, "the launch": self.launch_seconds}.items():
+        for what, number in {
+            **numbers,
+            "the bandwidth": self.bandwidth,
+            "the launch": self.launch_seconds,
+        }.items():
             if not 0 < number < float("inf"):
                 raise ValueError(f"{what} is {number}: give a finite number above 0")
 
     def ridge(self, fmt: str) -> float:
-        """Return the FLOPs per byte at which the memory keeps up with the peak: below it, an op waits for its bytes."""
+        """Return the FLOPs per byte at which the memory keeps up with the peak:
+        below it, an op waits for its bytes.
+        """
         return self.peak_flops[fmt] / self.bandwidth
 
     def attainable(self, intensity: float, fmt: str) -> float:
-        """Return the most FLOPs per second that an op of so many FLOPs per byte can reach: the roof above it."""
+        """Return the most FLOPs per second that an op of so many FLOPs per byte can reach:
+        the roof above it.
+        """
         return min(self.peak_flops[fmt], intensity * self.bandwidth)
 
     def parts(self, flops: float, moved: float, fmt: str) -> dict[Bound, float]:
@@ -81,8 +96,14 @@ class Roofline:
 
 
 def format_of(call: OpCall) -> str:
-    """Return the format that an op computes in; what is no matmul needs no peak, and counts as fp32."""
-    return FORMATS.get(call.dtype, "fp32") if call.dtype is not None and call.kind == MATMUL else "fp32"
+    """Return the format that an op computes in; what is no matmul needs no peak,
+    and counts as fp32.
+    """
+    return (
+        FORMATS.get(call.dtype, "fp32")
+        if call.dtype is not None and call.kind == MATMUL
+        else "fp32"
+    )
 
 
 @dataclass(frozen=True)

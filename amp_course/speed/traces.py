@@ -1,7 +1,9 @@
-"""Traces of training steps on a pretend GPU: where the time of a step goes, on the host and on the GPU.
+"""Traces of training steps on a pretend GPU: where the time of a step goes, on the host and on the
+GPU.
 
-The host loads a batch, launches kernels one after the other, and now and then waits for a value. The GPU works through the
-kernels in order. Both are simulated, so the numbers of a trace fit together, and a step can be run again with one cause cured.
+The host loads a batch, launches kernels one after the other, and now and then waits for a value.
+The GPU works through the kernels in order. Both are simulated, so the numbers of a trace fit
+together, and a step can be run again with one cause cured.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ class Step:
 class Trace:
     """Where the time of one step went, in milliseconds; a step takes `step_ms`.
 
-    The host's time adds up to the step: load_ms (waiting for a batch), launch_ms (launching kernels), read_ms (waiting in the
-    reads of values). The GPU's adds up to busy_ms: fp32_ms (matmuls in fp32), low_ms (matmuls in 16 bits), cast_ms, other_ms
-    (norms, activations, the optimizer, …). It is idle for the rest of the step.
+    The host's time adds up to the step: load_ms (waiting for a batch), launch_ms (launching
+    kernels), read_ms (waiting in the reads of values). The GPU's adds up to busy_ms: fp32_ms
+    (matmuls in fp32), low_ms (matmuls in 16 bits), cast_ms, other_ms (norms, activations, the
+    optimizer, …). It is idle for the rest of the step.
 
     kernels, reads: how many there are
     fp32_kernels:   how many of the kernels are matmuls in fp32
@@ -65,15 +68,26 @@ class Trace:
 
 
 _ROWS = {
-    "step_ms": "the whole step", "load_ms": "host waits for a batch", "launch_ms": "host launches kernels",
-    "read_ms": "host waits in reads", "busy_ms": "GPU is busy", "fp32_ms": "- matmuls in fp32", "low_ms": "- matmuls in 16 bits",
-    "cast_ms": "- casts", "other_ms": "- other kernels", "kernels": "kernels", "fp32_kernels": "- matmuls in fp32",
-    "reads": "reads of values", "largest": "longest kernel, ms",
-}  # fmt: skip
+    "step_ms": "the whole step",
+    "load_ms": "host waits for a batch",
+    "launch_ms": "host launches kernels",
+    "read_ms": "host waits in reads",
+    "busy_ms": "GPU is busy",
+    "fp32_ms": "- matmuls in fp32",
+    "low_ms": "- matmuls in 16 bits",
+    "cast_ms": "- casts",
+    "other_ms": "- other kernels",
+    "kernels": "kernels",
+    "fp32_kernels": "- matmuls in fp32",
+    "reads": "reads of values",
+    "largest": "longest kernel, ms",
+}
 
 
 def trace_rows(traces: Mapping[str, Trace]) -> list[list[str]]:
-    """Return traces as the rows of a table for `kit.table`: one column for each, times in milliseconds."""
+    """Return traces as the rows of a table for `kit.table`:
+    one column for each, times in milliseconds.
+    """
     rows = [["attribute", "what it is", *traces]]
     for name, words in _ROWS.items():
         values = [getattr(trace, name) for trace in traces.values()]
@@ -99,7 +113,10 @@ def run(step: Step) -> Trace:
             if number in step.reads:
                 wait = max(0.0, gpu - host) + step.read_ms
                 host, waited = host + wait, waited + wait
-    of = {kind: sum(one for name, one in step.kernels if name == kind) for kind in (FP32, LOW, CAST, OTHER)}
+    of = {
+        kind: sum(one for name, one in step.kernels if name == kind)
+        for kind in (FP32, LOW, CAST, OTHER)
+    }
     return Trace(
         step_ms=host - began,
         load_ms=step.load_ms,
@@ -122,7 +139,9 @@ CURES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if 
     LAUNCH: lambda step: dataclasses.replace(step, launch_ms=0.0),
     SYNC: lambda step: dataclasses.replace(step, reads=frozenset([min(step.reads)])),
     SLOW_FORMAT: lambda step: _faster(step, FP32, by=8.0),  # in 16 bits
-    MEMORY: lambda step: _faster(step, CAST, OTHER, by=4.0),  # fused, so that they read and write less
+    MEMORY: lambda step: _faster(
+        step, CAST, OTHER, by=4.0
+    ),  # fused, so that they read and write less
 }
 
 
@@ -145,37 +164,55 @@ def _faster(step: Step, *kinds: str, by: float) -> Step:
 def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) -> Step:
     """Draw a step that has this bottleneck: its cure shortens the step by far the most.
 
-    misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all, and bytes are moved by many
-                kernels, not by a few casts
+    misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all,
+                and bytes are moved by many kernels, not by a few casts
 
     Raises ValueError for a name that is not in `BOTTLENECKS`.
     """
     few, size = draw.randint(2, 3), draw.uniform(0.9, 1.1)
     if bottleneck == DATA:
         low = 0.008 if misleading else 0.06
-        kernels = _kernels(draw, (FP32, few, 0.4), (LOW, 60, low), (CAST, 40, 0.003), (OTHER, 150, 0.003))
+        kernels = _kernels(
+            draw, (FP32, few, 0.4), (LOW, 60, low), (CAST, 40, 0.003), (OTHER, 150, 0.003)
+        )
         return Step(20.0 * size, kernels, 0.011, frozenset([80]))
     if bottleneck == LAUNCH:
-        kernels = _kernels(draw, (FP32, few, 0.2), (LOW, 90, 0.007), (CAST, 70, 0.003), (OTHER, 250, 0.004))
+        kernels = _kernels(
+            draw, (FP32, few, 0.2), (LOW, 90, 0.007), (CAST, 70, 0.003), (OTHER, 250, 0.004)
+        )
         return Step(0.4, kernels, 0.018 * size, frozenset([60, 150, 300]))
     if bottleneck == SYNC:
-        kernels = _kernels(draw, (FP32, few, 0.3), (LOW, 60, 0.012), (CAST, 40, 0.004), (OTHER, 120, 0.006))
+        kernels = _kernels(
+            draw, (FP32, few, 0.3), (LOW, 60, 0.012), (CAST, 40, 0.004), (OTHER, 120, 0.006)
+        )
         return Step(0.5, kernels, 0.008, frozenset(range(2, len(kernels), 2)), 0.05 * size)
     if bottleneck == SLOW_FORMAT:
-        kernels = _kernels(draw, (FP32, 9 + few, 1.6 * size), (LOW, 80, 0.06), (CAST, 30, 0.02), (OTHER, 110, 0.02))
+        kernels = _kernels(
+            draw, (FP32, 9 + few, 1.6 * size), (LOW, 80, 0.06), (CAST, 30, 0.02), (OTHER, 110, 0.02)
+        )
         return Step(6.0, (*kernels, *[(OTHER, 2.4 * size)] * misleading), 0.007, frozenset([70]))
     if bottleneck == MEMORY:
         if misleading:
-            kernels = _kernels(draw, (FP32, few, 1.4), (LOW, 40, 0.05), (CAST, 80, 0.03), (OTHER, 300, 0.06 * size))
+            kernels = _kernels(
+                draw, (FP32, few, 1.4), (LOW, 40, 0.05), (CAST, 80, 0.03), (OTHER, 300, 0.06 * size)
+            )
         else:  # fewer and longer ones, and it is the casts
-            kernels = _kernels(draw, (FP32, few, 0.13), (LOW, 40, 0.05), (CAST, 100, 0.18 * size), (OTHER, 60, 0.003))
+            kernels = _kernels(
+                draw,
+                (FP32, few, 0.13),
+                (LOW, 40, 0.05),
+                (CAST, 100, 0.18 * size),
+                (OTHER, 60, 0.003),
+            )
         return Step(2.0, kernels, 0.014, frozenset([140]))
     raise ValueError(f"{bottleneck!r} is not a bottleneck: name one of {', '.join(BOTTLENECKS)}")
 
 
 def _kernels(draw: random.Random, *kinds: tuple[str, int, float]) -> tuple[tuple[str, float], ...]:
     """Draw kernels of (kind, how many, milliseconds each, about), in a mixed order."""
-    kernels = [(kind, mean * draw.uniform(0.8, 1.2)) for kind, count, mean in kinds for _ in range(count)]
+    kernels = [
+        (kind, mean * draw.uniform(0.8, 1.2)) for kind, count, mean in kinds for _ in range(count)
+    ]
     draw.shuffle(kernels)
     return tuple(kernels)
 
@@ -184,4 +221,7 @@ def _kernels(draw: random.Random, *kinds: tuple[str, int, float]) -> tuple[tuple
 def example_traces() -> dict[str, Trace]:
     """Return five traces, "A" to "E", each with another bottleneck."""
     kinds = (SLOW_FORMAT, LAUNCH, MEMORY, DATA, SYNC)
-    return {name: run(draw_step(kind, random.Random(9))) for name, kind in zip("ABCDE", kinds, strict=True)}
+    return {
+        name: run(draw_step(kind, random.Random(9)))
+        for name, kind in zip("ABCDE", kinds, strict=True)
+    }

@@ -21,7 +21,9 @@ def _title(chapter: Chapter) -> str:
 
 
 class CourseMap:
-    """A table of the chapters: what each asks, how many of its exercises are solved, and links to open both."""
+    """A table of the chapters: what each asks, how many of its exercises are solved,
+    and links to open both.
+    """
 
     def __init__(self) -> None:
         self.progress = progress.load()
@@ -30,10 +32,14 @@ class CourseMap:
     def counts(self, chapter: Chapter) -> tuple[int, int]:
         """Return (solved, all) of a chapter's exercises."""
         exercises = chapter.exercises() if chapter in self.ready else ()
-        return sum(self.progress.state(exercise.id) == "correct" for exercise in exercises), len(exercises)
+        return sum(self.progress.state(exercise.id) == "correct" for exercise in exercises), len(
+            exercises
+        )
 
     def next(self) -> Chapter | None:
-        """Return the first chapter after this page with an exercise to solve; None if all are solved."""
+        """Return the first chapter after this page with an exercise to solve;
+        None if all are solved.
+        """
         for chapter in self.ready:
             solved, count = self.counts(chapter)
             if chapter.number > 0 and solved < count:
@@ -46,10 +52,14 @@ class CourseMap:
             solved, count = self.counts(chapter)
             state = f"{solved} of {count} solved" if chapter in self.ready else "in the making"
             time = f"{chapter.minutes} + {chapter.exercise_minutes()} min"
-            lines.append(f"{chapter.number:02d} {chapter.word:<12} {state:<16} {time:<14}{chapter.question}")
+            lines.append(
+                f"{chapter.number:02d} {chapter.word:<12} {state:<16} {time:<14}{chapter.question}"
+            )
         following = self.next()
         last = f"Next: {following.stem}.ipynb" if following else _ALL_SOLVED
-        return "\n".join([*([self.progress.note] if self.progress.note else []), *lines, _whole(), last])
+        return "\n".join(
+            [*([self.progress.note] if self.progress.note else []), *lines, _whole(), last]
+        )
 
     def _repr_html_(self) -> str:
         rows = "".join(self._row(chapter) for chapter in CHAPTERS)
@@ -59,7 +69,11 @@ class CourseMap:
             for text in ("no.", "chapter", "the question", "reading", "exercises", "solved")
         )
         following = self.next()
-        last = f'<b>Next:</b> <a href="{following.stem}.ipynb">{_title(following)}</a>' if following else _ALL_SOLVED
+        last = (
+            f'<b>Next:</b> <a href="{following.stem}.ipynb">{_title(following)}</a>'
+            if following
+            else _ALL_SOLVED
+        )
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         return f"{note}{table}<p>{_whole()}</p><p>{last}</p>"
 
@@ -70,11 +84,19 @@ class CourseMap:
         if not ready:
             work = '<span style="opacity:.6">in the making</span>'
         else:
-            bar = f'<progress aria-label="solved" value="{solved}" max="{max(count, 1)}" style="width:6em"></progress>'
+            bar = (
+                f'<progress aria-label="solved" value="{solved}" max="{max(count, 1)}" '
+                f'style="width:6em"></progress>'
+            )
             work = f"{bar} {solved} of {count}"
             if (work_dir() / f"{chapter.stem}.ipynb").is_file():
                 folder = quote(work_dir().name)
-                work += f' · <a href="../{folder}/{chapter.stem}.ipynb" aria-label="exercises of {_title(chapter)}">open</a>'
+                work += (
+                    f' · <a href="../{folder}/{chapter.stem}.ipynb" aria-label="exercises of '
+                    f'{_title(chapter)}">open</a>'
+                )
         minutes = (f"{time} min" for time in (chapter.minutes, chapter.exercise_minutes()))
         cells = (f"{chapter.number:02d}", name, html.escape(chapter.question), *minutes, work)
-        return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+        return (
+            "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+        )

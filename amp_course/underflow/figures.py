@@ -29,12 +29,15 @@ _VISIBLE = 0.005  # of a layer's tallest bar: anything lower need not be in the 
 def gradient_figure(
     layers: Mapping[str, ZoneHistogram], fmt: FloatFormat, formats: Sequence[FloatFormat], head: str
 ) -> Figure:
-    """Draw a histogram over exponents for each layer, by zone of `fmt`, above strips with the zones of some formats.
+    """Draw a histogram over exponents for each layer, by zone of `fmt`, above strips with the zones
+    of some formats.
 
     layers: name of the layer → its numbers, sorted by the zones of `fmt`
     """
     rows = len(layers)
-    lost = ", ".join(f"{name} {percent(histogram.share('lost'))}" for name, histogram in layers.items())
+    lost = ", ".join(
+        f"{name} {percent(histogram.share('lost'))}" for name, histogram in layers.items()
+    )
     figure, (axis, strips) = new_figure(
         7.6,
         1.6 + 0.27 * rows + 0.2 * len(formats),
@@ -47,9 +50,15 @@ def gradient_figure(
         _stack(axis, histogram, bottom=float(rows - 1 - row), tall=0.92)
         axis.axhline(rows - 1 - row, color=FAINT, lw=0.4)
         axis.text(
-            1.01, rows - 0.7 - row, percent(histogram.share("lost")), transform=axis.get_yaxis_transform(), fontsize=8
+            1.01,
+            rows - 0.7 - row,
+            percent(histogram.share("lost")),
+            transform=axis.get_yaxis_transform(),
+            fontsize=8,
         )
-    axis.text(1.01, rows + 0.15, "lost", transform=axis.get_yaxis_transform(), fontsize=8, color=FAINT)
+    axis.text(
+        1.01, rows + 0.15, "lost", transform=axis.get_yaxis_transform(), fontsize=8, color=FAINT
+    )
     axis.set_yticks([rows - 0.6 - row for row in range(rows)], list(layers), fontsize=8)
     axis.tick_params(axis="x", length=0)
     axis.set_xlim(min(edges(fmt)[0], *map(_lowest, layers.values())) - 2, edges(fmt)[2] + 3)
@@ -63,8 +72,13 @@ def gradient_figure(
 def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     """Draw one histogram over exponents by zone of a format, with the share of each zone."""
     shares = {zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES}
-    alt = f"Histogram of numbers by size, and what happens to them in {fmt.name}: {', '.join(shares.values())}."
-    figure, (axis, strip) = new_figure(7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2], alt=alt)
+    alt = (
+        f"Histogram of numbers by size, and what happens to them in {fmt.name}: "
+        f"{', '.join(shares.values())}."
+    )
+    figure, (axis, strip) = new_figure(
+        7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2], alt=alt
+    )
     _stack(axis, histogram, bottom=0.0, tall=1.0)
     axis.set_yticks([])
     axis.tick_params(axis="x", length=0)
@@ -73,7 +87,9 @@ def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     low, high = min(histogram.exponents, default=0), max(histogram.exponents, default=0)
     axis.set_xlim(min(low, below) - 3, max(high, above) + 4)
     _zone_strips(strip, [fmt])
-    figure.legend(handles=_legend(shares), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    figure.legend(
+        handles=_legend(shares), fontsize=8, frameon=False, ncols=4, loc="outside lower center"
+    )
     title(axis, f"What happens to these numbers in {fmt.name}", "how many of each size")
     return figure
 
@@ -81,12 +97,22 @@ def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
 def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
     """Draw totals as they grow: name → the total after each addition, next to the exact ones."""
     ends = "; ".join(f"{name} at {values[-1]:,.0f}" for name, values in totals.items())
-    alt = f"Running totals of {len(exact):,} additions; the exact one ends at {exact[-1]:,.0f}; {ends}."
+    alt = (
+        f"Running totals of {len(exact):,} additions; the exact one ends at {exact[-1]:,.0f}; "
+        f"{ends}."
+    )
     figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
         axis.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=1.6, label=name)
-        axis.text(len(values) * 1.01, values[-1], f"{values[-1]:,.0f}", color=colour, fontsize=8, va="center")
+        axis.text(
+            len(values) * 1.01,
+            values[-1],
+            f"{values[-1]:,.0f}",
+            color=colour,
+            fontsize=8,
+            va="center",
+        )
     axis.set_xlim(0, 1.1 * len(exact))
     axis.set_xlabel("numbers added", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
@@ -95,7 +121,9 @@ def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[f
 
 
 def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw relative errors against the number of terms, both on log scales: name → one for each size, 0 left out."""
+    """Draw relative errors against the number of terms, both on log scales:
+    name → one for each size, 0 left out.
+    """
     ends = "; ".join(f"{name} {values[-1]:.1g}" for name, values in errors.items())
     alt = f"Relative error of a sum against the number of terms; at {sizes[-1]:,} terms: {ends}."
     figure, axis = new_figure(7.2, 3.2, alt=alt)
@@ -117,7 +145,9 @@ def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float
     figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):
-        axis.step(range(len(values)), values, where="post", color=colour, ls=style, lw=1.6, label=name)
+        axis.step(
+            range(len(values)), values, where="post", color=colour, ls=style, lw=1.6, label=name
+        )
     axis.ticklabel_format(axis="y", useOffset=False)
     axis.set_xlabel("updates", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
@@ -129,7 +159,9 @@ def _lowest(histogram: ZoneHistogram) -> int:
     """Return the lowest exponent whose bar can be seen."""
     heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
     bars = zip(histogram.exponents, heights, strict=True)
-    return min((exponent for exponent, height in bars if height >= _VISIBLE * max(heights)), default=0)
+    return min(
+        (exponent for exponent, height in bars if height >= _VISIBLE * max(heights)), default=0
+    )
 
 
 def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> None:
@@ -154,13 +186,24 @@ def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> N
 
 
 def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
-    """Draw a strip for each format, cut where its zones begin, under an axis of exponents whose limits are set."""
+    """Draw a strip for each format, cut where its zones begin,
+    under an axis of exponents whose limits are set.
+    """
     left, right = axis.get_xlim()
     for row, fmt in enumerate(reversed(formats)):
         ends = [left, *(min(max(edge, left), right) for edge in edges(fmt)), right]
         for zone, (start, stop) in zip(ZONES, pairwise(ends), strict=True):
             colour, hatch = ZONE_STYLES[zone]
-            axis.barh(row, stop - start, left=start, height=0.8, color=colour, hatch=hatch, edgecolor="white", lw=0)
+            axis.barh(
+                row,
+                stop - start,
+                left=start,
+                height=0.8,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                lw=0,
+            )
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in reversed(formats)], fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 4, 8], integer=True))
     axis.xaxis.set_major_formatter(lambda exponent, _: rf"$\mathdefault{{2^{{{exponent:.0f}}}}}$")

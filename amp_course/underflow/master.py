@@ -1,4 +1,6 @@
-"""Train weights of few bits with a float32 copy of each: the master weights of mixed precision training."""
+"""Train weights of few bits with a float32 copy of each:
+the master weights of mixed precision training.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ MASTER = "master"
 
 
 class MasterSGD(torch.optim.Optimizer):
-    """SGD that keeps its weights in float32 between steps, and hands the model a rounded copy after each.
+    """SGD that keeps its weights in float32 between steps, and hands the model a rounded copy after
+    each.
 
-    params: parameters of any floating dtype, fp16 and bf16 above all; each takes 4 bytes more for its master copy
+    params: parameters of any floating dtype, fp16 and bf16 above all; each takes 4 bytes more for
+            its master copy
     lr:     the learning rate, above 0
 
     Raises ValueError for a learning rate that is not positive.
-    Example: 100 steps of 1e-4 from 1.0 leave fp16 at 1.0 with torch.optim.SGD, and reach 0.99 with this
+    Example: 100 steps of 1e-4 from 1.0 leave fp16 at 1.0 with torch.optim.SGD, and reach 0.99 with
+             this
     Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.1 (arXiv:1710.03740).
     """
 
@@ -29,7 +34,9 @@ class MasterSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every master that has a gradient, then its parameter; return what the closure returned."""
+        """Update every master that has a gradient, then its parameter;
+        return what the closure returned.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -40,7 +47,9 @@ class MasterSGD(torch.optim.Optimizer):
                     continue
                 master = self.master(parameter)
                 master.add_(parameter.grad.float(), alpha=-group["lr"])
-                parameter.copy_(master)  # the only rounding, and it is not what the next step starts from
+                parameter.copy_(
+                    master
+                )  # the only rounding, and it is not what the next step starts from
         return loss
 
     def master(self, parameter: Tensor) -> Tensor:
@@ -54,7 +63,8 @@ class MasterSGD(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, with the master copies in float32.
 
-        torch casts an optimizer's state to the dtype of its parameter on loading, which would round the masters.
+        torch casts an optimizer's state to the dtype of its parameter on loading, which would round
+        the masters.
         """
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]

@@ -1,4 +1,6 @@
-"""`RangeExplorer`: slide a distribution across the range of a format, and see what happens to its numbers."""
+"""`RangeExplorer`: slide a distribution across the range of a format,
+and see what happens to its numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ _LONG = widgets.Layout(width="36em", max_width="100%")
 
 
 class RangeExplorer(Panel):
-    """Centre, spread, format and loss scale by slider and menu; the percentages come from actually rounding the numbers.
+    """Centre, spread, format and loss scale by slider and menu; the percentages come from actually
+    rounding the numbers.
 
-    The numbers' sizes are log-normal, as those of gradients nearly are: log2 of the size has the centre as its mean and the
-    spread as its standard deviation. `panel.centre.value = -20` drives it in a test; `panel.histogram` is what it shows.
+    The numbers' sizes are log-normal, as those of gradients nearly are: log2 of the size has the
+    centre as its mean and the spread as its standard deviation. `panel.centre.value = -20` drives
+    it in a test; `panel.histogram` is what it shows.
     """
 
     def __init__(self) -> None:
-        self._normal = torch.randn(_NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        self._normal = torch.randn(
+            _NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         self.format = widgets.Dropdown(
             options=[(fmt.name, fmt) for fmt in FORMATS],
             value=FP16,
@@ -50,8 +56,8 @@ class RangeExplorer(Panel):
             description="spread",
             style=WIDE,
             layout=_LONG,
-            tooltip="the standard deviation of log2 of the size: two thirds of the numbers lie within this many powers of "
-            "two of the centre",
+            tooltip="the standard deviation of log2 of the size: two thirds of the numbers lie "
+            "within this many powers of two of the centre",
         )
         self.loss_scale = widgets.IntSlider(
             value=0,

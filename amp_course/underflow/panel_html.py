@@ -1,4 +1,6 @@
-"""Draw what `RangeExplorer` shows, as HTML: percentages in words, and a histogram over exponents as SVG."""
+"""Draw what `RangeExplorer` shows, as HTML: percentages in words,
+and a histogram over exponents as SVG.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ _NARROW = (-48, 24)  # the exponents that the picture shows at least
 
 
 def range_view(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
-    """Return the panel's HTML: one swatch with its percentage for each zone, and the histogram under it."""
+    """Return the panel's HTML: one swatch with its percentage for each zone,
+    and the histogram under it.
+    """
     return f"{shares_line(histogram)}{_picture(histogram, fmt)}"
 
 
 def shares_line(histogram: ZoneHistogram) -> str:
-    """Return the zones with their percentages: "lost 12.3 % · subnormal …", each behind its swatch."""
+    """Return the zones with their percentages: "lost 12.3 % · subnormal …",
+    each behind its swatch.
+    """
     shares = "".join(
         f'<span style="margin-right:2em;white-space:nowrap">{swatch(*ZONE_STYLES[zone])} {zone} '
         f"<b>{percent(histogram.share(zone))}</b></span>"
@@ -71,24 +77,32 @@ def _picture(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
 
 
 def _label(histogram: ZoneHistogram) -> str:
-    """Say where the numbers are and what becomes of them, for a reader who cannot see the picture."""
+    """Say where the numbers are and what becomes of them,
+    for a reader who cannot see the picture.
+    """
     shares = ", ".join(f"{zone} {percent(histogram.share(zone))}" for zone in ZONES)
     heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
     if not any(heights):
         return f"histogram over exponents: {shares}"
-    filled = [exponent for exponent, height in zip(histogram.exponents, heights, strict=True) if height]
+    filled = [
+        exponent for exponent, height in zip(histogram.exponents, heights, strict=True) if height
+    ]
     peak = histogram.exponents[heights.index(max(heights))]
     where = f"from 2^{filled[0]} to 2^{filled[-1] + 1}, most from 2^{peak} to 2^{peak + 1}"
     return f"histogram over exponents {where}: {shares}"
 
 
 def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
-    """Stack each exponent's zones; anything outside the picture is counted in the first or last bar."""
+    """Stack each exponent's zones; anything outside the picture is counted in the first or last
+    bar.
+    """
     columns: dict[int, dict[str, int]] = {}
     for zone in ZONES:
         for exponent, count in zip(histogram.exponents, histogram.counts[zone], strict=True):
             if count:
-                column = columns.setdefault(min(max(exponent, axis.low), axis.high - 1), dict.fromkeys(ZONES, 0))
+                column = columns.setdefault(
+                    min(max(exponent, axis.low), axis.high - 1), dict.fromkeys(ZONES, 0)
+                )
                 column[zone] += count
     tallest = max((sum(column.values()) for column in columns.values()), default=1)
     parts = []
@@ -100,13 +114,19 @@ def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
             tip = f"2{raised(exponent)} to 2{raised(exponent + 1)}: {count:,} {zone}"
             width = max(1.0, axis.wide - (1 if axis.wide > 4 else 0))
             if count:
-                parts.append(box(axis.x(exponent), base - height, width, height, colour, hatch=hatch, tip=tip))
+                parts.append(
+                    box(
+                        axis.x(exponent), base - height, width, height, colour, hatch=hatch, tip=tip
+                    )
+                )
             base -= height
     return parts
 
 
 def _strip(limits: tuple[float, float, float], axis: _Axis) -> list[str]:
-    """Draw where the zones lie: a strip under the histogram, names above it, and a line up from each edge."""
+    """Draw where the zones lie: a strip under the histogram, names above it,
+    and a line up from each edge.
+    """
     cuts = [axis.x(limit) for limit in limits]
     parts = []
     for zone, left, right in zip(ZONES, [_LEFT, *cuts], [*cuts, _RIGHT], strict=True):
@@ -125,4 +145,7 @@ def _ticks(axis: _Axis) -> list[str]:
         parts.append(line(at, _FLOOR + 14, at, _FLOOR + 19, stroke=GRID))
         parts.append(text(at, _FLOOR + 34, f"2{raised(exponent)}", anchor="middle"))
     middle = (_LEFT + _RIGHT) / 2
-    return [*parts, text(middle, _FLOOR + 58, "size of the number, after scaling", anchor="middle", fill=FAINT)]
+    return [
+        *parts,
+        text(middle, _FLOOR + 58, "size of the number, after scaling", anchor="middle", fill=FAINT),
+    ]

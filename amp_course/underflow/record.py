@@ -17,12 +17,15 @@ class GradientRecorder:
 
     with GradientRecorder(model) as recorder:
         loss_fn(model(x), y).backward()
-    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order in which they arrived
-    recorder.outputs["head"]     # (n,): the gradients that flowed into it from above, of the layer's output
+    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order
+    in which they arrived
+    recorder.outputs["head"]     # (n,): the gradients that flowed into it from above, of the
+    layer's output
 
-    A layer is a module without submodules, or one that owns parameters; layers are in the order of the model. Several
-    backward passes are joined. The copies take as many bytes as the gradients, on the same device: open the block around a
-    few steps, not around a whole training run. The model's results and gradients are not changed.
+    A layer is a module without submodules, or one that owns parameters; layers are in the order of
+    the model. Several backward passes are joined. The copies take as many bytes as the gradients,
+    on the same device: open the block around a few steps, not around a whole training run. The
+    model's results and gradients are not changed.
 
     Raises ValueError for a model in which nothing needs a gradient.
     """
@@ -30,7 +33,8 @@ class GradientRecorder:
     def __init__(self, model: nn.Module) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(
-                f"no parameter of this {type(model).__name__} needs a gradient: there is nothing to record. Is the model frozen?"
+                f"no parameter of this {type(model).__name__} needs a gradient: there is nothing "
+                f"to record. Is the model frozen?"
             )
         self._layers = {
             name or _ROOT: module
@@ -50,11 +54,16 @@ class GradientRecorder:
                     parameter.requires_grad and id(parameter) not in seen
                 ):  # a tied weight counts for the first layer that has it
                     seen.add(id(parameter))
-                    self._handles.append(parameter.register_hook(_keep(self._of_weights.setdefault(name, []))))
+                    self._handles.append(
+                        parameter.register_hook(_keep(self._of_weights.setdefault(name, [])))
+                    )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for handle in self._handles:
             handle.remove()
@@ -62,20 +71,27 @@ class GradientRecorder:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The gradients of each layer's parameters, flattened: {name: (n,)}. ValueError if no backward pass ran."""
+        """The gradients of each layer's parameters, flattened: {name: (n,)}.
+        ValueError if no backward pass ran.
+        """
         return self._joined(self._of_weights)
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """The gradients of each layer's output, flattened: {name: (n,)}. ValueError if no backward pass ran."""
+        """The gradients of each layer's output, flattened: {name: (n,)}.
+        ValueError if no backward pass ran.
+        """
         return self._joined(self._of_outputs)
 
     def _watch_output(self, name: str) -> Any:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    # A hook on the tensor, not on the module: those forbid to change the output in place afterwards.
-                    self._handles.append(leaf.register_hook(_keep(self._of_outputs.setdefault(name, []))))
+                    # A hook on the tensor, not on the module: those forbid to change the output in
+                    # place afterwards.
+                    self._handles.append(
+                        leaf.register_hook(_keep(self._of_outputs.setdefault(name, [])))
+                    )
 
         return hook
 
@@ -83,7 +99,8 @@ class GradientRecorder:
         joined = {name: torch.cat(found[name]) for name in self._layers if found.get(name)}
         if not joined:
             raise ValueError(
-                "nothing was recorded: call the model and `backward()` inside `with GradientRecorder(model):`"
+                "nothing was recorded: call the model and `backward()` inside `with "
+                "GradientRecorder(model):`"
             )
         return joined
 

@@ -1,7 +1,7 @@
 """Add up many numbers in few bits: the way that stagnates, and three that do not.
 
-All additions are torch's own, on tensors of the dtype in question. `torch.sum` itself is not among them: it accumulates
-fp16 and bf16 in float32 and rounds once, at the end.
+All additions are torch's own, on tensors of the dtype in question. `torch.sum` itself is not among
+them: it accumulates fp16 and bf16 in float32 and rounds once, at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor
 def running_sum(terms: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Add terms one after the other in a dtype, and return the total after each: (n,) → (n,).
 
-    dtype: of the running total; by default the terms' own. torch.float32 is what "fp32 accumulation" means.
+    dtype: of the running total; by default the terms' own. torch.float32 is what "fp32
+           accumulation" means.
 
     Raises ValueError unless the terms are one row of at least one number, TypeError for integers.
     Example: running_sum(torch.ones(10_000, dtype=torch.float16))[-1] → 2048
@@ -28,7 +29,8 @@ def running_sum(terms: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def kahan_running_sum(terms: Tensor) -> Tensor:
-    """Add terms one after the other, carrying along what each addition rounded away: (n,) → (n,), the terms' dtype.
+    """Add terms one after the other, carrying along what each addition rounded away: (n,) → (n,),
+    the terms' dtype.
 
     Raises as `running_sum` does.
     Example: kahan_running_sum(torch.ones(10_000, dtype=torch.float16))[-1] → 10000
@@ -47,7 +49,8 @@ def kahan_running_sum(terms: Tensor) -> Tensor:
 
 
 def pairwise_sum(terms: Tensor) -> Tensor:
-    """Add neighbours, then neighbours of these, until one number is left: (n,) → (), the terms' dtype.
+    """Add neighbours, then neighbours of these, until one number is left: (n,) → (), the terms'
+    dtype.
 
     Numbers of similar size are added, and each goes through log2(n) roundings instead of n.
 
@@ -65,8 +68,12 @@ def pairwise_sum(terms: Tensor) -> Tensor:
 def _row(terms: Tensor) -> Tensor:
     if not terms.is_floating_point():
         raise TypeError(
-            f"these functions add floating-point numbers, and the tensor is {terms.dtype}: convert it first"
+            f"these functions add floating-point numbers, and the tensor is {terms.dtype}: convert "
+            f"it first"
         )
     if terms.dim() != 1 or len(terms) == 0:
-        raise ValueError(f"the terms have shape {tuple(terms.shape)}: pass a row of at least one, such as x.flatten()")
+        raise ValueError(
+            f"the terms have shape {tuple(terms.shape)}: pass a row of at least one, such as "
+            f"x.flatten()"
+        )
     return terms

@@ -1,7 +1,7 @@
 """Sort a tensor's numbers by what becomes of them in a format: lost, subnormal, normal, overflow.
 
-A number's zone is decided by rounding it, not by comparing it with a limit: half of the smallest subnormal is lost, and a
-little more than half is rounded up and lives.
+A number's zone is decided by rounding it, not by comparing it with a limit: half of the smallest
+subnormal is lost, and a little more than half is rounded up and lives.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NONE = -1  # a zero or NaN: in no zone
 class ZoneFractions:
     """What becomes of a tensor's numbers in a format.
 
-    lost, subnormal, normal, overflow: fractions, from 0 to 1, of the numbers that were neither 0 nor NaN before; they add
-             up to 1, or are all 0 if there was no such number
+    lost, subnormal, normal, overflow: fractions, from 0 to 1, of the numbers that were neither 0
+             nor NaN before; they add up to 1, or are all 0 if there was no such number
     counted: how many numbers that were
     zeros:   how many were 0 before: rounding loses nothing there
     nans:    how many were NaN before
@@ -41,7 +41,11 @@ class ZoneFractions:
     def __str__(self) -> str:
         """Return "lost 25.0%, subnormal 25.0%, normal 25.0%, overflow 25.0%; zeros 1"."""
         shares = ", ".join(f"{zone} {getattr(self, zone):.1%}" for zone in ZONES)
-        apart = ", ".join(f"{name} {count}" for name, count in (("zeros", self.zeros), ("NaN", self.nans)) if count)
+        apart = ", ".join(
+            f"{name} {count}"
+            for name, count in (("zeros", self.zeros), ("NaN", self.nans))
+            if count
+        )
         return f"{shares}; {apart}" if apart else shares
 
 
@@ -51,19 +55,26 @@ def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) ->
     tensor:     any shape, any floating dtype; float64 is rounded exactly
     loss_scale: what the numbers are multiplied by first, as the scaler does with gradients
 
-    `lost` is rounded to 0. `subnormal` and `normal` go by the number that comes out. `overflow` is rounded past the largest
-    number, whatever the format makes of it then (inf, or the largest number again); inf is counted there too.
+    `lost` is rounded to 0. `subnormal` and `normal` go by the number that comes out. `overflow` is
+    rounded past the largest number, whatever the format makes of it then (inf, or the largest
+    number again); inf is counted there too.
 
-    Raises TypeError for a tensor that is not of real floating-point numbers; ValueError for an empty one, for one of
-    nothing but NaN, for a loss scale that is not positive and finite.
-    Example: zone_fractions(torch.tensor([0.0, 1e-8, 1e-5, 1.0, 1e5]), FP16) → a quarter each, zeros=1
+    Raises TypeError for a tensor that is not of real floating-point numbers; ValueError for an
+    empty one, for one of nothing but NaN, for a loss scale that is not positive and finite.
+    Example: zone_fractions(torch.tensor([0.0, 1e-8, 1e-5, 1.0, 1e5]), FP16) → a quarter each,
+             zeros=1
     """
     zones = zones_of(tensor, fmt, loss_scale)
     if zones.numel() == 0:
-        raise ValueError("the tensor is empty: it has no numbers to sort. Was its gradient ever computed?")
+        raise ValueError(
+            "the tensor is empty: it has no numbers to sort. Was its gradient ever computed?"
+        )
     nans = int(tensor.isnan().sum())
     if nans == tensor.numel():
-        raise ValueError("the tensor holds nothing but NaN: find the op that made it; there is no range to look at")
+        raise ValueError(
+            "the tensor holds nothing but NaN: find the op that made it; there is no range to look "
+            "at"
+        )
     counts = torch.bincount(zones.flatten().long() + 1, minlength=len(ZONES) + 1).tolist()
     counted = sum(counts[1:])
     lost, subnormal, normal, overflow = (count / max(counted, 1) for count in counts[1:])
@@ -71,13 +82,17 @@ def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) ->
 
 
 def zones_of(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> Tensor:
-    """Return the zone of each number as its place in `ZONES`: int8 of the tensor's shape, −1 for zero and NaN.
+    """Return the zone of each number as its place in `ZONES`: int8 of the tensor's shape, −1 for
+    zero and NaN.
 
-    Raises TypeError and ValueError for tensors and scales as `zone_fractions` does, but takes an empty tensor, or NaN alone.
+    Raises TypeError and ValueError for tensors and scales as `zone_fractions` does, but takes an
+    empty tensor, or NaN alone.
     Example: zones_of(torch.tensor([1e-8, 0.0, 1.0]), FP16) → tensor([0, -1, 2])
     """
     if not (math.isfinite(loss_scale) and loss_scale > 0):
-        raise ValueError(f"the loss scale is {loss_scale}: a scale is positive and finite, such as 2.0**16")
+        raise ValueError(
+            f"the loss scale is {loss_scale}: a scale is positive and finite, such as 2.0**16"
+        )
     dtype = work_dtype(tensor, fmt)
     numbers = tensor.detach().to(dtype)
     absent = (numbers == 0) | numbers.isnan()
@@ -93,22 +108,28 @@ def zones_of(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> Tenso
 def _overflows(scaled: Tensor, rounded: Tensor, fmt: FloatFormat) -> Tensor:
     if fmt.specials == "ieee":
         return rounded.isinf()
-    # The others give their largest number instead of inf: compare with the middle of the step that would come next.
+    # The others give their largest number instead of inf: compare with the middle of the step that
+    # would come next.
     middle, tie_overflows = _end(fmt)
     return scaled >= middle if tie_overflows else scaled > middle
 
 
 def _end(fmt: FloatFormat) -> tuple[float, bool]:
-    """Return the middle between the largest number and what would come next, and whether it is rounded past: to the even one."""
+    """Return the middle between the largest number and what would come next,
+    and whether it is rounded past: to the even one.
+    """
     step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
     return fmt.max + step / 2, bool(fmt.max / step % 2)
 
 
 def starts(fmt: FloatFormat) -> tuple[float, float, float]:
-    """Return the smallest float64 numbers that are rounded to subnormal, normal and overflow; `edges` is for pictures."""
+    """Return the smallest float64 numbers that are rounded to subnormal, normal and overflow;
+    `edges` is for pictures.
+    """
     half = fmt.smallest_subnormal / 2
     middle, tie_overflows = _end(fmt)
-    # Ties go to the even neighbour: half of the smallest number to 0, half a step under the smallest normal up to it.
+    # Ties go to the even neighbour: half of the smallest number to 0, half a step under the
+    # smallest normal up to it.
     return (
         math.nextafter(half, 1.0),
         fmt.smallest_normal - half,
@@ -120,7 +141,8 @@ def starts(fmt: FloatFormat) -> tuple[float, float, float]:
 class ZoneHistogram:
     """How many numbers lie in each binade, by zone.
 
-    exponents: e means the numbers from 2^e up to 2^(e+1), after scaling and before rounding; all in a row
+    exponents: e means the numbers from 2^e up to 2^(e+1), after scaling and before rounding; all in
+               a row
     counts:    zone → one count for each exponent
     infinite:  numbers that are inf, and so in no binade
     """
@@ -141,16 +163,19 @@ class ZoneHistogram:
 
 
 def edges(fmt: FloatFormat) -> tuple[float, float, float]:
-    """Return where subnormal, normal and overflow begin, as powers of two: FP16 → (−25.0, −14.0, 16.0), rounded.
+    """Return where subnormal, normal and overflow begin, as powers of two: FP16 → (−25.0, −14.0,
+    16.0), rounded.
 
-    A number at or below the first is lost; the second and third are half a step too high, which no picture shows.
+    A number at or below the first is lost; the second and third are half a step too high, which no
+    picture shows.
     """
     first = fmt.min_exponent - fmt.significand_bits - 1
     return float(first), float(fmt.min_exponent), math.log2(fmt.max)
 
 
 def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneHistogram:
-    """Count a tensor's numbers, times a loss scale, by exponent and zone. Zeros and NaN are left out.
+    """Count a tensor's numbers, times a loss scale, by exponent and zone. Zeros and NaN are left
+    out.
 
     Raises as `zones_of` does.
     Example: zone_histogram(torch.tensor([1.0, 1.5, 2.0]), FP16).counts["normal"] → (2, 1)
@@ -167,5 +192,7 @@ def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) ->
     places = zones[there].long() * width + (exponents - low)
     table = torch.bincount(places, minlength=len(ZONES) * width).view(len(ZONES), width).tolist()
     return ZoneHistogram(
-        tuple(range(low, high + 1)), {zone: tuple(row) for zone, row in zip(ZONES, table, strict=True)}, infinite
+        tuple(range(low, high + 1)),
+        {zone: tuple(row) for zone, row in zip(ZONES, table, strict=True)},
+        infinite,
     )

@@ -114,7 +114,9 @@ def listening(
 
 
 def stands_aside() -> bool:
-    """Return True if torch traces or compiles what runs now, or a worker of a DataLoader runs it."""
+    """Return True if torch traces or compiles what runs now,
+    or a worker of a DataLoader runs it.
+    """
     return bool(
         torch.compiler.is_compiling()
         or torch._C._is_tracing()

@@ -115,7 +115,9 @@ def _values(
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:
-    """Return True if an op got inf or NaN as a number: `x.masked_fill(mask, float("-inf"))` does."""
+    """Return True if an op got inf or NaN as a number:
+    `x.masked_fill(mask, float("-inf"))` does.
+    """
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             return True

@@ -1,4 +1,6 @@
-"""Small training steps with one fault each that makes an inf or a NaN, and sound ones: to try tools on that look for them."""
+"""Small training steps with one fault each that makes an inf or a NaN, and sound ones:
+to try tools on that look for them.
+"""
 
 from benchmarks.planted_nonfinite.backward import BACKWARD
 from benchmarks.planted_nonfinite.forward import FORWARD

@@ -1,4 +1,6 @@
-"""Faults that make an inf or a NaN in the backward pass; `# here` is the line of the forward op, or of the hook."""
+"""Faults that make an inf or a NaN in the backward pass;
+`# here` is the line of the forward op, or of the hook.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ BACKWARD = (
     Planted(where_does_not_protect_exp, ("exp",)),
     Planted(the_norm_by_hand_at_zero, ("div",), phase="backward"),
     Planted(the_backward_of_an_autograd_function, ("div",), phase="backward"),
-    Planted(a_hook_on_a_gradient, ("div",), module="first", phase="backward"),  # of what `first` gave
+    Planted(
+        a_hook_on_a_gradient, ("div",), module="first", phase="backward"
+    ),  # of what `first` gave
     Planted(a_fixed_loss_scale_in_fp16, ("_to_copy",), phase="backward"),
     Planted(a_checkpointed_module_backward, ("div",), phase="backward"),
     Planted(a_power_at_zero, ("pow", "mul"), phase="backward"),

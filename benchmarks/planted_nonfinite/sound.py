@@ -125,7 +125,17 @@ def plain() -> Setup:
 
 
 SOUND = (
-    attention_with_a_mask, attention_with_an_added_mask, torchs_own_attention, torchs_attention_module,
-    a_label_that_is_never_picked, the_best_two_alone, log_of_zero_that_exp_takes_back, an_inf_that_a_clamp_takes_back,
-    pooling_with_padding, a_running_minimum, a_scaler_that_warms_up, a_scaler_and_clipping, plain,
-)  # fmt: skip
+    attention_with_a_mask,
+    attention_with_an_added_mask,
+    torchs_own_attention,
+    torchs_attention_module,
+    a_label_that_is_never_picked,
+    the_best_two_alone,
+    log_of_zero_that_exp_takes_back,
+    an_inf_that_a_clamp_takes_back,
+    pooling_with_padding,
+    a_running_minimum,
+    a_scaler_that_warms_up,
+    a_scaler_and_clipping,
+    plain,
+)

@@ -29,7 +29,8 @@ class Planted:
     """A fault.
 
     make:   builds the step; what it draws is seeded
-    ops:    torch's names for the op that makes the first inf or NaN; some versions or devices have another
+    ops:    torch's names for the op that makes the first inf or NaN; some versions or devices have
+            another
     module: path of the module in which it runs, "" outside of any
     phase:  "forward", "backward" or "optimizer"
     """
@@ -63,12 +64,16 @@ def training(
     scale: float = 1.0,
     dtype: torch.dtype | None = None,
     loss: Callable[[Tensor], Tensor] = lambda output: output.float().square().mean(),
-    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda weights: torch.optim.SGD(weights, lr=0.01),
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda weights: torch.optim.SGD(
+        weights, lr=0.01
+    ),
     before_step: Callable[[nn.Module], Any] = lambda model: None,
     scaler: torch.amp.GradScaler | None = None,
     body: nn.Module | None = None,
 ) -> Setup:
-    """Build a step of first → body → last on one batch of 4 · 8 numbers; `scale` multiplies what reaches the body."""
+    """Build a step of first → body → last on one batch of 4 · 8 numbers;
+    `scale` multiplies what reaches the body.
+    """
     torch.manual_seed(0)
     first, last = nn.Linear(8, 8), nn.Linear(8, 3)
     model = nn.Sequential(OrderedDict(first=first, body=body or Body(function), last=last))

@@ -1,1 +1,3 @@
-"""The public ward: training scripts of public repositories, as they stand, and what the doctor says of them."""
+"""The public ward: training scripts of public repositories, as they stand,
+and what the doctor says of them.
+"""

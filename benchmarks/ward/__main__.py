@@ -1,11 +1,12 @@
-"""Examine public training scripts as they stand, and compare what the doctor says with what is true of them.
+"""Examine public training scripts as they stand, and compare what the doctor says with what is true
+of them.
 
     python -m benchmarks.ward FOLDER [NAME ...]
 
-FOLDER holds clones of the repositories that cases/*.toml list: `git clone https://github.com/OWNER/NAME
-FOLDER/OWNER+NAME`. What is not there is said and left out. Nothing of theirs is changed or kept: each
-script runs in a copy that is thrown away, with tiny made data and, where torchvision and wandb are not
-installed, with substitutes for them (`stand_ins`).
+FOLDER holds clones of the repositories that cases/*.toml list: `git clone
+https://github.com/OWNER/NAME FOLDER/OWNER+NAME`. What is not there is said and left out. Nothing of
+theirs is changed or kept: each script runs in a copy that is thrown away, with tiny made data and,
+where torchvision and wandb are not installed, with substitutes for them (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -42,36 +43,55 @@ Case = dict[str, Any]
 
 def cases() -> dict[str, Case]:
     """Return name → entry of the lists in `cases`; as_written.toml explains the fields."""
-    lists = [tomllib.loads(path.read_text("utf-8")) for path in sorted((HERE / "cases").glob("*.toml"))]
+    lists = [
+        tomllib.loads(path.read_text("utf-8")) for path in sorted((HERE / "cases").glob("*.toml"))
+    ]
     return {name: case for entries in lists for name, case in entries.items()}
 
 
 def clone_of(case: Case, folder: Path) -> Path | None:
-    """Return the git directory of a case's repository, if it is there and has the commit; ours need none."""
+    """Return the git directory of a case's repository, if it is there and has the commit;
+    ours need none.
+    """
     if "own" in case:
         return HERE
     here = folder / case["repository"].replace("/", "+")
     for place in (here, here / ".git", here / "repo"):
-        found = subprocess.run(["git", f"--git-dir={place}", "cat-file", "-e", case["commit"]], capture_output=True)
+        found = subprocess.run(
+            ["git", f"--git-dir={place}", "cat-file", "-e", case["commit"]], capture_output=True
+        )
         if found.returncode == 0:
             return place
     return None
 
 
 def prepare(case: Case, clone: Path, folder: Path) -> Path:
-    """Copy a repository as it was at the commit, make the case's edits and its data; return the script's folder.
+    """Copy a repository as it was at the commit, make the case's edits and its data; return the
+    script's folder.
 
     Raises ValueError if the text that an edit replaces is not there just once.
     """
     if "own" in case:
         shutil.copy(HERE / case["own"], folder)
         return folder
-    part = "" if "in" in case else case["script"].partition("/")[0]  # of a repository of many programs
+    part = (
+        "" if "in" in case else case["script"].partition("/")[0]
+    )  # of a repository of many programs
     git = ["git", f"--git-dir={clone}"]
     names = subprocess.run(
-        [*git, "ls-tree", "-r", "-z", "--name-only", case["commit"], *([part] if part and "/" in case["script"] else [])],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            *git,
+            "ls-tree",
+            "-r",
+            "-z",
+            "--name-only",
+            case["commit"],
+            *([part] if part and "/" in case["script"] else []),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for name in filter(None, names.stdout.split("\0")):
         shown = subprocess.run([*git, "show", f"{case['commit']}:{name}"], capture_output=True)
         if shown.returncode == 0:  # a clone may leave large files out
@@ -81,7 +101,9 @@ def prepare(case: Case, clone: Path, folder: Path) -> Path:
         path = folder / (file[0] if file else case["script"])
         text = path.read_text("utf-8")
         if text.count(old) != 1:
-            raise ValueError(f"{path.name} has {text.count(old)} times what one edit replaces: {old!r}")
+            raise ValueError(
+                f"{path.name} has {text.count(old)} times what one edit replaces: {old!r}"
+            )
         path.write_text(text.replace(old, new), "utf-8")
     for maker, place in case.get("data", {}).items():
         (folder / place).mkdir(parents=True, exist_ok=True)
@@ -93,25 +115,50 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
     """Run the doctor on a case; return its page's names and places, and what it cost."""
     with tempfile.TemporaryDirectory() as name:
         where = prepare(case, clone, Path(name))
-        script = os.path.basename(case["own"]) if "own" in case else os.path.relpath(Path(name, case["script"]), where)
+        script = (
+            os.path.basename(case["own"])
+            if "own" in case
+            else os.path.relpath(Path(name, case["script"]), where)
+        )
         run = ["-m", case["module"]] if "module" in case else [script]
         stand_ins = sorted((HERE / "stand_ins").iterdir())
         paths = [str(one) for one in stand_ins if importlib.util.find_spec(one.name) is None]
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
         began = time.monotonic()
-        options = [f"--steps={case.get('steps', STEPS)}", f"--timeout={SECONDS}", f"--ranks={case.get('ranks', 1)}"]
+        options = [
+            f"--steps={case.get('steps', STEPS)}",
+            f"--timeout={SECONDS}",
+            f"--ranks={case.get('ranks', 1)}",
+        ]
         ours, terminal = os.openpty()  # some ask it for its width
-        with open(Path(name, "ward-page"), "wb") as said, open(Path(name, "ward-errors"), "wb") as warned:
+        with (
+            open(Path(name, "ward-page"), "wb") as said,
+            open(Path(name, "ward-errors"), "wb") as warned,
+        ):
             ran = subprocess.Popen(
-                [sys.executable, "-m", "amp_course", "doctor", "--json", *options, *run, *case.get("arguments", ())],
-                cwd=where, env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=terminal,
-                stdout=said, stderr=warned,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "amp_course",
+                    "doctor",
+                    "--json",
+                    *options,
+                    *run,
+                    *case.get("arguments", ()),
+                ],
+                cwd=where,
+                env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)},
+                stdin=terminal,
+                stdout=said,
+                stderr=warned,
+            )
         _, status, used = os.wait4(ran.pid, 0)
         ran.returncode = os.waitstatus_to_exitcode(status)
         for one in (ours, terminal):
             os.close(one)
-        texts = [Path(name, one).read_text("utf-8", "replace") for one in ("ward-page", "ward-errors")]
+        texts = [
+            Path(name, one).read_text("utf-8", "replace") for one in ("ward-page", "ward-errors")
+        ]
     try:
         page = json.loads(texts[0])
     except ValueError:
@@ -130,36 +177,55 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
 
 def judge(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     """Compare a page with what is true of the script."""
-    named, advised, true = set(found.get("faults", {})), set(found.get("advice", {})), set(case.get("faults", ()))
+    named, advised, true = (
+        set(found.get("faults", {})),
+        set(found.get("advice", {})),
+        set(case.get("faults", ())),
+    )
     return {
         "false": sorted(named - true),
         "missed": sorted(true - named - advised),
         "advice not judged": sorted(advised - set(case.get("advice", {})) - true),
-        "advice untrue": sorted(name for name, why in case.get("advice", {}).items() if why.startswith("untrue")),
+        "advice untrue": sorted(
+            name for name, why in case.get("advice", {}).items() if why.startswith("untrue")
+        ),
         "examined": found["state"] in ("clean", "fault"),
     }
 
 
 def _show(name: str, found: dict[str, Any], judged: dict[str, Any]) -> None:
     """Print a case on a line."""
-    named = ", ".join(filter(None, [*found.get("faults", {}), *(f"({one})" for one in found.get("advice", {}))]))
-    wrong = ", ".join(f"{what}: {', '.join(judged[what])}" for what in ("false", "missed") if judged[what])
+    named = ", ".join(
+        filter(None, [*found.get("faults", {}), *(f"({one})" for one in found.get("advice", {}))])
+    )
+    wrong = ", ".join(
+        f"{what}: {', '.join(judged[what])}" for what in ("false", "missed") if judged[what]
+    )
     if not judged["examined"]:
         wrong = f"{wrong or 'not examined'}: {found['said'][:160]}"
     print(
-        f"{name:28} {found['state']:10} {found.get('cpu_seconds', 0):6.1f} s  {named or '-'}  {wrong or 'right'}",
+        f"{name:28} {found['state']:10} {found.get('cpu_seconds', 0):6.1f} s  {named or '-'}  "
+        f"{wrong or 'right'}",
         flush=True,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Examine what is there; print a line for each, write the record, return 1 if a script is accused or a bug missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ward", description=(__doc__ or "").split("\n")[0])
+    """Examine what is there; print a line for each, write the record,
+    return 1 if a script is accused or a bug missed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ward", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("folder", type=Path, help="where the clones are")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of the lists (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the record's folder")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at a time")
-    parser.add_argument("--keep", action="store_true", help="put the results of these names into today's record, too")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="put the results of these names into today's record, too",
+    )
     chosen = parser.parse_intermixed_args(argv)
     known = cases()
     if unknown := set(chosen.names) - set(known):
@@ -168,17 +234,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in chosen.names or known:
         case = known[name]
         clone = clone_of(case, chosen.folder)
-        missing = [module for module in case.get("needs", ()) if importlib.util.find_spec(module) is None]
+        missing = [
+            module for module in case.get("needs", ()) if importlib.util.find_spec(module) is None
+        ]
         if clone is None or missing:
             absent[name] = f"needs {', '.join(missing)}" if missing else "no clone with the commit"
         else:
             present[name] = case, clone
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        results = zip(present, pool.map(examine, *zip(*present.values(), strict=True)), strict=True) if present else []
+        results = (
+            zip(present, pool.map(examine, *zip(*present.values(), strict=True)), strict=True)
+            if present
+            else []
+        )
         for name, found in results:
             case = present[name][0]
             judged = judge(case, found)
-            kept = {key: case[key] for key in ("kind", "repository", "commit", "script", "own") if key in case}
+            kept = {
+                key: case[key]
+                for key in ("kind", "repository", "commit", "script", "own")
+                if key in case
+            }
             rows[name] = kept | found | judged
             _show(name, found, judged)
     if absent:
@@ -190,13 +266,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = summed_up(rows)
     print(json.dumps(summary, indent=1))
     if chosen.keep or not chosen.names:
-        before = json.loads(path.read_text("utf-8"))["scripts"] if chosen.names and path.exists() else {}
+        before = (
+            json.loads(path.read_text("utf-8"))["scripts"] if chosen.names and path.exists() else {}
+        )
         rows = {name: row for name in known if (row := rows.get(name, before.get(name)))}
         record = {
-            "benchmark": "ward", "date": today.isoformat(timespec="seconds"), "machine": device_name(torch.device("cpu")),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__}, "summary": summed_up(rows),
-            "absent": absent, "scripts": rows,
-        }  # fmt: skip
+            "benchmark": "ward",
+            "date": today.isoformat(timespec="seconds"),
+            "machine": device_name(torch.device("cpu")),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "summary": summed_up(rows),
+            "absent": absent,
+            "scripts": rows,
+        }
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
         path.with_name("ward.md").write_text(table(record), "utf-8")
         print(path)
@@ -213,11 +295,15 @@ def told(record: dict[str, Any]) -> list[str]:
     faults = sum(bool(row.get("faults")) for row in written)
     named = record["summary"]["known bugs named"]
     advice = sum(bool(row.get("advice")) for row in written)
-    accused, wrong, untrue = (sum(bool(row["false"]) for row in rows) for rows in (written, bugs, fixed))
+    accused, wrong, untrue = (
+        sum(bool(row["false"]) for row in rows) for rows in (written, bugs, fixed)
+    )
     return [
-        f"| public scripts as they stand | {len(written)} | {examined} examined; {accused} accused of a fault that they do not "
-        f"have, {faults} of one that they have; {advice} pages with advice |",
-        f"| known bugs, before their fix | {len(bugs)} | {named} named, {wrong} with a fault that is not there |",
+        f"| public scripts as they stand | {len(written)} | {examined} examined; {accused} "
+        f"accused of a fault that they do not have, {faults} of one that they have; {advice} "
+        f"pages with advice |",
+        f"| known bugs, before their fix | {len(bugs)} | {named} named, {wrong} with a fault that "
+        f"is not there |",
         f"| the same code after the fix | {len(fixed)} | {untrue} accused |",
     ]
 
@@ -227,23 +313,32 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         "# The public ward, script by script",
         "",
-        f"Written by `python -m benchmarks.ward` on {record['date'][:10]}; [the lists](../ward/cases) have the edits.",
+        f"Written by `python -m benchmarks.ward` on {record['date'][:10]}; [the "
+        f"lists](../ward/cases) have the edits.",
         "",
         "| script | is | named, and where | advice | right? | CPU |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in record["scripts"].items():
         what = (
-            row.get("own", "").removeprefix("scripts/") or f"{row['repository']} `{row['commit'][:7]}` {row['script']}"
+            row.get("own", "").removeprefix("scripts/")
+            or f"{row['repository']} `{row['commit'][:7]}` {row['script']}"
         )
-        faults = "; ".join(f"{one} ({place.partition(',')[0]})" for one, place in row.get("faults", {}).items())
-        wrong = ", ".join(f"{kind}: {', '.join(row[kind])}" for kind in ("false", "missed") if row[kind])
+        faults = "; ".join(
+            f"{one} ({place.partition(',')[0]})" for one, place in row.get("faults", {}).items()
+        )
+        wrong = ", ".join(
+            f"{kind}: {', '.join(row[kind])}" for kind in ("false", "missed") if row[kind]
+        )
         said = wrong or (
-            "yes" if row["examined"] else f"not examined: {row['said']}".replace("|", "/").replace("\n", " ")
+            "yes"
+            if row["examined"]
+            else f"not examined: {row['said']}".replace("|", "/").replace("\n", " ")
         )
         advice = ", ".join(row.get("advice", {}))
         lines.append(
-            f"| {name}: {what} | {row['kind']} | {faults} | {advice} | {said} | {row.get('cpu_seconds', 0):.0f} s |"
+            f"| {name}: {what} | {row['kind']} | {faults} | {advice} | {said} | "
+            f"{row.get('cpu_seconds', 0):.0f} s |"
         )
     return "\n".join(lines) + "\n"
 
@@ -254,12 +349,14 @@ def summed_up(rows: dict[str, Any]) -> dict[str, Any]:
     bugs = [row for row in rows.values() if row["kind"] == "before"]
     named = [row for row in bugs if not row["missed"] and (row.get("faults") or row.get("advice"))]
     return {
-        "scripts": len(rows), "kinds": dict(kinds), "known bugs named": len(named),
+        "scripts": len(rows),
+        "kinds": dict(kinds),
+        "known bugs named": len(named),
         "not examined": [name for name, row in rows.items() if not row["examined"]],
         "accused": [name for name, row in rows.items() if row["false"]],
         "missed": [name for name, row in rows.items() if row["missed"]],
         "with advice": [name for name, row in rows.items() if row.get("advice")],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Tiny data in place of what a public script downloads or prepares; each is named in the lists of cases."""
+"""Tiny data in place of what a public script downloads or prepares;
+each is named in the lists of cases.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def words(folder: Path) -> None:
     """`train.txt`, `valid.txt` and `test.txt` of word_language_model: sentences of fifty words."""
     random = np.random.default_rng(0)
     for name in ("train", "valid", "test"):
-        lines = (" ".join(f"w{number}" for number in random.integers(0, 50, 20)) for _ in range(400))
+        lines = (
+            " ".join(f"w{number}" for number in random.integers(0, 50, 20)) for _ in range(400)
+        )
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
 
 
@@ -32,20 +36,31 @@ def names(folder: Path) -> None:
 
 
 def citations(folder: Path) -> None:
-    """`cora.content` and `cora.cites` of gcn and gat: 2,708 papers in seven classes with 40 words, and 6,000 citations."""
+    """`cora.content` and `cora.cites` of gcn and gat:
+    2,708 papers in seven classes with 40 words, and 6,000 citations.
+    """
     random = np.random.default_rng(0)
     classes = [
-        "Case_Based", "Genetic_Algorithms", "Neural_Networks", "Probabilistic_Methods", "Reinforcement_Learning",
-        "Rule_Learning", "Theory",
-    ]  # fmt: skip
-    papers = ("\t".join(map(str, (n, *random.integers(0, 2, 40), classes[n % 7]))) for n in range(2708))
+        "Case_Based",
+        "Genetic_Algorithms",
+        "Neural_Networks",
+        "Probabilistic_Methods",
+        "Reinforcement_Learning",
+        "Rule_Learning",
+        "Theory",
+    ]
+    papers = (
+        "\t".join(map(str, (n, *random.integers(0, 2, 40), classes[n % 7]))) for n in range(2708)
+    )
     (folder / "cora.content").write_text("\n".join(papers) + "\n", "utf-8")
     cites = ("\t".join(map(str, random.integers(0, 2708, 2))) for _ in range(6000))
     (folder / "cora.cites").write_text("\n".join(cites) + "\n", "utf-8")
 
 
 def pictures(folder: Path) -> None:
-    """`imgs` and `masks` of Pytorch-UNet: sixteen random pictures of 64 by 64, and masks of two classes."""
+    """`imgs` and `masks` of Pytorch-UNet: sixteen random pictures of 64 by 64,
+    and masks of two classes.
+    """
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -94,7 +109,9 @@ def letters(folder: Path) -> None:
 
 
 def chats(folder: Path) -> None:
-    """`chats.jsonl` of minimind: sixty lines, each with a text of 5 to 25 words and a question with its answer."""
+    """`chats.jsonl` of minimind: sixty lines, each with a text of 5 to 25 words and a question with
+    its answer.
+    """
     random = np.random.default_rng(0)
     lines = []
     for _ in range(60):
@@ -145,22 +162,52 @@ def speech(folder: Path) -> None:
         (folder / f"{part}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     sizes = {
         "train": {
-            "log_interval": 1000, "eval_interval": 1000, "seed": 1, "epochs": 4, "learning_rate": 2e-4,
-            "betas": [0.8, 0.99], "eps": 1e-9, "batch_size": 4, "fp16_run": True, "lr_decay": 0.999,
-            "segment_size": 1024, "c_mel": 45, "c_kl": 1.0,
+            "log_interval": 1000,
+            "eval_interval": 1000,
+            "seed": 1,
+            "epochs": 4,
+            "learning_rate": 2e-4,
+            "betas": [0.8, 0.99],
+            "eps": 1e-9,
+            "batch_size": 4,
+            "fp16_run": True,
+            "lr_decay": 0.999,
+            "segment_size": 1024,
+            "c_mel": 45,
+            "c_kl": 1.0,
         },
         "data": {
-            "training_files": "speech/train.txt", "validation_files": "speech/val.txt",
-            "text_cleaners": [], "max_wav_value": 32768.0, "sampling_rate": 22050,
-            "filter_length": 256, "hop_length": 64, "win_length": 256, "n_mel_channels": 20,
-            "mel_fmin": 0.0, "mel_fmax": None, "add_blank": True, "n_speakers": 0, "cleaned_text": True,
+            "training_files": "speech/train.txt",
+            "validation_files": "speech/val.txt",
+            "text_cleaners": [],
+            "max_wav_value": 32768.0,
+            "sampling_rate": 22050,
+            "filter_length": 256,
+            "hop_length": 64,
+            "win_length": 256,
+            "n_mel_channels": 20,
+            "mel_fmin": 0.0,
+            "mel_fmax": None,
+            "add_blank": True,
+            "n_speakers": 0,
+            "cleaned_text": True,
         },
         "model": {
-            "inter_channels": 16, "hidden_channels": 16, "filter_channels": 32, "n_heads": 2,
-            "n_layers": 1, "kernel_size": 3, "p_dropout": 0.1, "resblock": "1",
-            "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]],
-            "upsample_rates": [8, 8], "upsample_initial_channel": 32,
-            "upsample_kernel_sizes": [16, 16], "n_layers_q": 1, "use_spectral_norm": False,
+            "inter_channels": 16,
+            "hidden_channels": 16,
+            "filter_channels": 32,
+            "n_heads": 2,
+            "n_layers": 1,
+            "kernel_size": 3,
+            "p_dropout": 0.1,
+            "resblock": "1",
+            "resblock_kernel_sizes": [3],
+            "resblock_dilation_sizes": [[1, 3, 5]],
+            "upsample_rates": [8, 8],
+            "upsample_initial_channel": 32,
+            "upsample_kernel_sizes": [16, 16],
+            "n_layers_q": 1,
+            "use_spectral_norm": False,
         },
-    }  # fmt: skip
+    }
     (folder / "small.json").write_text(json.dumps(sizes), "utf-8")

@@ -1,11 +1,13 @@
-"""Run other tools on the ward's cases, and sum up what they say by a judgement of each kind of message.
+"""Run other tools on the ward's cases, and sum up what they say by a judgement of each kind of
+message.
 
     python -m benchmarks.ward.others FOLDER --tools DIR [NAME ...]
 
-FOLDER holds the clones, as for `python -m benchmarks.ward`; DIR holds the tools (`pip install --target DIR`).
-torch-audit and torchmortem are attached by `attached/sitecustomize.py` to scripts that stay as they are. TrainCheck
-learns from the script after the fix; then the one before it is checked, and the one after it once more. What a message
-is worth is written in others.toml, and the doctor's share is taken from the ward's record.
+FOLDER holds the clones, as for `python -m benchmarks.ward`; DIR holds the tools (`pip install
+--target DIR`). torch-audit and torchmortem are attached by `attached/sitecustomize.py` to scripts
+that stay as they are. TrainCheck learns from the script after the fix; then the one before it is
+checked, and the one after it once more. What a message is worth is written in others.toml, and the
+doctor's share is taken from the ward's record.
 """
 
 from __future__ import annotations
@@ -41,11 +43,18 @@ from benchmarks.ward.__main__ import HERE, RESULTS, STEPS, Case, cases, clone_of
 from benchmarks.ward.worth import ATTACHED, LEARNT_STEPS, Row, judgement, table
 
 SECONDS = 30  # of CPU time, for each process of a script
+LEARNING_SECONDS = 900  # and for each of TrainCheck's
 
 
 def paths(tools: Path, without: Sequence[str] = ()) -> str:
-    """Return a script's PYTHONPATH: the hooks, the stand-ins, what the user has there, and the tools."""
-    stand_ins = [one for one in sorted((HERE / "stand_ins").iterdir()) if importlib.util.find_spec(one.name) is None]
+    """Return a script's PYTHONPATH: the hooks, the stand-ins, what the user has there,
+    and the tools.
+    """
+    stand_ins = [
+        one
+        for one in sorted((HERE / "stand_ins").iterdir())
+        if importlib.util.find_spec(one.name) is None
+    ]
     users = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     ours = [HERE / "attached", *(one for one in stand_ins if one.name not in without)]
     return os.pathsep.join(map(str, (*ours, *users, tools)))
@@ -101,7 +110,9 @@ def start(case: Case, where: Path) -> None:
 
 
 def attach(case: Case, where: Path, tool: str, tools: Path) -> Row:
-    """Run a prepared script with a tool attached, or with none; return what it said, and the CPU's seconds."""
+    """Run a prepared script with a tool attached, or with none;
+    return what it said, and the CPU's seconds.
+    """
     with tempfile.TemporaryDirectory() as out:
         ours, terminal = os.openpty()  # some ask it for its width
         sys.stdout.flush()
@@ -109,16 +120,24 @@ def attach(case: Case, where: Path, tool: str, tools: Path) -> Row:
         if not child:
             os.setsid()
             os.environ |= {
-                "PYTHONPATH": paths(tools), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "TMPDIR": out, "WARD_OUT": out,
-                "WARD_TOOL": tool, "WARD_STEPS": str(case.get("steps", STEPS)), "WARD_SECONDS": str(SECONDS),
-            }  # fmt: skip
+                "PYTHONPATH": paths(tools),
+                "OMP_NUM_THREADS": "1",
+                "MPLBACKEND": "Agg",
+                "TMPDIR": out,
+                "WARD_OUT": out,
+                "WARD_TOOL": tool,
+                "WARD_STEPS": str(case.get("steps", STEPS)),
+                "WARD_SECONDS": str(SECONDS),
+            }
             tempfile.tempdir = None
             with open(Path(out, "errors"), "wb") as errors, open(os.devnull, "wb") as nowhere:
                 for stream, theirs in enumerate((terminal, nowhere.fileno(), errors.fileno())):
                     os.dup2(theirs, stream)
             start(case, where)
         limits = (4, signal.SIGTERM), (5, signal.SIGKILL)
-        timers = [threading.Timer(times * SECONDS, os.killpg, (child, which)) for times, which in limits]
+        timers = [
+            threading.Timer(times * SECONDS, os.killpg, (child, which)) for times, which in limits
+        ]
         for timer in timers:
             timer.start()
         _, status, used = os.wait4(child, 0)
@@ -136,8 +155,9 @@ def attach(case: Case, where: Path, tool: str, tools: Path) -> Row:
         messages.setdefault(f"{kind} {severity}", [0, said_first])[0] += 1
     row = {
         "updates": max((one["updates"] for one in records), default=0),
-        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "messages": messages,
-    }  # fmt: skip
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "messages": messages,
+    }
     if records:
         row |= {"model": records[0]["model"], "optimizer": records[0]["optimizer"]}
     if any(one.get("late") for one in records):
@@ -148,22 +168,35 @@ def attach(case: Case, where: Path, tool: str, tools: Path) -> Row:
     return row
 
 
-def learn(before: Case, after: Case, clones: Sequence[Path], model: str, tools: Path, folder: Path) -> list[Row]:
-    """Let TrainCheck learn from the fixed script; return what it says of the one before, and of the fixed one again."""
+def learn(
+    before: Case, after: Case, clones: Sequence[Path], model: str, tools: Path, folder: Path
+) -> list[Row]:
+    """Let TrainCheck learn from the fixed script; return what it says of the one before,
+    and of the fixed one again.
+    """
     spent = 0.0
 
     def call(*command: str) -> str:
         nonlocal spent
         with open(folder / "said", "wb") as said:
             path = paths(tools, without=["traincheck"])  # the stand-in is for its own scripts alone
-            env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
-            ran = subprocess.Popen([sys.executable, "-m", *command], env=env, stdout=said, stderr=said, cwd=folder)
+            env = os.environ | {
+                "PYTHONPATH": path,
+                "OMP_NUM_THREADS": "1",
+                "POLARS_MAX_THREADS": "1",
+            }
+            limited = ["prlimit", f"--cpu={LEARNING_SECONDS}", sys.executable, "-m", *command]
+            ran = subprocess.Popen(limited, env=env, stdout=said, stderr=said, cwd=folder)
             _, status, used = os.wait4(ran.pid, 0)
             ran.returncode = os.waitstatus_to_exitcode(status)
         spent += used.ru_utime + used.ru_stime
         if status:
+            if ran.returncode == -signal.SIGXCPU:
+                raise RuntimeError(f"{command[0]} took more than {LEARNING_SECONDS} s of CPU")
             lines = (folder / "said").read_text("utf-8", "replace").strip().splitlines()
-            raise RuntimeError(next((one for one in reversed(lines) if "Error" in one), lines[-1])[:200])
+            raise RuntimeError(
+                next((one for one in reversed(lines) if "Error" in one), lines[-1])[:200]
+            )
         return (folder / "said").read_text("utf-8", "replace")
 
     def collect(name: str, case: Case, clone: Path, *more: str) -> Path:
@@ -171,7 +204,9 @@ def learn(before: Case, after: Case, clones: Sequence[Path], model: str, tools: 
         where = prepare(case, clone, folder / name)
         script = path_of(case)
         ranks = case.get("ranks", 1)
-        launch = f"-m torch.distributed.run --standalone --nproc-per-node={ranks} " if ranks > 1 else ""
+        launch = (
+            f"-m torch.distributed.run --standalone --nproc-per-node={ranks} " if ranks > 1 else ""
+        )
         (folder / f"{name}.sh").write_text(
             f"cd {where}\nexport WARD_TOOL=traincheck WARD_STEPS={LEARNT_STEPS} MPLBACKEND=Agg\n"
             f"export PYTHONPATH={paths(tools, without=['traincheck'])}\n"
@@ -179,26 +214,50 @@ def learn(before: Case, after: Case, clones: Sequence[Path], model: str, tools: 
         )
         to = folder / f"trace-{name}"
         call(
-            "traincheck.collect_trace", "--pyscript", str(where / script), "--shscript", str(folder / f"{name}.sh"),
-            "--models-to-track", model, "--output-dir", str(to), *more,
-        )  # fmt: skip
+            "traincheck.collect_trace",
+            "--pyscript",
+            str(where / script),
+            "--shscript",
+            str(folder / f"{name}.sh"),
+            "--models-to-track",
+            model,
+            "--output-dir",
+            str(to),
+            *more,
+        )
         return to
 
     rows: list[Row] = []
     try:
         learnt = str(folder / "invariants.json")
-        call("traincheck.infer_engine", "-f", str(collect("learnt", after, clones[1])), "-o", learnt)
+        call(
+            "traincheck.infer_engine", "-f", str(collect("learnt", after, clones[1])), "-o", learnt
+        )
         for name, case, clone in (("before", before, clones[0]), ("after", after, clones[1])):
             to = collect(name, case, clone, "--invariants", learnt)
-            said = call("traincheck.checker", "-f", str(to), "-i", learnt, "-o", str(folder / f"found-{name}"))
+            said = call(
+                "traincheck.checker",
+                "-f",
+                str(to),
+                "-i",
+                learnt,
+                "-o",
+                str(folder / f"found-{name}"),
+            )
             (summary,) = (folder / f"found-{name}").rglob("violations_summary.json")
             found = json.loads(summary.read_text("utf-8"))["violations"]
-            sums = [line for line in said.splitlines() if line.startswith("Total failed invariants")]
+            sums = [
+                line for line in said.splitlines() if line.startswith("Total failed invariants")
+            ]
             row = {"updates": LEARNT_STEPS, "cpu_seconds": round(spent, 1), "said": sums[-1]}
-            rows.append(row | {"messages": {one["display_name"]: [one["occurrences"], ""] for one in found}})
+            rows.append(
+                row | {"messages": {one["display_name"]: [one["occurrences"], ""] for one in found}}
+            )
             spent = 0.0
     except RuntimeError as error:
-        rows += [{"updates": 0, "cpu_seconds": round(spent, 1), "messages": {}, "raised": str(error)}] * (2 - len(rows))
+        rows += [
+            {"updates": 0, "cpu_seconds": round(spent, 1), "messages": {}, "raised": str(error)}
+        ] * (2 - len(rows))
     return rows
 
 
@@ -210,8 +269,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where the clones are")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of the lists (default: all)")
     parser.add_argument("--tools", type=Path, required=True, help="where the tools are installed")
-    parser.add_argument("--only", nargs="+", default=["none", *ATTACHED, "TrainCheck"], help="of the tools")
-    parser.add_argument("--record", type=Path, default=RESULTS / f"ward_others-{datetime.date.today()}.json")
+    parser.add_argument(
+        "--only", nargs="+", default=["none", *ATTACHED, "TrainCheck"], help="of the tools"
+    )
+    parser.add_argument(
+        "--record", type=Path, default=RESULTS / f"ward_others-{datetime.date.today()}.json"
+    )
     chosen = parser.parse_intermixed_args(argv)
     known, models = cases(), judgement()["models"]
     old = json.loads(chosen.record.read_text("utf-8")) if chosen.record.exists() else {}
@@ -226,9 +289,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             for tool in (tool for tool in ("none", *ATTACHED) if tool in chosen.only):
                 copy = Path(folder, tool)
                 copy.mkdir()
-                found[name, tool] = attach(known[name], prepare(known[name], clone, copy), tool, chosen.tools)
-            if "TrainCheck" in chosen.only and name in models and (other := clone_of(known[after], chosen.folder)):
-                pair = learn(known[name], known[after], (clone, other), models[name], chosen.tools, Path(folder))
+                found[name, tool] = attach(
+                    known[name], prepare(known[name], clone, copy), tool, chosen.tools
+                )
+            if (
+                "TrainCheck" in chosen.only
+                and name in models
+                and (other := clone_of(known[after], chosen.folder))
+            ):
+                pair = learn(
+                    known[name],
+                    known[after],
+                    (clone, other),
+                    models[name],
+                    chosen.tools,
+                    Path(folder),
+                )
                 found |= zip(((name, "TrainCheck"), (after, "TrainCheck")), pair, strict=True)
         for (case, tool), row in found.items():
             rows[case, tool] = {"case": case, "kind": known[case]["kind"], "tool": tool} | row
@@ -240,7 +316,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def importing() -> float:
     """Return the CPU's seconds that a process takes to import what a fork of this one has."""
-    command = [sys.executable, "-c", "import numpy, torch._dynamo, torch.distributed, torch.utils.data"]
+    command = [
+        sys.executable,
+        "-c",
+        "import numpy, torch._dynamo, torch.distributed, torch.utils.data",
+    ]
     ran = subprocess.Popen(command)
     _, _, used = os.wait4(ran.pid, 0)
     ran.returncode = 0
@@ -251,12 +331,17 @@ def write(path: Path, rows: list[Row], start_seconds: float, tools: Path) -> Non
     """Write the record, a line for each case and tool."""
     installed = importlib.metadata.distributions(path=[str(tools)])
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    versions |= {one.name: one.version for one in installed if one.name in (*ATTACHED, "traincheck")}
+    versions |= {
+        one.name: one.version for one in installed if one.name in (*ATTACHED, "traincheck")
+    }
     record = {
-        "benchmark": "ward_others", "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S+00:00}",
-        "machine": device_name(torch.device("cpu")), "versions": versions,
-        "seconds": SECONDS, "start_seconds": start_seconds,
-    }  # fmt: skip
+        "benchmark": "ward_others",
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S+00:00}",
+        "machine": device_name(torch.device("cpu")),
+        "versions": versions,
+        "seconds": SECONDS,
+        "start_seconds": start_seconds,
+    }
     head = json.dumps(record, indent=1, ensure_ascii=False)[:-2]
     lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
     path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n', "utf-8")

@@ -1,4 +1,6 @@
-"""Sum up what other tools said of the ward's cases, by the judgement of each kind of message in others.toml."""
+"""Sum up what other tools said of the ward's cases, by the judgement of each kind of message in
+others.toml.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def judge(row: Row, known: dict[str, Any]) -> dict[str, str]:
     if row["tool"] == "TrainCheck":
         return {kind: "true" if row["kind"] == "before" else "false" for kind in row["messages"]}
     kinds, but = known[row["tool"]], known["but"].get(row["tool"], {})
-    return {kind: but.get(kind, {}).get(row["case"], kinds.get(kind, "not judged")) for kind in row["messages"]}
+    return {
+        kind: but.get(kind, {}).get(row["case"], kinds.get(kind, "not judged"))
+        for kind in row["messages"]
+    }
 
 
 def sums(record: Row, ward: Row) -> dict[str, Row]:
@@ -37,38 +42,61 @@ def sums(record: Row, ward: Row) -> dict[str, Row]:
     result: dict[str, Row] = {}
     for tool in (*ATTACHED, "TrainCheck"):
         rows = {row["case"]: row for row in record["rows"] if row["tool"] == tool}
-        examined = {name: row for name, row in rows.items() if row["updates"] and "raised" not in row}
-        named = {name: known["names"][name][tool] for name in rows if tool in known["names"].get(name, {})}
+        examined = {
+            name: row for name, row in rows.items() if row["updates"] and "raised" not in row
+        }
+        named = {
+            name: known["names"][name][tool]
+            for name in rows
+            if tool in known["names"].get(name, {})
+        }
         if missing := [name for name, kind in named.items() if kind not in rows[name]["messages"]]:
             raise ValueError(f"others.toml has {tool} say what it does not say of {missing}")
         sound = [row for row in rows.values() if row["kind"] == "after" or row["case"] in clean]
         result[tool] = {
-            "tried": len(rows), "examined": len(examined), "bugs tried": sum(name in bugs for name in rows),
-            "named": len(named), "and silent after": sum(
-                kind not in rows[after]["messages"] for name, kind in named.items()
+            "tried": len(rows),
+            "examined": len(examined),
+            "bugs tried": sum(name in bugs for name in rows),
+            "named": len(named),
+            "and silent after": sum(
+                kind not in rows[after]["messages"]
+                for name, kind in named.items()
                 if (after := name.replace("-before", "-after")) in rows
             ),
-            "sound": len(sound), "accused": sum("false" in judge(row, known).values() for row in sound),
-            "stopped": sum("raised" in row and "raised" not in own.get(name, {}) for name, row in rows.items()),
+            "sound": len(sound),
+            "accused": sum("false" in judge(row, known).values() for row in sound),
+            "stopped": sum(
+                "raised" in row and "raised" not in own.get(name, {}) for name, row in rows.items()
+            ),
             "cpu": statistics.median(
-                row["cpu_seconds"] - alone[name] for name, row in examined.items()
+                row["cpu_seconds"] - alone[name]
+                for name, row in examined.items()
                 if name in alone and row["updates"] in (own[name]["updates"], LEARNT_STEPS)
             ),
-        }  # fmt: skip
+        }
     silent = 0
     for name, row in bugs.items():
         true = set(row["faults"]) or set(row["advice"])
         after = ours.get(name.replace("-before", "-after"))
-        silent += bool(true and after and not true & (set(after.get("faults", ())) | set(after.get("advice", ()))))
+        silent += bool(
+            true
+            and after
+            and not true & (set(after.get("faults", ())) | set(after.get("advice", ())))
+        )
     sound = [row for name, row in ours.items() if row["kind"] == "after" or name in clean]
     result["the doctor"] = {
-        "tried": len(ours), "examined": sum(row["examined"] for row in ours.values()), "bugs tried": len(bugs),
-        "named": ward["summary"]["known bugs named"], "and silent after": silent, "sound": len(sound),
+        "tried": len(ours),
+        "examined": sum(row["examined"] for row in ours.values()),
+        "bugs tried": len(bugs),
+        "named": ward["summary"]["known bugs named"],
+        "and silent after": silent,
+        "sound": len(sound),
         "accused": sum(bool(row["false"]) for row in sound),
         "cpu": statistics.median(
-            bugs[name]["cpu_seconds"] - spent - record["start_seconds"] for name, spent in alone.items()
+            bugs[name]["cpu_seconds"] - spent - record["start_seconds"]
+            for name, spent in alone.items()
         ),
-    }  # fmt: skip
+    }
     return result
 
 
@@ -82,11 +110,17 @@ def told(record: Row, ward: Row) -> list[str]:
         for tool, one in counted.items()
     ]
     rows += [f"{tool} itself stops {counted[tool]['stopped']} scripts" for tool in ATTACHED]
-    return [*rows, f"{kinds['before']} known bugs, {kinds['after']} fixed and {kinds['as written']} public scripts"]
+    return [
+        *rows,
+        f"{kinds['before']} known bugs, {kinds['after']} fixed and {kinds['as written']} public "
+        f"scripts",
+    ]
 
 
 def table(record: Row) -> str:
-    """Write a record as a page in Markdown, a row a case: what each tool said, by what it is worth."""
+    """Write a record as a page in Markdown, a row a case:
+    what each tool said, by what it is worth.
+    """
     known, tools = judgement(), (*ATTACHED, "TrainCheck")
     rows = {(row["case"], row["tool"]): row for row in record["rows"]}
     lines = [
@@ -106,7 +140,10 @@ def table(record: Row) -> str:
             said = []
             for worth in sorted(set(judged.values())):
                 kinds = [kind for kind in judged if judged[kind] == worth]
-                said.append(f"{worth}: {', '.join(kinds) if tool in ATTACHED else f'{len(kinds)} invariants'}")
+                said.append(
+                    f"{worth}: "
+                    f"{', '.join(kinds) if tool in ATTACHED else f'{len(kinds)} invariants'}"
+                )
             if row and tool in known["names"].get(case, {}):
                 said.insert(0, "**names the bug**")
             if row and "raised" in row:

@@ -1,4 +1,5 @@
-"""How Sphinx makes the book: run by tools/book.py on a folder of pages that it has prepared; nothing is executed."""
+"""How Sphinx makes the book: run by tools/book.py on a folder of pages that it has prepared;
+nothing is executed."""
 
 project = "amp_course"
 author = "the amp_course authors"
@@ -9,10 +10,14 @@ exclude_patterns: list[str] = []
 
 nb_execution_mode = "off"
 nb_merge_streams = True
-nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]  # a panel shows its still
+nb_mime_priority_overrides = [
+    ("html", "application/vnd.jupyter.widget-view+json", None)
+]  # a panel shows its still
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # no widgets, and so no scripts of theirs from another host
+nb_ipywidgets_js: dict[
+    str, dict[str, str]
+] = {}  # no widgets, and so no scripts of theirs from another host
 
 html_theme = "pydata_sphinx_theme"
 html_title = "Automatic mixed precision in PyTorch"

@@ -49,7 +49,11 @@ def inserted(model, inputs, dtype=BF16):
     """The oracle: (number, bytes) of the casts that run with autocast and not without."""
     counted = []
     for on in (True, False):
-        with torch.random.fork_rng(), torch.autocast("cpu", dtype=dtype, enabled=on), Counted() as found:
+        with (
+            torch.random.fork_rng(),
+            torch.autocast("cpu", dtype=dtype, enabled=on),
+            Counted() as found,
+        ):
             model(*[one.clone() if isinstance(one, torch.Tensor) else one for one in inputs])
         counted.append((len(found.made), sum(found.made)))
     (many, large), (own, own_bytes) = counted
@@ -94,7 +98,10 @@ WAYS = {  # how a cast can come about → the call, and how many casts autocast 
     "dispatcher": (lambda w, a: torch.ops.aten.mm(a, w), 2),
     "einsum": (lambda w, a: torch.einsum("ij,jk->ik", a, w), 2),
     "tensordot": (lambda w, a: torch.tensordot(a, w, dims=1), 2),
-    "multi_dot": (lambda w, a: torch.linalg.multi_dot([a, w, a]), 3),  # the product in between is low already
+    "multi_dot": (
+        lambda w, a: torch.linalg.multi_dot([a, w, a]),
+        3,
+    ),  # the product in between is low already
     "matrix_power": (lambda w, a: torch.linalg.matrix_power(a, 3), 3),
     "power operator": (lambda w, a: (a @ w) ** 2, 2),
     "in place": (in_place, 2),
@@ -111,7 +118,10 @@ WAYS = {  # how a cast can come about → the call, and how many casts autocast 
     "to fp32": (lambda w, a: F.mse_loss(a.bfloat16(), w.bfloat16()), 2),
     "to fp32 in C++": (lambda w, a: F.cross_entropy(a.bfloat16(), torch.arange(4)), 1),
     "a Function": (lambda w, a: Function.apply(w, a), 2),
-    "island": (lambda w, a: torch.autocast("cpu", enabled=False)(lambda: a @ w.double().float())(), 0),
+    "island": (
+        lambda w, a: torch.autocast("cpu", enabled=False)(lambda: a @ w.double().float())(),
+        0,
+    ),
     "vmap": (lambda w, a: torch.func.vmap(lambda row: row @ w)(a), 2),
     "no_grad": (lambda w, a: torch.no_grad()(lambda: a @ w)(), 2),
 }
@@ -188,7 +198,11 @@ def test_inference_mode_runs_what_it_runs_unwatched():
     """There composites such as einsum arrive whole, and their parts still have to be cast."""
 
     def function(w, a):
-        return torch.einsum("ij,jk->ik", a, a), F.linear(a, a), F.cross_entropy(a @ a, torch.arange(4))
+        return (
+            torch.einsum("ij,jk->ik", a, a),
+            F.linear(a, a),
+            F.cross_entropy(a @ a, torch.arange(4)),
+        )
 
     model = Does(function)
     with torch.inference_mode():
@@ -197,7 +211,10 @@ def test_inference_mode_runs_what_it_runs_unwatched():
         traced = trace(model, x())
     assert [op.op for op in traced if op.op in ("bmm", "mm")] == ["bmm", "mm", "mm"]
     assert expected == [BF16, BF16, torch.float32]
-    assert len(traced.casts()) == 2 + 2 + 2 + 1 and traced["(model)"].outputs == (BF16, torch.float32)
+    assert len(traced.casts()) == 2 + 2 + 2 + 1 and traced["(model)"].outputs == (
+        BF16,
+        torch.float32,
+    )
 
 
 def checkpointed(reentrant):
@@ -217,7 +234,11 @@ def checkpointed(reentrant):
 def test_casts_of_a_checkpoints_second_forward_pass_are_in_the_total():
     traced = trace(checkpointed(reentrant=False), x())
     first, again = 3, 3  # weight, bias and input, each time in a region of its own
-    assert (len(traced.casts()), len(traced.recomputed), traced["line"].casts) == (first + again, again, first + again)
+    assert (len(traced.casts()), len(traced.recomputed), traced["line"].casts) == (
+        first + again,
+        again,
+        first + again,
+    )
     assert traced.cast_bytes() == 2 * 2 * (16 + 4 + 16) == traced["line"].cast_bytes
     assert {op.phase for op in traced.recomputed} == {"backward"} and traced["line"].back_casts == 2
     assert "6 casts inserted, 144 bytes (3 of them while a checkpoint recomputed)" in str(traced)
@@ -251,9 +272,14 @@ def test_a_compiled_model_is_traced_uncompiled_and_said_to_be(how):
 
 
 def test_a_loss_that_cannot_be_called_or_that_raises_is_not_put_down_to_the_model():
-    with pytest.raises(TypeError, match="loss is a function from the model's output to a scalar, and you passed a str"):
+    with pytest.raises(
+        TypeError,
+        match="loss is a function from the model's output to a scalar, and you passed a str",
+    ):
         trace(SimpleNet(8), torch.rand(2, 8), loss="mse")
-    with pytest.raises(TraceError, match="the loss, called with what SimpleNet returned, raised ZeroDivisionError"):
+    with pytest.raises(
+        TraceError, match="the loss, called with what SimpleNet returned, raised ZeroDivisionError"
+    ):
         trace(SimpleNet(8), torch.rand(2, 8), loss=lambda output: 1 / 0)
 
 

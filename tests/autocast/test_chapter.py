@@ -38,7 +38,9 @@ def test_the_text_is_not_contradicted_for_cuda_and_is_for_the_cpu(cpu, cuda):
     def contradicted(policy):
         return [row.op for row in policy.disagreements() if row.listed != "not listed"]
 
-    assert contradicted(cuda) == [] and len(contradicted(cpu)) > 20 and "softmax" in contradicted(cpu)
+    assert (
+        contradicted(cuda) == [] and len(contradicted(cpu)) > 20 and "softmax" in contradicted(cpu)
+    )
     for op in ("softmax", "layer_norm", "exp", "pow", "sum"):
         assert (cpu[op].verdict, cuda[op].verdict) == ("unchanged", "fp32")
     assert cuda["scaled_dot_product_attention"].verdict == "lower"
@@ -52,7 +54,10 @@ def test_which_ops_can_overflow_in_fp16_on_a_gpu_is_what_chapter_11_says(cuda):
         "unchanged": ("add", "mul", "mean"),
         "fp32": ("exp", "pow", "sum", "softmax", "layer_norm", "cross_entropy"),
     }
-    assert {verdict: tuple(op for op in ops if cuda[op].verdict == verdict) for verdict, ops in told.items()} == told
+    assert {
+        verdict: tuple(op for op in ops if cuda[op].verdict == verdict)
+        for verdict, ops in told.items()
+    } == told
 
 
 class Product(torch.autograd.Function):
@@ -67,7 +72,9 @@ class Product(torch.autograd.Function):
         return gradient.float() @ w.T, x.T @ gradient.float()
 
 
-@pytest.mark.skipif(not hasattr(functorch, "backward_pass_autocast"), reason="this torch has no such setting")
+@pytest.mark.skipif(
+    not hasattr(functorch, "backward_pass_autocast"), reason="this torch has no such setting"
+)
 def test_a_compiled_backward_runs_under_the_forwards_autocast_unless_told_not_to(monkeypatch):
     net, x = nn.Linear(8, 8), torch.randn(4, 8)
 
@@ -101,7 +108,9 @@ def test_a_custom_function_fails_without_and_works_with_the_decorators():
         backward = staticmethod(torch.amp.custom_bwd(Naive.backward, device_type="cpu"))
 
     class Full(Naive):
-        forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type="cpu", cast_inputs=torch.float32))
+        forward = staticmethod(
+            torch.amp.custom_fwd(Product.forward, device_type="cpu", cast_inputs=torch.float32)
+        )
         backward = staticmethod(torch.amp.custom_bwd(Naive.backward, device_type="cpu"))
 
     x, w = torch.randn(2, 4), torch.randn(4, 4, requires_grad=True)
@@ -110,7 +119,11 @@ def test_a_custom_function_fails_without_and_works_with_the_decorators():
     with pytest.raises(RuntimeError, match="same dtype"):
         naive.sum().backward()
     safe.sum().backward()
-    assert w.grad.dtype == torch.float32 and safe.dtype == torch.bfloat16 and full.dtype == torch.float32
+    assert (
+        w.grad.dtype == torch.float32
+        and safe.dtype == torch.bfloat16
+        and full.dtype == torch.float32
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the old names work")

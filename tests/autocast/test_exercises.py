@@ -25,9 +25,17 @@ def test_each_tempting_prediction_is_wrong():
 
 
 def test_the_blank_shows_the_lines_that_the_check_runs():
-    cells = json.loads((ROOT / "exercises" / "04_autocast.ipynb").read_text(encoding="utf-8"))["cells"]
-    (blank,) = ["".join(c["source"]) for c in cells if 'predict_dtypes["mm"]' in "".join(c["source"])]
-    shown = dict(line[16:].split('"] = ...  # ') for line in blank.splitlines() if line.startswith('predict_dtypes["'))
+    cells = json.loads((ROOT / "exercises" / "04_autocast.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
+    (blank,) = [
+        "".join(c["source"]) for c in cells if 'predict_dtypes["mm"]' in "".join(c["source"])
+    ]
+    shown = dict(
+        line[16:].split('"] = ...  # ')
+        for line in blank.splitlines()
+        if line.startswith('predict_dtypes["')
+    )
     assert shown == {name: code for name, (code, _) in LINES.items()}
     for code in shown.values():
         ast.parse(code, mode="eval")
@@ -37,8 +45,19 @@ def test_the_blank_shows_the_lines_that_the_check_runs():
 def test_the_op_lists_are_torchs(dtype):
     a, i = torch.randn(4, 4), torch.arange(4)
     h = a.to(dtype)
-    batch, image, product, index = (a[None], a[None]), (a[None, None],) * 2, ("ij,jk->ik", [a, a]), (h, 0, i[:1], a[:1])
-    odd = {torch.bmm: batch, Tensor.bmm: batch, F.conv2d: image, torch.einsum: product, torch.prod: (h,)}
+    batch, image, product, index = (
+        (a[None], a[None]),
+        (a[None, None],) * 2,
+        ("ij,jk->ik", [a, a]),
+        (h, 0, i[:1], a[:1]),
+    )
+    odd = {
+        torch.bmm: batch,
+        Tensor.bmm: batch,
+        F.conv2d: image,
+        torch.einsum: product,
+        torch.prod: (h,),
+    }
     odd |= dict.fromkeys((torch.addmm, F.scaled_dot_product_attention), (a, a, a))
     odd |= dict.fromkeys((F.cross_entropy, F.nll_loss), (h, i)) | dict.fromkeys(
         (torch.index_copy, Tensor.index_copy), index
@@ -69,7 +88,10 @@ def test_the_mini_autocast_agrees_with_torchs_module_by_module(model: nn.Module,
         MiniAutocast(torch.bfloat16, LOWER_OPS, FP32_OPS, WIDEST_OPS),
     ):
         dtypes: list[torch.dtype] = []
-        hooks = [m.register_forward_hook(lambda m, args, out, to=dtypes: to.append(out.dtype)) for m in model.modules()]
+        hooks = [
+            m.register_forward_hook(lambda m, args, out, to=dtypes: to.append(out.dtype))
+            for m in model.modules()
+        ]
         with region:
             model(inputs)
         found.append(dtypes)

@@ -18,7 +18,9 @@ def test_a_row_for_each_module_with_its_dtypes_and_bytes():
     rows = trace(SimpleNet(8), torch.randn(2, 8)).modules
     doors, sizes = f.trace_figure(rows).axes
     assert [word for word in words(doors) if "linear" in word] == ["linear1", "linear2", "linear3"]
-    assert words(doors).count("fp32") == 2 and words(doors).count("bf16") == 6  # the model and linear1 take fp32
+    assert (
+        words(doors).count("fp32") == 2 and words(doors).count("bf16") == 6
+    )  # the model and linear1 take fp32
     assert [bar.get_width() for bar in sizes.patches] == [row.cast_bytes for row in rows]
     assert " 176 in 3" in words(sizes)
     frames = [patch for patch in doors.patches if patch.get_width() == f._WIDE]

@@ -38,9 +38,12 @@ def text_of(panel):
 def test_opens_on_simple_net_under_the_cpus_policy(panel):
     said = text_of(panel)
     assert (
-        'SimpleNet under autocast("cpu", bf16)' in said and "7 casts inserted (6 of weights, 1 of activations)" in said
+        'SimpleNet under autocast("cpu", bf16)' in said
+        and "7 casts inserted (6 of weights, 1 of activations)" in said
     )
-    assert panel.module.value == "linear1" and "cast of linear1.weight, inserted by autocast" in said
+    assert (
+        panel.module.value == "linear1" and "cast of linear1.weight, inserted by autocast" in said
+    )
     assert panel.message.value == ""
 
 
@@ -48,7 +51,11 @@ def test_controls_change_the_view(panel):
     panel.dtype.value = torch.float16
     assert "fp16" in text_of(panel) and "bf16" not in text_of(panel)
     panel.dtype.value = None
-    assert "no autocast" in text_of(panel) and "0 casts inserted" in text_of(panel) and "fp16" not in text_of(panel)
+    assert (
+        "no autocast" in text_of(panel)
+        and "0 casts inserted" in text_of(panel)
+        and "fp16" not in text_of(panel)
+    )
     panel.dtype.value, panel.phase.value = torch.bfloat16, "backward"
     assert "6 gradients cast back" in text_of(panel) and "ToCopyBackward0" in text_of(panel)
     panel.phase.value, panel.module.value = "forward", "(model)"
@@ -80,7 +87,9 @@ def test_cuda_is_said_to_be_fake(panel):
 
 def test_a_choice_made_before_is_not_traced_again(panel, monkeypatch):
     panel.dtype.value = torch.float16
-    monkeypatch.setattr("amp_course.autocast.panel.trace", lambda *args, **kwargs: pytest.fail("traced again"))
+    monkeypatch.setattr(
+        "amp_course.autocast.panel.trace", lambda *args, **kwargs: pytest.fail("traced again")
+    )
     panel.dtype.value = torch.bfloat16
     panel.dtype.value = torch.float16
     panel.phase.value, panel.module.value = "backward", "linear2"
@@ -115,7 +124,11 @@ def test_a_model_of_ones_own_and_what_it_raises():
 )
 def test_a_bad_model_is_told_at_the_start_and_the_course_models_still_work(arguments, words):
     panel = DtypeTrace(*arguments)
-    assert "Nothing changed" in panel.message.value and words in panel.message.value and panel.trace is None
+    assert (
+        "Nothing changed" in panel.message.value
+        and words in panel.message.value
+        and panel.trace is None
+    )
     assert panel.still().axes
     panel.model.value = "SimpleNet"
     assert "SimpleNet under" in text_of(panel)
@@ -156,7 +169,8 @@ def test_names_are_escaped_and_long_lists_cut():
     odd = nn.ModuleDict({"<b>": nn.Linear(2, 2)})
     odd.forward = lambda x: odd["<b>"](x)
     assert (
-        "<b></td>" not in (view := panel_html(trace(odd, torch.ones(2, 2)), "forward", "<b>")) and "&lt;b&gt;" in view
+        "<b></td>" not in (view := panel_html(trace(odd, torch.ones(2, 2)), "forward", "<b>"))
+        and "&lt;b&gt;" in view
     )
 
 
@@ -180,15 +194,23 @@ def evil_model():
 def test_foreign_text_is_escaped_wherever_it_is_shown():
     traced = trace(evil_model(), torch.ones(2, 2))
     shown = [traced._repr_html_(), trace_table(replace(traced, notes=(EVIL,)))]
-    shown += [panel_html(traced, phase, path) for phase in ("forward", "backward") for path in ("(model)", EVIL)]
-    odd = replace(traced.ops[0], call=EVIL, op=EVIL, source=EVIL, cast="op", reused=(EVIL,), module=EVIL)
+    shown += [
+        panel_html(traced, phase, path)
+        for phase in ("forward", "backward")
+        for path in ("(model)", EVIL)
+    ]
+    odd = replace(
+        traced.ops[0], call=EVIL, op=EVIL, source=EVIL, cast="op", reused=(EVIL,), module=EVIL
+    )
     shown += [panel_html(replace(traced, ops=(odd,)), "forward", EVIL)]
     row = Probed(EVIL, EVIL, "cannot run", dict.fromkeys(("fp32", "lower", "mixed")), EVIL)
     shown += [Policy("cpu", torch.bfloat16, True, {EVIL: row})._repr_html_()]
     assert all("<img" not in one and "&lt;img" in one for one in shown)
 
 
-@pytest.mark.parametrize("raised", [ValueError(EVIL), KeyError(EVIL), type(EVIL, (Exception,), {})("no")])
+@pytest.mark.parametrize(
+    "raised", [ValueError(EVIL), KeyError(EVIL), type(EVIL, (Exception,), {})("no")]
+)
 def test_what_a_model_raises_is_escaped(raised):
     class Raises(nn.Module):
         def forward(self, x):

@@ -21,14 +21,22 @@ M = (3, 3)
 
 @pytest.fixture(scope="module")
 def policies():
-    return {(device, dtype): probe_policy(device, dtype) for device in ("cpu", "cuda") for dtype in LOWER}
+    return {
+        (device, dtype): probe_policy(device, dtype)
+        for device in ("cpu", "cuda")
+        for dtype in LOWER
+    }
 
 
 def called(op, device, dtype, on, lower):
     """Call an op with inputs of `dtype`, inside a plain region or outside; the dtype that came out, or "raises"."""
     arguments, options = op.build(lambda values: values.to(dtype), device)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, dtype=lower, enabled=on):
+        with (
+            warnings.catch_warnings(),
+            torch.no_grad(),
+            torch.autocast(device, dtype=lower, enabled=on),
+        ):
             warnings.simplefilter("ignore")
             result = op.function(*arguments, **options)
     except Exception:
@@ -134,7 +142,9 @@ def test_the_texts_lists_hold_on_cuda_and_not_on_the_cpu(policies):
     assert {row.listed for row in cuda.disagreements()} == {"not listed"}
     assert {"einsum", "scatter_add"} <= {row.op for row in cuda.disagreements()}
     wrong = {
-        row.op: row.verdict for row in cpu.disagreements() if row.listed != "not listed" and row.listed != "refused"
+        row.op: row.verdict
+        for row in cpu.disagreements()
+        if row.listed != "not listed" and row.listed != "refused"
     }
     assert set(wrong.values()) == {"unchanged"}
     assert {"softmax", "layer_norm", "exp", "sum", "mv"} <= set(wrong)
@@ -175,7 +185,9 @@ def test_every_disagreement_has_its_reason_and_nothing_else_is_listed(policies, 
     ],
 )
 def test_judges_functions_of_ones_own(function, shapes, verdict):
-    assert probe_op("mine", _op(function, *shapes), "mine", "cpu", torch.bfloat16).verdict == verdict
+    assert (
+        probe_op("mine", _op(function, *shapes), "mine", "cpu", torch.bfloat16).verdict == verdict
+    )
 
 
 def test_an_op_that_cannot_run_says_why_and_claims_nothing():
@@ -191,7 +203,9 @@ def test_an_op_that_cannot_run_says_why_and_claims_nothing():
 def test_what_fake_tensors_cannot_run_is_listed_with_its_message(policies):
     policy = policies["cuda", torch.float16]
     assert policy.fake
-    cannot = policy.having("cannot run")  # which they are depends on the build of PyTorch: 4 to 22 of the ones seen
+    cannot = policy.having(
+        "cannot run"
+    )  # which they are depends on the build of PyTorch: 4 to 22 of the ones seen
     assert "linalg_lstsq" in cannot and all(policy[op].message for op in cannot)
     common = "matmul linear conv2d softmax layer_norm scaled_dot_product_attention cross_entropy sum cat bmm LSTMCell"
     assert not set(cannot) & set(common.split()) and len(cannot) < 30
@@ -202,7 +216,11 @@ def test_prints_each_op_once_and_shows_as_a_table(policies):
         words = str(policy).split()
         assert all(words.count(op) >= 1 for op in OPS if " " not in op)
         assert (
-            sum(f"({len(policy.having(verdict))})" in str(policy) for verdict in {row.verdict for row in policy}) >= 4
+            sum(
+                f"({len(policy.having(verdict))})" in str(policy)
+                for verdict in {row.verdict for row in policy}
+            )
+            >= 4
         )
         assert policy._repr_html_().count("<code>") == len(OPS) + 1
         assert ("fake tensors" in str(policy)) == policy.fake
@@ -211,7 +229,11 @@ def test_prints_each_op_once_and_shows_as_a_table(policies):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_leaves_everything_as_it_was(capfd, device):
-    random, log, records = torch.get_rng_state(), logging.getLogger("torch._subclasses.fake_tensor"), []
+    random, log, records = (
+        torch.get_rng_state(),
+        logging.getLogger("torch._subclasses.fake_tensor"),
+        [],
+    )
     handler = logging.Handler()
     handler.emit = records.append
     log.addHandler(handler)
@@ -227,9 +249,14 @@ def test_leaves_everything_as_it_was(capfd, device):
 
 def test_bad_requests_name_cause_and_cure(policies):
     policy = policies["cpu", torch.bfloat16]
-    with pytest.raises(KeyError, match="'soft' was not probed; there is: softplus, softmax, softmin, soft_margin_loss"):
+    with pytest.raises(
+        KeyError,
+        match="'soft' was not probed; there is: softplus, softmax, softmin, soft_margin_loss",
+    ):
         policy["soft"]
-    with pytest.raises(ValueError, match="no list 'docs' for 'cpu': ask for 'text', or for 'reference'"):
+    with pytest.raises(
+        ValueError, match="no list 'docs' for 'cpu': ask for 'text', or for 'reference'"
+    ):
         policy.disagreements("docs")
     with pytest.raises(ValueError, match="lowers to"):
         probe_policy("cpu", torch.float32)

@@ -82,13 +82,17 @@ def test_gives_back_autocasts_state_after_an_exception(device_type):
 
 @pytest.mark.parametrize("device_type", ["cuda:0", "meta", "gpu", "", 3])
 def test_a_device_without_autocast_is_named(device_type):
-    with pytest.raises(ValueError, match=f"{device_type!r} has no autocast here: name a kind of device, without"):
+    with pytest.raises(
+        ValueError, match=f"{device_type!r} has no autocast here: name a kind of device, without"
+    ):
         check_region(device_type, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, "bfloat16", None])
 def test_a_dtype_that_autocast_does_not_lower_to_is_refused(dtype):
-    with pytest.raises(ValueError, match=r"lowers to torch\.bfloat16 or torch\.float16, and you asked for"):
+    with pytest.raises(
+        ValueError, match=r"lowers to torch\.bfloat16 or torch\.float16, and you asked for"
+    ):
         check_region("cpu", dtype)
 
 

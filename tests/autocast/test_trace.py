@@ -28,8 +28,14 @@ def models():
     return {
         "SimpleNet": (SimpleNet(8), (torch.randn(2, 8),)),
         "DigitsResNet": (DigitsResNet(4), (torch.rand(2, 1, 8, 8),)),
-        "CharGPT": (CharGPT(9, context=8, layers=2, heads=2, width=8), (torch.randint(0, 9, (2, 8)),)),
-        "encoder": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (torch.randn(2, 5, 16),)),
+        "CharGPT": (
+            CharGPT(9, context=8, layers=2, heads=2, width=8),
+            (torch.randint(0, 9, (2, 8)),),
+        ),
+        "encoder": (
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+            (torch.randn(2, 5, 16),),
+        ),
         "LSTM": (nn.LSTM(3, 4), (torch.randn(5, 2, 3),)),
     }
 
@@ -44,7 +50,10 @@ def hooked_dtypes(model, inputs, dtype):
 
         handles.append(module.register_forward_hook(hook))
     try:
-        with torch.random.fork_rng(), torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        with (
+            torch.random.fork_rng(),
+            torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None),
+        ):
             model(*inputs)
     finally:
         for handle in handles:
@@ -153,7 +162,9 @@ def test_leaves_everything_as_it_was(kind):
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert torch.equal(x, before_x) and torch.equal(model.line.weight.grad, torch.ones(4, 4))
     assert model.norm.weight.grad is None and model.training and model.line.training
-    assert not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert (
+        not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    )
     assert torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
     assert dict(nn.Module.__dict__) == modules
     after, again = torch.rand(1), random.random()
@@ -169,7 +180,9 @@ def test_inside_a_region_of_the_caller():
         model(x)  # leaves casts in the cache
         inside = trace(model, x, dtype=torch.float16)
         off = trace(model, x, dtype=None)
-        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert (
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        )
         assert model(x).dtype == torch.bfloat16
     assert inside.ops == alone.ops
     assert off.casts() == [] and off["(model)"].outputs == (torch.float32,)
@@ -181,7 +194,10 @@ def test_simple_net_exactly():
     traced = trace(model, *inputs)
     expected = [f"linear{n}.{part}" for n in (1, 2, 3) for part in ("bias", "weight")]
     assert sorted(op.source for op in traced.casts()) == sorted([*expected, "activation"])
-    assert traced.cast_bytes() == 2 * sum(p.numel() for p in model.parameters()) + 2 * inputs[0].numel()
+    assert (
+        traced.cast_bytes()
+        == 2 * sum(p.numel() for p in model.parameters()) + 2 * inputs[0].numel()
+    )
     back = traced.casts("backward")
     assert sorted(op.source for op in back) == sorted(expected)
     assert traced.cast_bytes("backward") == 4 * sum(p.numel() for p in model.parameters())
@@ -232,7 +248,10 @@ def caches_under_inference():
 
 def test_frozen_weights_are_cast_at_each_use():
     model = Twice().requires_grad_(False)
-    assert (trace(model, torch.randn(2, 4))["line"].casts, trace(model, torch.randn(2, 4))["line"].reused) == (5, 0)
+    assert (
+        trace(model, torch.randn(2, 4))["line"].casts,
+        trace(model, torch.randn(2, 4))["line"].reused,
+    ) == (5, 0)
 
 
 class OwnCasts(nn.Module):
@@ -260,16 +279,26 @@ class Island(nn.Module):
             return self.inner(x.float())
 
 
-@pytest.mark.skipif(not is_fake("cuda"), reason="with a GPU, autocast('cuda') in a model needs no fake")
+@pytest.mark.skipif(
+    not is_fake("cuda"), reason="with a GPU, autocast('cuda') in a model needs no fake"
+)
 def test_cuda_without_a_gpu_says_that_it_is_fake():
     traced = trace(SimpleNet(8), torch.randn(2, 8), device_type="cuda", dtype=torch.float16)
-    assert traced.fake and "fake" in str(traced) and not traced.has_backward and "real GPU" in traced.notes[0]
+    assert (
+        traced.fake
+        and "fake" in str(traced)
+        and not traced.has_backward
+        and "real GPU" in traced.notes[0]
+    )
     assert traced["linear1"].outputs == (torch.float16,)
 
 
 def test_an_island_of_fp32():
     traced = trace(Island(), torch.randn(2, 4))
-    assert traced["inner"].inputs == traced["inner"].outputs == (torch.float32,) and traced["inner"].casts == 0
+    assert (
+        traced["inner"].inputs == traced["inner"].outputs == (torch.float32,)
+        and traced["inner"].casts == 0
+    )
     assert traced["line"].outputs == (torch.bfloat16,)
 
 
@@ -315,7 +344,12 @@ class Gives(nn.Module):
 
 @pytest.mark.parametrize(
     "pack",
-    [Packed, lambda y: {"a": y, "b": None}, lambda y: (y, [y.long()]), lambda y: Packed({"deep": y})],
+    [
+        Packed,
+        lambda y: {"a": y, "b": None},
+        lambda y: (y, [y.long()]),
+        lambda y: Packed({"deep": y}),
+    ],
     ids=["dataclass", "dict", "tuple", "nested"],
 )
 def test_outputs_in_any_wrapping(pack):
@@ -353,9 +387,14 @@ def test_a_loss_of_ones_own():
     x, y = torch.randn(2, 8), torch.randn(2, 8)
     model = SimpleNet(8)
     traced = trace(model, x, loss=lambda output: F.mse_loss(output, y))
-    assert traced["(loss)"].outputs == (torch.float32,) and traced["(loss)"].inputs == (torch.bfloat16,)
+    assert traced["(loss)"].outputs == (torch.float32,) and traced["(loss)"].inputs == (
+        torch.bfloat16,
+    )
     assert any(op.op == "mse_loss_backward" and op.module == "(loss)" for op in traced)
-    for loss, words in ((lambda output: output, "a tensor of (2, 8)"), (lambda output: 3.0, "float")):
+    for loss, words in (
+        (lambda output: output, "a tensor of (2, 8)"),
+        (lambda output: 3.0, "float"),
+    ):
         with pytest.raises(ValueError, match="starts from a scalar") as caught:
             trace(model, x, loss=loss)
         assert words in str(caught.value)
@@ -370,7 +409,9 @@ def test_what_forward_raises_is_told_with_what_had_run():
         TraceError, match=r"forward pass of Late raised RuntimeError after \d+ ops, the last one"
     ) as caught:
         trace(Late(8), torch.randn(2, 8))
-    assert isinstance(caught.value.__cause__, RuntimeError) and str(caught.value.__cause__) in str(caught.value)
+    assert isinstance(caught.value.__cause__, RuntimeError) and str(caught.value.__cause__) in str(
+        caught.value
+    )
     assert caught.value.trace["linear3"].outputs == (torch.bfloat16,)
 
 
@@ -461,7 +502,9 @@ def test_the_backward_pass_is_traced_outside_of_the_region():
             return Product.apply(x, self.line.weight)
 
     products = [op for op in trace(Own(), torch.randn(2, 4)) if op.op == "mm"]
-    assert [op.outputs[0] for op in products] == [torch.bfloat16] + [torch.float32] * len(products[1:])
+    assert [op.outputs[0] for op in products] == [torch.bfloat16] + [torch.float32] * len(
+        products[1:]
+    )
     assert len(products) > 1
 
 
@@ -469,7 +512,13 @@ def test_the_backward_pass_is_traced_outside_of_the_region():
     "index",
     [
         *(0, -1, slice(1), slice(None, None, 2), None, ..., (0, 1), (slice(None), -1), (..., 0)),
-        *((None, 1, ..., slice(2)), (0, ..., None), [1, 0, 1], torch.tensor([0, 1]), torch.tensor([True, False])),
+        *(
+            (None, 1, ..., slice(2)),
+            (0, ..., None),
+            [1, 0, 1],
+            torch.tensor([0, 1]),
+            torch.tensor([True, False]),
+        ),
         (slice(None), torch.tensor([2, 0])),
     ],
     ids=str,
@@ -484,7 +533,10 @@ def test_a_copy_on_another_device_computes_the_same_and_keeps_tied_weights():
     model.head.weight = model.characters.weight
     moved, arguments = moved_copy(model, (inputs, {}), "cpu", fake=False)
     assert torch.equal(moved(*arguments[0]), model(*inputs))
-    assert moved.head.weight is moved.characters.weight is not model.head.weight and moved.head.weight.requires_grad
+    assert (
+        moved.head.weight is moved.characters.weight is not model.head.weight
+        and moved.head.weight.requires_grad
+    )
 
 
 def test_a_model_that_cannot_be_copied_says_why():
@@ -525,7 +577,9 @@ def plain_product(x, w):
     return x @ w
 
 
-@pytest.mark.parametrize("how", ["function", "default backend", "method", "loss", "in the backward pass"])
+@pytest.mark.parametrize(
+    "how", ["function", "default backend", "method", "loss", "in the backward pass"]
+)
 def test_compiled_code_that_is_no_module_is_traced_uncompiled_and_said_to_be(how):
     class Square(torch.autograd.Function):
         @staticmethod
@@ -568,7 +622,9 @@ def test_what_is_kept_from_the_compiler_is_not_taken_for_compiled_and_compiling_
         return graph.forward
 
     x, compiled = torch.rand(2, 4), torch.compile(plain_product, backend=backend)
-    assert trace(Calls(kept), x).notes == () and trace(Calls(compiled), x).notes != () and seen == []
+    assert (
+        trace(Calls(kept), x).notes == () and trace(Calls(compiled), x).notes != () and seen == []
+    )
     compiled(x, torch.rand(4, 4))
     assert seen == [2]
 
@@ -576,11 +632,15 @@ def test_what_is_kept_from_the_compiler_is_not_taken_for_compiled_and_compiling_
 def test_one_cast_is_no_casts():
     traced = trace(Calls(plain_product), torch.rand(2, 4).bfloat16(), backward=False)
     assert len(traced.casts()) == 1
-    assert "1 cast inserted" in str(traced) and "<b>1</b> cast inserted" in panel_html(traced, "forward", "")
+    assert "1 cast inserted" in str(traced) and "<b>1</b> cast inserted" in panel_html(
+        traced, "forward", ""
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
-def test_compiled_code_is_compiled_again_whichever_of_two_watches_ends_first(order: tuple[int, int]) -> None:
+def test_compiled_code_is_compiled_again_whichever_of_two_watches_ends_first(
+    order: tuple[int, int],
+) -> None:
     graphs: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

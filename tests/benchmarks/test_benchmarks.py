@@ -54,7 +54,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_timer(results: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.timer", *SMALL, "--threads", "1", "--out", str(results)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.timer",
+        *SMALL,
+        "--threads",
+        "1",
+        "--out",
+        str(results),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0 and "StepTimer" in done.stdout, done.stdout + done.stderr
     found = record(results, "timer")
@@ -136,7 +145,9 @@ def test_everything_for_a_gpu_runs_in_one_call(results: Path, for_a_gpu: str) ->
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 1 and "finds none here" in done.stderr and not list(tmp_path.iterdir())
+    assert (
+        done.returncode == 1 and "finds none here" in done.stderr and not list(tmp_path.iterdir())
+    )
 
 
 def test_survival_map_can_be_read_back(tmp_path: Path) -> None:
@@ -182,9 +193,15 @@ def test_explain_tries_planted_causes(results: Path) -> None:
     assert len(found["planted"]) == 3 and len(found["workloads"]) == 1
     for tried in found["planted"].values():
         assert sum(tried["kinds"].values()) == pytest.approx(tried["explained_seconds"])
-        assert tried["first_is_planted"] == (tried["named"][:1] != [] and tried["named"][0] in tried["expected"])
-        assert tried["cured_is_accused"] == bool({*tried["named_when_cured"]} & {*tried["expected"]})
-    assert "Planted causes" in tables({"explain": [found]}) and "Predicted speed-up" in tables({"explain": [found]})
+        assert tried["first_is_planted"] == (
+            tried["named"][:1] != [] and tried["named"][0] in tried["expected"]
+        )
+        assert tried["cured_is_accused"] == bool(
+            {*tried["named_when_cured"]} & {*tried["expected"]}
+        )
+    assert "Planted causes" in tables({"explain": [found]}) and "Predicted speed-up" in tables(
+        {"explain": [found]}
+    )
 
 
 def test_blocks_are_gfloats(results: Path) -> None:
@@ -200,5 +217,7 @@ def test_trainings_below_16_bits_are_recorded(results: Path) -> None:
     assert "MXFP4" in run("low_bits", "--seeds", 1, "--steps", 2, "--out", results)
     (path,) = results.glob("low_bits-cpu-*.json")
     found = load_trainings(path)
-    assert {run.variant for run in found["gpt"].runs} == {one.name for one in (*VARIANTS, *OPTIMIZERS)}
+    assert {run.variant for run in found["gpt"].runs} == {
+        one.name for one in (*VARIANTS, *OPTIMIZERS)
+    }
     assert len({run.variant for run in found["resnet"].runs}) == len(VARIANTS) + 4

@@ -26,8 +26,12 @@ def missed(compared: Compared, tool: str) -> set[str]:
 @pytest.mark.slow
 def test_first_nonfinite_names_all_and_accuses_nobody_as_recorded(compared: Compared) -> None:
     faults, sound = compared
-    assert all(one["first_nonfinite"].op and one["first_nonfinite"].module for one in faults.values())
-    assert not any("first_nonfinite" in accusers for accusers in sound.values()) and len(sound) == len(SOUND)
+    assert all(
+        one["first_nonfinite"].op and one["first_nonfinite"].module for one in faults.values()
+    )
+    assert not any("first_nonfinite" in accusers for accusers in sound.values()) and len(
+        sound
+    ) == len(SOUND)
     newest = max(RESULTS.glob("nonfinite-*.json"))
     recorded = {row[0]: row for row in json.loads(newest.read_text("utf-8"))["table"]}
     now = {row[0]: row for row in table(faults, sound)}
@@ -38,7 +42,9 @@ def test_first_nonfinite_names_all_and_accuses_nobody_as_recorded(compared: Comp
 
 def test_anomaly_mode_sees_backward_passes_alone(compared: Compared) -> None:
     faults, sound = compared
-    assert missed(compared, "detect_anomaly") >= {fault.name for fault in FAULTS if fault.phase == "optimizer"}
+    assert missed(compared, "detect_anomaly") >= {
+        fault.name for fault in FAULTS if fault.phase == "optimizer"
+    }
     assert faults["the root of zero"]["detect_anomaly"].line
     assert "detect_anomaly" in sound["a scaler that warms up"]  # lightning#9799
 
@@ -47,7 +53,10 @@ def test_anomaly_mode_sees_backward_passes_alone(compared: Compared) -> None:
 def test_anomaly_mode_itself_says_what_is_counted() -> None:
     setup = next(fault for fault in FAULTS if fault.name == "the root of zero").make()
     # It looks for NaN alone: it passes the root's inf, and stops at the product of that inf and 0.
-    told, raised = pytest.warns(UserWarning, match="# here"), pytest.raises(RuntimeError, match="MulBackward0")
+    told, raised = (
+        pytest.warns(UserWarning, match="# here"),
+        pytest.raises(RuntimeError, match="MulBackward0"),
+    )
     with told, raised, torch.autograd.detect_anomaly():
         setup.step()
 
@@ -66,5 +75,8 @@ def test_costs_are_those_of_one_run_in_turn() -> None:
 def test_the_program_writes_its_record(tmp_path, capsys) -> None:
     assert main(["--tiny", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("nonfinite-*.json")
-    assert json.loads(path.read_text("utf-8"))["table"][1][:2] == ["first_nonfinite", str(len(FAULTS))]
+    assert json.loads(path.read_text("utf-8"))["table"][1][:2] == [
+        "first_nonfinite",
+        str(len(FAULTS)),
+    ]
     assert "first_nonfinite" in capsys.readouterr().out

@@ -31,7 +31,11 @@ def clones(tmp_path):
     here = tmp_path / "some+one"
     (here / "example").mkdir(parents=True)
     (here / "example" / "train.py").write_text(TRAIN, "utf-8")
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
+    ):
         subprocess.run(["git", *command], cwd=here, check=True)
     return tmp_path
 
@@ -54,7 +58,11 @@ def test_a_script_is_examined_as_it_stands(clones, monkeypatch, tmp_path, capsys
         "script": "example/train.py",
         "steps": 10,
     }
-    bug = plain | {"kind": "before", "faults": ["never-cleared"], "edits": [["    optimizer.zero_grad()\n", ""]]}
+    bug = plain | {
+        "kind": "before",
+        "faults": ["never-cleared"],
+        "edits": [["    optimizer.zero_grad()\n", ""]],
+    }
     cases = {"plain": plain, "bug": bug, "absent": plain | {"repository": "no/body"}}
     monkeypatch.setattr(ward, "cases", lambda: cases)
     assert ward.main([str(clones), "--out", str(tmp_path)]) == 0
@@ -69,7 +77,12 @@ def test_a_script_is_examined_as_it_stands(clones, monkeypatch, tmp_path, capsys
 
 
 def test_an_edit_that_does_not_fit_is_refused(clones, tmp_path):
-    case = {"repository": "some/one", "commit": "HEAD", "script": "example/train.py", "edits": [["zero_grads()", ""]]}
+    case = {
+        "repository": "some/one",
+        "commit": "HEAD",
+        "script": "example/train.py",
+        "edits": [["zero_grads()", ""]],
+    }
     clone = ward.clone_of(case, clones)
     assert clone is not None and ward.clone_of(case | {"commit": "0" * 40}, clones) is None
     with pytest.raises(ValueError, match="has 0 times"):
@@ -78,9 +91,14 @@ def test_an_edit_that_does_not_fit_is_refused(clones, tmp_path):
 
 def test_a_page_is_held_against_what_is_true():
     case = {"faults": ["never-cleared"], "advice": {"softmax-twice": "untrue: it is a mixture"}}
-    judged = ward.judge(case, {"state": "fault", "faults": {"diverges": ""}, "advice": {"little-headroom": ""}})
+    judged = ward.judge(
+        case, {"state": "fault", "faults": {"diverges": ""}, "advice": {"little-headroom": ""}}
+    )
     assert (judged["false"], judged["missed"]) == (["diverges"], ["never-cleared"])
-    assert (judged["advice not judged"], judged["advice untrue"]) == (["little-headroom"], ["softmax-twice"])
+    assert (judged["advice not judged"], judged["advice untrue"]) == (
+        ["little-headroom"],
+        ["softmax-twice"],
+    )
 
 
 @pytest.mark.parametrize("maker", ["tokens", "words", "names", "citations", "pictures"])
@@ -113,7 +131,9 @@ def test_the_other_tools_numbers_are_those_of_the_newest_record():
     said = [worth.judge(row, worth.judgement()) for row in record["rows"] if row["tool"] != "none"]
     assert not any("not judged" in one.values() for one in said)
     assert {row["case"] for row in record["rows"]} <= ward.cases().keys()
-    assert worth.judgement()["names"].keys() <= {row["case"] for row in record["rows"] if row["kind"] == "before"}
+    assert worth.judgement()["names"].keys() <= {
+        row["case"] for row in record["rows"] if row["kind"] == "before"
+    }
 
 
 @pytest.mark.slow
@@ -130,4 +150,8 @@ def test_a_script_runs_with_hooks_in_front_of_it(tmp_path):
     )
     case = {"script": "train.py", "steps": 5}
     row = others.attach(case, tmp_path, "none", tmp_path)
-    assert (row["updates"], row["model"], row["optimizer"]) == (5, "Sequential", "SGD") and "raised" not in row
+    assert (row["updates"], row["model"], row["optimizer"]) == (
+        5,
+        "Sequential",
+        "SGD",
+    ) and "raised" not in row

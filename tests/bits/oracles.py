@@ -16,7 +16,12 @@ ML_DTYPES = {
     f.FP6_E2M3: ml_dtypes.float6_e2m3fn,
     f.FP4_E2M1: ml_dtypes.float4_e2m1fn,
 }
-TORCH = {f.FP16: torch.float16, f.BF16: torch.bfloat16, f.FP8_E4M3: torch.float8_e4m3fn, f.FP8_E5M2: torch.float8_e5m2}
+TORCH = {
+    f.FP16: torch.float16,
+    f.BF16: torch.bfloat16,
+    f.FP8_E4M3: torch.float8_e4m3fn,
+    f.FP8_E5M2: torch.float8_e5m2,
+}
 
 
 def all_values(fmt, library):
@@ -49,7 +54,9 @@ def midpoints(fmt):
     exact = np.array([(low + high) / 2 for low, high in itertools.pairwise(values)])
     middle = exact.astype(np.float32)
     assert (middle == exact).all()
-    around = np.concatenate([np.nextafter(middle, np.float32(0)), middle, np.nextafter(middle, np.float32(np.inf))])
+    around = np.concatenate(
+        [np.nextafter(middle, np.float32(0)), middle, np.nextafter(middle, np.float32(np.inf))]
+    )
     return np.concatenate([around, -around])
 
 

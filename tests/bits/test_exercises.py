@@ -15,17 +15,26 @@ from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays wha
 
 def test_decoding_is_asked_of_every_pattern():
     asked = []
-    assert decode_fp16.check(lambda pattern: asked.append(pattern) or decode(pattern, FP16)).state == "correct"
+    assert (
+        decode_fp16.check(lambda pattern: asked.append(pattern) or decode(pattern, FP16)).state
+        == "correct"
+    )
     assert set(asked) == set(range(2**16))
 
 
 def test_one_wrong_pattern_of_65536_is_found():
     spoilt = random.randrange(2**16)
-    outcome = decode_fp16.check(lambda pattern: 0.12345 if pattern == spoilt else decode(pattern, FP16))
-    assert outcome.state == "not yet" and f"for 0x{spoilt:04X}, you return 0.12345" in outcome.message
+    outcome = decode_fp16.check(
+        lambda pattern: 0.12345 if pattern == spoilt else decode(pattern, FP16)
+    )
+    assert (
+        outcome.state == "not yet" and f"for 0x{spoilt:04X}, you return 0.12345" in outcome.message
+    )
 
 
-@pytest.mark.parametrize(("exercise", "right"), [(encode_fp16, lambda x: encode(x, FP16)), (find_ulp, ulp)])
+@pytest.mark.parametrize(
+    ("exercise", "right"), [(encode_fp16, lambda x: encode(x, FP16)), (find_ulp, ulp)]
+)
 def test_what_was_right_once_is_wrong_the_next_time(exercise, right):
     """Numbers are drawn: a table of the answers to one check does not pass another."""
     table = {}
@@ -85,14 +94,18 @@ def test_odd_returns_are_told_clearly(exercise, given):
     def answer(*_):
         return given
 
-    outcome = exercise.check({"differs": 1.1, "round_bf16": answer} if exercise is round_bf16 else answer)
+    outcome = exercise.check(
+        {"differs": 1.1, "round_bf16": answer} if exercise is round_bf16 else answer
+    )
     assert outcome.state == "not yet" and "could not continue" not in outcome.message
     if exercise is round_bf16:  # and in place of the number
         outcome = exercise.check({"differs": given, "round_bf16": torch.Tensor.bfloat16})
         assert outcome.state == "not yet" and "could not continue" not in outcome.message
 
 
-@pytest.mark.parametrize("exercise", [e for e in ALL if e is not round_bf16], ids=lambda exercise: exercise.name)
+@pytest.mark.parametrize(
+    "exercise", [e for e in ALL if e is not round_bf16], ids=lambda exercise: exercise.name
+)
 def test_an_answer_of_the_wrong_arity_is_told_so(exercise):
     outcome = exercise.check(lambda: 0.0)
     assert outcome.state == "not yet" and "other arguments than it takes" in outcome.message

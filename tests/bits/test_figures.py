@@ -30,7 +30,9 @@ def test_number_lines_hold_every_value_once():
 def test_binades_are_drawn_at_their_exponents():
     counts = values_per_binade(f.FP8_E4M3)
     (line,) = draw.binades_figure({f.FP8_E4M3: counts}).axes[0].lines
-    assert list(line.get_xdata())[:-1] == list(counts) and list(line.get_ydata())[:-1] == list(counts.values())
+    assert list(line.get_xdata())[:-1] == list(counts) and list(line.get_ydata())[:-1] == list(
+        counts.values()
+    )
 
 
 def test_ulp_lines_end_where_the_format_does():
@@ -50,7 +52,9 @@ def test_integers_end_where_a_line_crosses_the_mark():
         first_lost = integers[integers.to(fmt.dtype).float() != integers][0].item()
         drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
         assert drawn[first_lost - 1] == mark.get_ydata()[0]
-    assert "every integer is exact up to where a line gets here" in " ".join(text.get_text() for text in axis.texts)
+    assert "every integer is exact up to where a line gets here" in " ".join(
+        text.get_text() for text in axis.texts
+    )
 
 
 def test_ranges_reach_from_the_smallest_to_the_largest():

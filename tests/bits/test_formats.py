@@ -25,7 +25,12 @@ IN_ML_DTYPES = {
 @pytest.mark.parametrize("fmt", IN_TORCH, ids=lambda fmt: fmt.name)
 def test_derived_numbers_equal_torch_finfo(fmt):
     info = torch.finfo(fmt.dtype)
-    assert (fmt.max, -fmt.max, fmt.smallest_normal, fmt.eps) == (info.max, info.min, info.tiny, info.eps)
+    assert (fmt.max, -fmt.max, fmt.smallest_normal, fmt.eps) == (
+        info.max,
+        info.min,
+        info.tiny,
+        info.eps,
+    )
     assert fmt.bits == info.bits
     if fmt.dtype.itemsize > 1:  # for fp8 torch gives the smallest normal here
         assert fmt.smallest_subnormal == math.ldexp(info.tiny, -fmt.significand_bits)
@@ -37,7 +42,10 @@ def test_derived_numbers_equal_ml_dtypes_finfo(fmt):
     assert fmt.max == float(info.max) and fmt.eps == float(info.eps)
     assert fmt.smallest_normal == float(info.smallest_normal)
     assert fmt.smallest_subnormal == float(info.smallest_subnormal)
-    assert fmt.bits == info.bits and (fmt.exponent_bits, fmt.significand_bits) == (info.nexp, info.nmant)
+    assert fmt.bits == info.bits and (fmt.exponent_bits, fmt.significand_bits) == (
+        info.nexp,
+        info.nmant,
+    )
 
 
 def test_published_table():
@@ -120,7 +128,11 @@ def test_unknown_specials_and_widths_that_are_no_ints_are_refused():
 
 
 def test_find_format():
-    assert find_format("bf16") is f.BF16 and find_format(torch.float16) is f.FP16 and find_format(f.TF32) is f.TF32
+    assert (
+        find_format("bf16") is f.BF16
+        and find_format(torch.float16) is f.FP16
+        and find_format(f.TF32) is f.TF32
+    )
     for unknown in ("fp17", torch.int8, [], None):
         with pytest.raises(ValueError, match="the course has fp64, fp32"):
             find_format(unknown)

@@ -16,7 +16,9 @@ from amp_course.bits.scalar import decode, encode
 from tests.bits.oracles import ML_DTYPES
 
 ID = {"ids": lambda fmt: fmt.name}
-fp32_numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)  # torch and ml_dtypes cast through fp32
+fp32_numbers = st.floats(
+    width=32, allow_nan=False, allow_infinity=False
+)  # torch and ml_dtypes cast through fp32
 
 
 def as_float(value):
@@ -35,7 +37,9 @@ def test_values_are_those_of_the_casts(number):
     with np.errstate(all="ignore"):
         oracle |= {fmt: float(np.float32(number).astype(dtype)) for fmt, dtype in ML_DTYPES.items()}
     for fmt, expected in oracle.items():
-        if math.isnan(expected):  # ml_dtypes' E4M3 past the largest; the course, like torch, saturates
+        if math.isnan(
+            expected
+        ):  # ml_dtypes' E4M3 past the largest; the course, like torch, saturates
             expected = math.copysign(fmt.max, number)
         assert as_float(nearest(exact, fmt).value) == expected, fmt.name
 
@@ -89,7 +93,9 @@ def test_nan_is_kept_or_has_no_pattern():
         pattern_for(math.nan, f.FP4_E2M1)
 
 
-@pytest.mark.parametrize("fmt", [f.FP16, f.FP8_E4M3, f.FP4_E2M1, FloatFormat.of(3, 0, "finite")], **ID)
+@pytest.mark.parametrize(
+    "fmt", [f.FP16, f.FP8_E4M3, f.FP4_E2M1, FloatFormat.of(3, 0, "finite")], **ID
+)
 def test_exact_value_round_trips_with_the_sign_of_zero(fmt):
     for pattern in range(2**fmt.bits):
         value = exact_value(pattern, fmt)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from amp_course.bits.formats import FORMATS, FP16, FP32, FP64
 from amp_course.bits.nearest import exact_value
-from amp_course.bits.numerals import decimal_text, full_text, number_text, power_text, short_text, typed_text
+from amp_course.bits.numerals import (
+    decimal_text,
+    full_text,
+    number_text,
+    power_text,
+    short_text,
+    typed_text,
+)
 from amp_course.bits.parse import read
 
 LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻−", "0123456789--")
@@ -95,7 +102,11 @@ def test_typed_text_is_short_where_a_person_would_be():
 
 def test_power_text_is_for_small_odd_parts_alone():
     assert power_text(Fraction(12)) == "3 × 2²"
-    assert power_text(Fraction(1, 3)) == "" and power_text(Fraction(0)) == "" and power_text(Fraction(4097)) == ""
+    assert (
+        power_text(Fraction(1, 3)) == ""
+        and power_text(Fraction(0)) == ""
+        and power_text(Fraction(4097)) == ""
+    )
 
 
 def test_full_text_never_rounds():

@@ -19,7 +19,13 @@ def panel():
 
 
 def state(panel):
-    return panel.pattern, panel.fmt, panel.exact, [bit.value for bit in panel.bits], panel.view.value
+    return (
+        panel.pattern,
+        panel.fmt,
+        panel.exact,
+        [bit.value for bit in panel.bits],
+        panel.view.value,
+    )
 
 
 def assert_consistent(panel):
@@ -125,7 +131,9 @@ def test_what_cannot_be_read_changes_nothing_and_is_told(text, panel):
 
 def test_numbers_past_all_formats(panel):
     panel.text.value = "1e999"
-    assert panel.value == math.inf and "past the largest number of fp16, 65504" in panel.message.value
+    assert (
+        panel.value == math.inf and "past the largest number of fp16, 65504" in panel.message.value
+    )
     panel.format.value = "fp4 E2M1"
     assert panel.value == 6
     panel.text.value = "9" * 400
@@ -210,7 +218,12 @@ def test_previous_and_next(panel):
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
 def test_quick_picks(fmt, panel):
     panel.format.value = fmt.name
-    expected = {"1": 1, "largest": fmt.max, "smallest normal": fmt.smallest_normal, "smallest": fmt.smallest_subnormal}
+    expected = {
+        "1": 1,
+        "largest": fmt.max,
+        "smallest normal": fmt.smallest_normal,
+        "smallest": fmt.smallest_subnormal,
+    }
     for name, value in expected.items():
         panel.picks[name].click()
         assert panel.value == value == float(panel.exact)
@@ -243,11 +256,19 @@ def test_quick_picks_type_what_a_person_would(panel):
 def test_bits_have_names_and_places(panel):
     names = [bit.description for bit in panel.bits]
     assert names[15] == "bit 15: sign" and names[14] == "bit 14: exponent, counts 16"
-    assert names[9] == "bit 9: significand, counts 2⁻¹" and names[0] == "bit 0: significand, counts 2⁻¹⁰"
+    assert (
+        names[9] == "bit 9: significand, counts 2⁻¹"
+        and names[0] == "bit 0: significand, counts 2⁻¹⁰"
+    )
     assert [bit.tooltip for bit in panel.bits] == names
     panel.format.value = "fp8 E4M3"
     assert [bit.description for bit in panel.bits][7] == "bit 7: sign"
-    shown = [bit for group in panel.field.children for nibble in group.children[1].children for bit in nibble.children]
+    shown = [
+        bit
+        for group in panel.field.children
+        for nibble in group.children[1].children
+        for bit in nibble.children
+    ]
     assert shown == panel.bits[::-1]
     assert [group.children[0].value for group in panel.field.children] == [
         "<b>s</b> sign",
@@ -289,7 +310,10 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
 
 def test_the_picture_shows_each_bit_and_the_value(panel):
     (axis,) = panel.still().axes
-    assert "".join(text.get_text() for text in axis.texts if text.get_text() in "01") == f"{0x2E66:016b}"
+    assert (
+        "".join(text.get_text() for text in axis.texts if text.get_text() in "01")
+        == f"{0x2E66:016b}"
+    )
     letters = [text.get_text() for text in axis.texts if text.get_text() in "sem"]
     assert letters == ["s"] + ["e"] * 5 + ["m"] * 10
     assert axis.get_title(loc="left") == "fp16  0x2E66  = 0.0999755859375"
@@ -312,11 +336,15 @@ def test_controls_have_names_and_explanations(panel):
 
 events = st.one_of(
     st.tuples(
-        st.just("text"), st.one_of(st.text(max_size=12), st.floats().map(repr), st.sampled_from(["0xFF", "nan"]))
+        st.just("text"),
+        st.one_of(st.text(max_size=12), st.floats().map(repr), st.sampled_from(["0xFF", "nan"])),
     ),
     st.tuples(st.just("format"), st.sampled_from([*(fmt.name for fmt in FORMATS), OWN])),
     st.tuples(st.just("bit"), st.integers(0, 63)),
-    st.tuples(st.just("pick"), st.sampled_from(["1", "0.1", "largest", "smallest normal", "smallest", "inf", "NaN"])),
+    st.tuples(
+        st.just("pick"),
+        st.sampled_from(["1", "0.1", "largest", "smallest normal", "smallest", "inf", "NaN"]),
+    ),
     st.tuples(st.just("widths"), st.tuples(st.integers(-1, 13), st.integers(-1, 54))),
     st.tuples(st.just("specials"), st.sampled_from(["ieee", "fn", "finite"])),
     st.tuples(st.just("step"), st.booleans()),

@@ -13,7 +13,15 @@ from amp_course.bits import formats as f
 from amp_course.bits.formats import FORMATS, FloatFormat
 from amp_course.bits.nearest import exact_value, nearest
 from amp_course.bits.panel_css import style
-from amp_course.bits.panel_html import explorer_view, formula, headline, number_line, reading, rounding_note, table
+from amp_course.bits.panel_html import (
+    explorer_view,
+    formula,
+    headline,
+    number_line,
+    reading,
+    rounding_note,
+    table,
+)
 from amp_course.bits.parse import read
 
 
@@ -95,7 +103,9 @@ def test_headline():
         .strip("|")
         .startswith("2⁻²⁴ ≈ 5.9605 × 10⁻⁸|class|subnormal|hex|0x0001|ulp|2⁻²⁴")
     )
-    assert "in full|0.1000000000000000055511151231257827021181583404541015625" in plain(headline(*fp64_tenth()))
+    assert "in full|0.1000000000000000055511151231257827021181583404541015625" in plain(
+        headline(*fp64_tenth())
+    )
     assert "ulp" not in headline(0x7C00, f.FP16)
 
 
@@ -105,7 +115,13 @@ def fp64_tenth():
 
 def test_number_line_shows_neighbours_and_the_exact_number():
     line = plain(number_line(0x6800, f.FP16, Fraction(2049)))
-    for words in ("2047|previous", "2050|next", "2048", "2049|▼", "everything that fp16 rounds to 2048"):
+    for words in (
+        "2047|previous",
+        "2050|next",
+        "2048",
+        "2049|▼",
+        "everything that fp16 rounds to 2048",
+    ):
         assert words in line
     assert "▼" not in plain(number_line(0x6800, f.FP16, Fraction(2048)))
     assert "inf|next" in plain(number_line(0x7BFF, f.FP16, Fraction(65504)))
@@ -117,7 +133,9 @@ def test_number_line_shows_neighbours_and_the_exact_number():
 
 def shaded(svg):
     """Where the band of all that rounds to the value begins and ends, in pixels."""
-    x, width = map(float, re.search(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg).groups())
+    x, width = map(
+        float, re.search(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg).groups()
+    )
     return x, x + width
 
 
@@ -140,7 +158,11 @@ def test_the_band_ends_half_way_to_the_neighbours_or_never_where_there_is_no_inf
             "2049 is not in fp16: rounded to <b>2048</b>, 1 too small (halfway between two numbers: the even pattern wins).",
         ),
         ("-2051.5", f.FP16, "−2051.5 is not in fp16: rounded to <b>−2052</b>, 0.5 too small."),
-        ("70000", f.FP16, "70000 is past the largest number of fp16, 65504: it becomes <b>inf</b>."),
+        (
+            "70000",
+            f.FP16,
+            "70000 is past the largest number of fp16, 65504: it becomes <b>inf</b>.",
+        ),
         (
             "-inf",
             f.FP6_E2M3,
@@ -175,10 +197,17 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-OWN = [FloatFormat.of(2, 1), FloatFormat.of(1, 0, "finite"), FloatFormat.of(2, 0, "fn"), FloatFormat.of(11, 52)]
+OWN = [
+    FloatFormat.of(2, 1),
+    FloatFormat.of(1, 0, "finite"),
+    FloatFormat.of(2, 0, "fn"),
+    FloatFormat.of(11, 52),
+]
 
 
-@pytest.mark.parametrize("fmt", [f.FP8_E4M3, f.FP8_E5M2, f.FP6_E3M2, f.FP4_E2M1, *OWN[:3]], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize(
+    "fmt", [f.FP8_E4M3, f.FP8_E5M2, f.FP6_E3M2, f.FP4_E2M1, *OWN[:3]], ids=lambda fmt: fmt.name
+)
 def test_every_pattern_of_small_formats_gives_a_whole_view(fmt):
     for pattern in range(2**fmt.bits):
         html = explorer_view(pattern, fmt, exact_value(pattern, fmt))
@@ -210,7 +239,13 @@ class Tags(HTMLParser):
 
 def test_a_format_s_name_is_text_and_never_markup():
     fmt = FloatFormat.of(5, 10).renamed(EVIL)
-    for exact in (Fraction(2049), Fraction(1, 10**9), Fraction(10) ** 9, float("inf"), float("nan")):
+    for exact in (
+        Fraction(2049),
+        Fraction(1, 10**9),
+        Fraction(10) ** 9,
+        float("inf"),
+        float("nan"),
+    ):
         found = nearest(exact, fmt)
         html = explorer_view(found.pattern, fmt, exact) + rounding_note(found)
         assert not Tags(html).names & {"img", "onerror"} and "&lt;img" in html

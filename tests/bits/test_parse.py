@@ -62,7 +62,13 @@ def test_nan(text):
 
 @pytest.mark.parametrize(
     ("text", "pattern"),
-    [("0x3C00", 0x3C00), ("0X3c", 0x3C), ("0b11", 3), ("0b0 11110 0000_0000_00", 0x7800), ("0x7E01", 0x7E01)],
+    [
+        ("0x3C00", 0x3C00),
+        ("0X3c", 0x3C),
+        ("0b11", 3),
+        ("0b0 11110 0000_0000_00", 0x7800),
+        ("0x7E01", 0x7E01),
+    ],
 )
 def test_patterns(text, pattern):
     entry = read(text, f.FP16)
@@ -111,7 +117,14 @@ def test_what_cannot_be_read_is_refused_with_cause_and_cure(text, words):
 
 @pytest.mark.parametrize(
     "text",
-    ["1e9999999999", "1e-9999999999", "9" * 1000 + "e5000", "1e5000/1e-5000", "9" * 900 + "*2^16384", "0x" + "f" * 998],
+    [
+        "1e9999999999",
+        "1e-9999999999",
+        "9" * 1000 + "e5000",
+        "1e5000/1e-5000",
+        "9" * 900 + "*2^16384",
+        "0x" + "f" * 998,
+    ],
 )
 def test_nothing_hangs(text):
     began = time.perf_counter()

@@ -15,7 +15,9 @@ from amp_course.bits.scalar import decode, encode
 from tests.bits.oracles import ML_DTYPES, TORCH, midpoints, same, torch_cast, torch_saturates_e4m3
 
 ID = {"ids": lambda fmt: fmt.name}
-SPECIAL = np.array([0.0, -0.0, math.inf, -math.inf, 1e-45, -1e-45, 1e-40, 3.4e38, -3.4e38], dtype=np.float32)
+SPECIAL = np.array(
+    [0.0, -0.0, math.inf, -math.inf, 1e-45, -1e-45, 1e-40, 3.4e38, -3.4e38], dtype=np.float32
+)
 
 
 def random_patterns(count=200_000):
@@ -46,7 +48,9 @@ def test_numbers_of_every_magnitude_round_as_torch_casts(fmt):
 
 
 def test_numbers_of_every_magnitude_round_to_e4m3_as_torch_casts():
-    numbers = torch.cat([random_patterns(), torch.tensor([464.0, 464.0001, 500.0, math.inf, -math.inf, math.nan])])
+    numbers = torch.cat(
+        [random_patterns(), torch.tensor([464.0, 464.0001, 500.0, math.inf, -math.inf, math.nan])]
+    )
     wanted = round_to(numbers, f.FP8_E4M3)
     if not torch_saturates_e4m3():
         wanted = wanted.where(numbers.abs() <= 464, torch.nan)
@@ -126,5 +130,7 @@ def test_what_cannot_be_rounded_is_told():
 
 def test_a_fp16_tensor_that_torch_holds_comes_back_unchanged():
     for dtype, fmt in ((d, fmt) for fmt, d in TORCH.items()):
-        values = torch.arange(2**fmt.bits).to(torch.int16 if fmt.bits > 8 else torch.int8).view(dtype)
+        values = (
+            torch.arange(2**fmt.bits).to(torch.int16 if fmt.bits > 8 else torch.int8).view(dtype)
+        )
         assert same(round_to(values.float(), fmt), values.float())

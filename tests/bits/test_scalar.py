@@ -12,8 +12,25 @@ from hypothesis import strategies as st
 
 from amp_course.bits import formats as f
 from amp_course.bits.formats import FloatFormat
-from amp_course.bits.scalar import decode, encode, floor_log2, kind, nan_pattern, neighbours, split, ulp
-from tests.bits.oracles import ML_DTYPES, TORCH, all_values, midpoints, same, torch_cast, torch_saturates_e4m3
+from amp_course.bits.scalar import (
+    decode,
+    encode,
+    floor_log2,
+    kind,
+    nan_pattern,
+    neighbours,
+    split,
+    ulp,
+)
+from tests.bits.oracles import (
+    ML_DTYPES,
+    TORCH,
+    all_values,
+    midpoints,
+    same,
+    torch_cast,
+    torch_saturates_e4m3,
+)
 
 SMALL = [f.FP16, f.BF16, f.FP8_E4M3, f.FP8_E5M2]
 OCP = [f.FP6_E3M2, f.FP6_E2M3, f.FP4_E2M1]
@@ -27,7 +44,9 @@ def test_every_pattern_decodes_as_in_torch(fmt):
 
 @pytest.mark.parametrize("fmt", SMALL[1:] + OCP, **ID)
 def test_every_pattern_decodes_as_in_ml_dtypes(fmt):
-    assert same([decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt, ML_DTYPES))
+    assert same(
+        [decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt, ML_DTYPES)
+    )
 
 
 def test_every_fp16_pattern_decodes_as_in_numpy():
@@ -56,7 +75,9 @@ def test_every_midpoint_and_its_fp32_neighbours_encode_as_torch_casts(fmt):
 def test_every_midpoint_and_its_fp32_neighbours_encode_as_ml_dtypes_casts(fmt):
     numbers = midpoints(fmt)
     if fmt is f.FP8_E4M3:
-        numbers = numbers[np.abs(numbers) <= 464]  # past it ml_dtypes has NaN, and we the largest: see below
+        numbers = numbers[
+            np.abs(numbers) <= 464
+        ]  # past it ml_dtypes has NaN, and we the largest: see below
     wanted = numbers.astype(ML_DTYPES[fmt]).view(np.uint8) & (2**fmt.bits - 1)
     assert same(
         [decode(encode(number, fmt), fmt) for number in numbers.tolist()],
@@ -66,7 +87,10 @@ def test_every_midpoint_and_its_fp32_neighbours_encode_as_ml_dtypes_casts(fmt):
 
 def test_fp32_and_fp64_are_read_as_the_machine_reads_them():
     rng = np.random.default_rng()
-    for fmt, unsigned, floating in ((f.FP32, np.uint32, np.float32), (f.FP64, np.uint64, np.float64)):
+    for fmt, unsigned, floating in (
+        (f.FP32, np.uint32, np.float32),
+        (f.FP64, np.uint64, np.float64),
+    ):
         patterns = rng.integers(0, 2**fmt.bits, 3000, dtype=np.uint64).astype(unsigned)
         with np.errstate(invalid="ignore"):  # a signalling NaN
             values = patterns.view(floating).astype(np.float64)
@@ -86,7 +110,9 @@ def test_specials():
     assert encode(-0.0, f.FP16) == 0x8000 and encode(0, f.FP16) == encode(Fraction(0), f.FP16) == 0
     assert encode(math.inf, f.FP16) == 0x7C00 and encode(-math.inf, f.BF16) == 0xFF80
     assert encode(math.nan, f.FP16) == 0x7E00 and encode(math.nan, f.BF16) == 0x7FC0
-    assert encode(math.nan, f.FP8_E4M3) == 0x7F and encode(math.inf, f.FP8_E4M3) == 0x7E  # no inf there: the largest
+    assert (
+        encode(math.nan, f.FP8_E4M3) == 0x7F and encode(math.inf, f.FP8_E4M3) == 0x7E
+    )  # no inf there: the largest
     assert encode(-math.inf, f.FP4_E2M1) == 0xF and decode(0xF, f.FP4_E2M1) == -6.0
     with pytest.raises(ValueError, match="fp4 E2M1 has no NaN"):
         encode(math.nan, f.FP4_E2M1)
@@ -103,8 +129,21 @@ def test_past_464_e4m3_saturates_here_and_is_nan_in_ml_dtypes_and_torch_does_one
 
 
 def test_kinds():
-    kinds = [kind(pattern, f.FP16) for pattern in (0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0xFC00, 0x7C01)]
-    expected = ["zero", "zero", "subnormal", "subnormal", "normal", "normal", "infinity", "infinity", "NaN"]
+    kinds = [
+        kind(pattern, f.FP16)
+        for pattern in (0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0xFC00, 0x7C01)
+    ]
+    expected = [
+        "zero",
+        "zero",
+        "subnormal",
+        "subnormal",
+        "normal",
+        "normal",
+        "infinity",
+        "infinity",
+        "NaN",
+    ]
     assert kinds == expected
     assert kind(0x7E, f.FP8_E4M3) == "normal" and kind(0xFF, f.FP8_E4M3) == "NaN"
     assert kind(0xF, f.FP4_E2M1) == "normal"
@@ -115,7 +154,9 @@ def test_exact_decimals_are_not_rounded_twice():
     value = 1 + Fraction(1, 2**11) + Fraction(1, 2**60)
     assert decode(encode(value, f.FP16), f.FP16) == 1 + f.FP16.eps
     assert decode(encode(float(value), f.FP16), f.FP16) == 1.0
-    assert encode(Fraction(10) ** 999, f.FP16) == 0x7C00 and encode(-(10**400), f.FP64) == 0xFFF << 52
+    assert (
+        encode(Fraction(10) ** 999, f.FP16) == 0x7C00 and encode(-(10**400), f.FP64) == 0xFFF << 52
+    )
     assert encode(Fraction(1, 10**999), f.FP64) == 0
 
 
@@ -130,7 +171,10 @@ def test_any_widths_round_to_the_nearest_value(exponent_bits, significand_bits, 
     below, above = neighbours(pattern, fmt)
     for other in (below, above):
         if math.isfinite(other):
-            distance, others = abs(Fraction(value) - Fraction(got)), abs(Fraction(value) - Fraction(other))
+            distance, others = (
+                abs(Fraction(value) - Fraction(got)),
+                abs(Fraction(value) - Fraction(other)),
+            )
             assert distance < others or (distance == others and pattern % 2 == 0)
 
 
@@ -160,17 +204,31 @@ def test_ulp_is_the_machines_for_fp64_and_torch_nextafter_for_fp16():
     for value in (0.0, 1.0, -1.5, 5e-324, 1e-310, 0.1, 1e300, math.pi):
         assert ulp(value, f.FP64) == math.ulp(value)
     for pattern in range(0, f.FP16.max_pattern, 7):
-        assert ulp(decode(pattern, f.FP16), f.FP16) == neighbours(pattern, f.FP16)[1] - decode(pattern, f.FP16)
+        assert ulp(decode(pattern, f.FP16), f.FP16) == neighbours(pattern, f.FP16)[1] - decode(
+            pattern, f.FP16
+        )
 
 
 def test_ulp_doubles_at_powers_of_two_and_is_flat_below_the_smallest_normal():
     just_below = float(np.nextafter(2048.0, 0))
     assert (ulp(2048, f.FP16), ulp(just_below, f.FP16)) == (2.0, 1.0)
-    assert ulp(1e-6, f.FP16) == ulp(0, f.FP16) == ulp(f.FP16.smallest_normal, f.FP16) == f.FP16.smallest_subnormal
-    assert ulp(65519, f.FP16) == 32.0 and ulp(65520, f.FP16) == math.inf and ulp(math.inf, f.FP16) == math.inf
+    assert (
+        ulp(1e-6, f.FP16)
+        == ulp(0, f.FP16)
+        == ulp(f.FP16.smallest_normal, f.FP16)
+        == f.FP16.smallest_subnormal
+    )
+    assert (
+        ulp(65519, f.FP16) == 32.0
+        and ulp(65520, f.FP16) == math.inf
+        and ulp(math.inf, f.FP16) == math.inf
+    )
     assert math.isnan(ulp(math.nan, f.FP16))
     assert ulp(500, f.FP8_E4M3) == ulp(math.inf, f.FP8_E4M3) == 32.0 and ulp(1e9, f.FP4_E2M1) == 2.0
-    assert ulp(10**400, f.FP64) == ulp(Fraction(10) ** 400, f.FP16) == math.inf and ulp(10**400, f.FP4_E2M1) == 2.0
+    assert (
+        ulp(10**400, f.FP64) == ulp(Fraction(10) ** 400, f.FP16) == math.inf
+        and ulp(10**400, f.FP4_E2M1) == 2.0
+    )
     assert ulp(1 - Fraction(1, 10**30), f.FP16) == 2.0**-11  # exact: a float would be 1
 
 
@@ -185,8 +243,16 @@ def test_a_pattern_outside_the_format_is_refused():
 
 
 def test_numbers_of_any_kind_are_taken_and_nothing_else():
-    for one_and_a_half in (np.float32(1.5), np.float16(1.5), torch.tensor(1.5), Decimal("1.5"), Fraction(3, 2)):
-        assert encode(one_and_a_half, f.FP16) == 0x3E00 and ulp(one_and_a_half, f.FP16) == f.FP16.eps
+    for one_and_a_half in (
+        np.float32(1.5),
+        np.float16(1.5),
+        torch.tensor(1.5),
+        Decimal("1.5"),
+        Fraction(3, 2),
+    ):
+        assert (
+            encode(one_and_a_half, f.FP16) == 0x3E00 and ulp(one_and_a_half, f.FP16) == f.FP16.eps
+        )
     assert encode(np.int64(7), f.FP16) == encode(7, f.FP16) == 0x4700
     assert encode(np.float32(-0.0), f.FP16) == encode(Decimal("-0"), f.FP16) == 0x8000
     assert encode(Decimal("Infinity"), f.FP16) == 0x7C00
@@ -199,8 +265,15 @@ def test_numbers_of_any_kind_are_taken_and_nothing_else():
 
 def test_without_significand_bits_a_tie_goes_up():
     fmt = FloatFormat.of(2, 0, "finite")
-    assert [decode(encode(value, fmt), fmt) for value in (1.0, 1.5, 2.0, 3.0)] == [1.0, 2.0, 2.0, 4.0]
-    assert decode(encode(0.5, fmt), fmt) == 0.0  # below the smallest number there is zero, and it is even
+    assert [decode(encode(value, fmt), fmt) for value in (1.0, 1.5, 2.0, 3.0)] == [
+        1.0,
+        2.0,
+        2.0,
+        4.0,
+    ]
+    assert (
+        decode(encode(0.5, fmt), fmt) == 0.0
+    )  # below the smallest number there is zero, and it is even
 
 
 def test_floor_log2():

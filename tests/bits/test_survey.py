@@ -33,7 +33,9 @@ def test_too_many_values_are_refused_before_they_are_made():
         values_per_binade(f.FP32)
 
 
-@pytest.mark.parametrize("fmt", [f.BF16, f.FP16, f.FP8_E5M2, f.FP8_E4M3, f.FP6_E2M3, f.FP4_E2M1], **ID)
+@pytest.mark.parametrize(
+    "fmt", [f.BF16, f.FP16, f.FP8_E5M2, f.FP8_E4M3, f.FP6_E2M3, f.FP4_E2M1], **ID
+)
 def test_every_binade_of_normal_numbers_has_the_same_count(fmt):
     counts = values_per_binade(fmt)
     assert sum(counts.values()) == fmt.max_pattern

@@ -86,25 +86,34 @@ def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
                 continue
             target, fragment = urldefrag(link)
             file = (path.parent / unquote(target)).resolve() if target else path
-            if not file.is_file() or (fragment and file in pages and unquote(fragment) not in pages[file].ids):
+            if not file.is_file() or (
+                fragment and file in pages and unquote(fragment) not in pages[file].ids
+            ):
                 lost.append((path.name, link))
     assert lost == []
 
 
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert [
-        (path.name, one) for path, page in pages.items() for one in page.loads if re.match(r"(https?:)?//", one)
+        (path.name, one)
+        for path, page in pages.items()
+        for one in page.loads
+        if re.match(r"(https?:)?//", one)
     ] == []
 
 
-def test_every_figure_has_its_words_and_every_panel_its_still(book: Path, pages: dict[Path, Page]) -> None:
+def test_every_figure_has_its_words_and_every_panel_its_still(
+    book: Path, pages: dict[Path, Page]
+) -> None:
     for chapter in available():
         path = book / "notebooks" / f"{chapter.stem}.html"
         cells = nbformat.read(ROOT / "notebooks" / f"{chapter.stem}.ipynb", as_version=4).cells
         outputs = [one for cell in cells if cell.cell_type == "code" for one in cell.outputs]
         pictures = [one for one in outputs if "image/png" in one.get("data", {})]
         words = [one.metadata["image/png"]["alt"] for one in pictures]
-        assert [" ".join(alt.split()) for alt in pages[path].alts] == [" ".join(alt.split()) for alt in words]
+        assert [" ".join(alt.split()) for alt in pages[path].alts] == [
+            " ".join(alt.split()) for alt in words
+        ]
         panels = sum(any("widget" in kind for kind in one.get("data", {})) for one in outputs)
         assert path.read_text("utf-8").count("This is a still picture") == panels
 
@@ -112,7 +121,11 @@ def test_every_figure_has_its_words_and_every_panel_its_still(book: Path, pages:
 def test_no_picture_has_a_file_name_for_words(pages: dict[Path, Page]) -> None:
     alts = [(path.name, alt) for path, page in pages.items() for alt in page.alts]
     assert len(alts) > 80
-    assert [one for one in alts if len(one[1].split()) < 3 or re.search(r"\w\.(png|gif|svg|jpe?g)", one[1])] == []
+    assert [
+        one
+        for one in alts
+        if len(one[1].split()) < 3 or re.search(r"\w\.(png|gif|svg|jpe?g)", one[1])
+    ] == []
 
 
 def test_the_published_book_says_what_to_clone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +151,9 @@ def test_blanks_stay_blank_and_cards_are_shown(book: Path) -> None:
         path = book / "exercises" / f"{chapter.stem}.html"
         if path.is_file():
             text = path.read_text("utf-8")
-            assert text.count("your code here") >= 1 and text.count("difficulty") >= len(chapter.exercises())
+            assert text.count("your code here") >= 1 and text.count("difficulty") >= len(
+                chapter.exercises()
+            )
             assert "BEGIN SOLUTION" not in text and "✔" not in text
 
 
@@ -148,7 +163,9 @@ def address(book: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(book)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(book))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -160,7 +177,11 @@ def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     names = ["index", "more/sheet", "more/mistakes", "more/benchmarks", "api/frontiers"]
-    names += [f"{folder}/{chapter.stem}" for chapter in available() for folder in ("notebooks", "exercises")]
+    names += [
+        f"{folder}/{chapter.stem}"
+        for chapter in available()
+        for folder in ("notebooks", "exercises")
+    ]
     for name in names:
         if page.goto(f"{address}/{name}.html").status == 200:
             assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
@@ -172,7 +193,9 @@ def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_no_violation_of_wcag_22_aa(theme: str, book: Path, address: str, chromium: Any) -> None:
+def test_axe_finds_no_violation_of_wcag_22_aa(
+    theme: str, book: Path, address: str, chromium: Any
+) -> None:
     """Every page there is, in one of the two themes."""
     axe = Axe()
     page = chromium.new_page(color_scheme=theme)

@@ -9,14 +9,25 @@ from playwright.sync_api import Page
 from tests.browser.notebook import settle
 
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-OURS = "xpath=ancestor-or-self::*[contains(@class, 'jp-OutputArea-output')]"  # what a cell has put out
+OURS = (
+    "xpath=ancestor-or-self::*[contains(@class, 'jp-OutputArea-output')]"  # what a cell has put out
+)
 TALLEST = 12_000  # pixels; Chromium cannot draw windows of any height
 
 # What axe finds in JupyterLab 4 and its editor whatever a notebook holds: rule → where → why it is theirs.
 JUPYTERLAB = {
-    ("aria-allowed-attr", "jp-button"): "its buttons are custom elements without a role, and tell a pressed state",
-    ("aria-input-field-name", ".cm-content"): "the editor of a cell has the role of a text box and no name",
-    ("aria-required-children", ".jp-WindowedPanel-viewport"): "the notebook is a feed, and its cells are no articles",
+    (
+        "aria-allowed-attr",
+        "jp-button",
+    ): "its buttons are custom elements without a role, and tell a pressed state",
+    (
+        "aria-input-field-name",
+        ".cm-content",
+    ): "the editor of a cell has the role of a text box and no name",
+    (
+        "aria-required-children",
+        ".jp-WindowedPanel-viewport",
+    ): "the notebook is a feed, and its cells are no articles",
 }
 
 
@@ -43,7 +54,11 @@ def violations(page: Page) -> list[str]:
     told = [(rule["id"], node["html"]) for rule in found["violations"] for node in rule["nodes"]]
     told = [one for one in told if not _is_jupyterlabs(page, *one)]
     unsure = [(rule["id"], node) for rule in found["incomplete"] for node in rule["nodes"]]
-    ours = [(rule, node["html"]) for rule, node in unsure if page.locator(node["target"][0]).locator(OURS).count()]
+    ours = [
+        (rule, node["html"])
+        for rule, node in unsure
+        if page.locator(node["target"][0]).locator(OURS).count()
+    ]
     return [f"{rule}: {html}" for rule, html in [*told, *ours]]
 
 

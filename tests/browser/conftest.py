@@ -24,14 +24,22 @@ PATIENCE = 60_000  # milliseconds: on a busy machine a panel's answer can take m
 
 
 def pytest_addoption(parser):
-    parser.addoption("--screenshots", action="store_true", help="save pictures of every notebook and panel to look at")
+    parser.addoption(
+        "--screenshots",
+        action="store_true",
+        help="save pictures of every notebook and panel to look at",
+    )
 
 
 def place(item):
     places = {"test_panels.py": 0, "test_bits.py": 1, "test_keyboard.py": 3, "test_lab.py": 4}
     if item.path.parent != HERE:
         return 2
-    return 0 if item.path.name == "test_lab.py" and item.get_closest_marker("slow") else places.get(item.path.name, 2)
+    return (
+        0
+        if item.path.name == "test_lab.py" and item.get_closest_marker("slow")
+        else places.get(item.path.name, 2)
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -41,7 +49,9 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.timeout(900))
         # Playwright's event loop and Chromium's pipes are closed by the garbage collector.
         item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
-        item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+        item.add_marker(
+            pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+        )
     # So that the two halves of `make test`, and all workers of the slow part, end together
     items.sort(key=place)
     if not config.getoption("--screenshots", default=False):

@@ -12,7 +12,10 @@ panel._redraw()  # as the button does after it has measured, which takes seconds
 PANELS = {  # its class → what comes before it, the line that shows it
     "BitExplorer": ("from amp_course.bits.panel import BitExplorer", "BitExplorer()"),
     "RangeExplorer": ("from amp_course.underflow.panel import RangeExplorer", "RangeExplorer()"),
-    "CollisionExplorer": ("from amp_course.positions.panel import CollisionExplorer", "CollisionExplorer()"),
+    "CollisionExplorer": (
+        "from amp_course.positions.panel import CollisionExplorer",
+        "CollisionExplorer()",
+    ),
     "DtypeTrace": ("from amp_course.autocast.panel import DtypeTrace", "DtypeTrace()"),
     "ScaleExplorer": ("from amp_course.scaler.panel import ScaleExplorer", "ScaleExplorer()"),
     "StepExplorer": (_SPEED_UPS, "panel"),

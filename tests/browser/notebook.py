@@ -29,7 +29,9 @@ def open_notebook(page: Page, url: str) -> None:
     expect(page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=2 * MINUTE)
     # The status bar, not the notebook's own indicator, which says idle even before there is a kernel: JupyterLab drops a
     # run that is asked for by then.
-    expect(page.locator("#jp-main-statusbar").get_by_text("| Idle")).to_be_visible(timeout=2 * MINUTE)
+    expect(page.locator("#jp-main-statusbar").get_by_text("| Idle")).to_be_visible(
+        timeout=2 * MINUTE
+    )
 
 
 def run_all(page: Page) -> None:

@@ -17,7 +17,9 @@ import nbformat
 from nbformat import v4
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "my_work", "*cache*", "screenshots", "*.egg-info")
+LEFT_OUT = shutil.ignore_patterns(
+    ".venv", ".git", "my_work", "*cache*", "screenshots", "*.egg-info"
+)
 INSTALL = "python3 tools/install.py --extra test"
 
 
@@ -55,7 +57,9 @@ class Lab:
         for part in venv.iterdir():
             if part != stamp:
                 (shared / part.name).symlink_to(part)
-        (shared / stamp.name).write_text(json.dumps(json.loads(stamp.read_text()) | {"folder": str(self.folder)}))
+        (shared / stamp.name).write_text(
+            json.dumps(json.loads(stamp.read_text()) | {"folder": str(self.folder)})
+        )
 
     def start(self) -> None:
         """Start the server as the README says, and wait until it answers; sets `address`, `token`, `seconds`."""
@@ -69,9 +73,16 @@ class Lab:
         began = time.monotonic()
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=file, stderr=file, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+/lab\S*token=(\w+)", log.read_text())):
+        while not (
+            found := re.search(r"http://127\.0\.0\.1:\d+/lab\S*token=(\w+)", log.read_text())
+        ):
             assert self.process.poll() is None, (
                 f"{log.read_text()}\nIf pyproject.toml has changed, install first: {INSTALL}"
             )
@@ -100,7 +111,9 @@ class Lab:
 
     def _request(self, method: str, path: str = "") -> bytes:
         address = f"{self.address}/api/sessions{path}"
-        request = urllib.request.Request(address, method=method, headers={"Authorization": f"token {self.token}"})
+        request = urllib.request.Request(
+            address, method=method, headers={"Authorization": f"token {self.token}"}
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read()
 
@@ -110,12 +123,22 @@ class Lab:
     def small_notebook(self, chapter: str, *texts: str, setup: str = "") -> str:
         """Write a notebook of a chapter's cells, the first that holds each text, below a cell of `setup`; return its URL."""
         cells = [
-            cell for cell in nbformat.read(ROOT / "notebooks" / f"{chapter}.ipynb", 4).cells if cell.cell_type == "code"
+            cell
+            for cell in nbformat.read(ROOT / "notebooks" / f"{chapter}.ipynb", 4).cells
+            if cell.cell_type == "code"
         ]
-        chosen = [next((cell.source for cell in cells if text in cell.source), None) for text in texts]
+        chosen = [
+            next((cell.source for cell in cells if text in cell.source), None) for text in texts
+        ]
         assert None not in chosen, f"{chapter} has no cell with {texts[chosen.index(None)]!r}"
-        book = v4.new_notebook(cells=[v4.new_code_cell(source) for source in [setup, *chosen] if source])
-        book.metadata["kernelspec"] = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+        book = v4.new_notebook(
+            cells=[v4.new_code_cell(source) for source in [setup, *chosen] if source]
+        )
+        book.metadata["kernelspec"] = {
+            "display_name": "Python 3 (ipykernel)",
+            "language": "python",
+            "name": "python3",
+        }
         path = self.folder / "small" / f"{chapter}.ipynb"
         path.parent.mkdir(exist_ok=True)
         nbformat.write(book, path)

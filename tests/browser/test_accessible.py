@@ -18,7 +18,11 @@ CELLS = [
 
 def test_figures_have_alt_texts_and_sliders_have_names(lab, page):
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    book.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     nbformat.write(book, lab.folder / "notebooks" / "accessible.ipynb")
     open_notebook(page, lab.url("notebooks/accessible.ipynb"))
     run_all(page)
@@ -30,7 +34,9 @@ def test_figures_have_alt_texts_and_sliders_have_names(lab, page):
     spread = panel.get_by_role("slider", name="spread")
     expect(spread).to_have_attribute("aria-description", "how wide")
     press(page, spread, *["ArrowLeft"] * 3)
-    expect(spread).to_have_attribute("aria-valuetext", "3.70")  # as it is shown, and no 3.7000000000000006
+    expect(spread).to_have_attribute(
+        "aria-valuetext", "3.70"
+    )  # as it is shown, and no 3.7000000000000006
     expect(page.get_by_role("textbox", name="spread")).to_have_text("3.70")
     rate = page.get_by_role("slider", name="rate")
     press(page, rate, "ArrowRight")

@@ -5,7 +5,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, retype, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_dtype_trace_answers(lab, page, portray):
@@ -21,7 +23,8 @@ def test_dtype_trace_answers(lab, page, portray):
         .or_(panel.get_by_role("status").filter(has_text="no autocast"))
     )
     model, policy, dtype, direction, module = (
-        panel.get_by_label(name, exact=True) for name in ("model", "policy", "autocast to", "pass", "look into")
+        panel.get_by_label(name, exact=True)
+        for name in ("model", "policy", "autocast to", "pass", "look into")
     )
     expect(totals).to_contain_text("7 casts inserted (6 of weights, 1 of activations)")
     expect(panel.get_by_role("table", name="modules, forward").get_by_role("row")).to_have_count(5)
@@ -34,10 +37,14 @@ def test_dtype_trace_answers(lab, page, portray):
     expect(totals).to_contain_text("0 casts inserted")
     dtype.select_option(label="bf16")
     module.select_option(label="linear2")
-    expect(panel.get_by_role("table", name="ops of linear2, forward")).to_contain_text("cast of linear2.weight")
+    expect(panel.get_by_role("table", name="ops of linear2, forward")).to_contain_text(
+        "cast of linear2.weight"
+    )
     direction.select_option(label="backward")
     expect(totals).to_contain_text("6 gradients cast back")
-    expect(panel.get_by_role("table", name="ops of linear2, backward")).to_contain_text("the gradient’s way back")
+    expect(panel.get_by_role("table", name="ops of linear2, backward")).to_contain_text(
+        "the gradient’s way back"
+    )
     direction.select_option(label="forward")
     policy.select_option(index=1)
     expect(totals).to_contain_text('autocast("cuda", bf16)')
@@ -49,7 +56,11 @@ def test_dtype_trace_answers(lab, page, portray):
     # A model of the reader's own, and one that raises.
     retype(page, panel, "DtypeTrace(nn.Linear(8, 2), x)")
     mine = cell_with(page, "DtypeTrace(nn.Linear(8, 2), x)")
-    expect(mine.get_by_role("status").filter(has_text="Linear under autocast")).to_contain_text("3 casts inserted")
+    expect(mine.get_by_role("status").filter(has_text="Linear under autocast")).to_contain_text(
+        "3 casts inserted"
+    )
     retype(page, mine, "DtypeTrace(nn.Linear(7, 2), x)")
     wrong = cell_with(page, "DtypeTrace(nn.Linear(7, 2), x)")
-    expect(wrong.get_by_role("status").filter(has_text="Nothing changed")).to_contain_text("raised RuntimeError")
+    expect(wrong.get_by_role("status").filter(has_text="Nothing changed")).to_contain_text(
+        "raised RuntimeError"
+    )

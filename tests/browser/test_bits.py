@@ -18,7 +18,9 @@ def bit(panel, weight):
 def expect_digits(panel, digits):
     """Expect of the bits to say this, from the sign on."""
     for weight, digit in enumerate(reversed(digits)):
-        expect(bit(panel, weight)).to_have_css("content", re.compile(f'^"{digit}"'), pseudo="before")
+        expect(bit(panel, weight)).to_have_css(
+            "content", re.compile(f'^"{digit}"'), pseudo="before"
+        )
 
 
 def choose_format(panel, name):
@@ -85,9 +87,13 @@ def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
         frame = panel.bounding_box()
         for weight in (63, 52, 51, 24, 0):
             box = bit(panel, weight).bounding_box()
-            assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"], (width, weight)
+            assert (
+                frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"]
+            ), (width, weight)
         clipped = "e => e.scrollWidth > e.clientWidth + 1"
-        assert not panel.locator(".amp-bits-view").evaluate(clipped), f"a table is cut at {width} pixels"
+        assert not panel.locator(".amp-bits-view").evaluate(clipped), (
+            f"a table is cut at {width} pixels"
+        )
     portray(panel, "01_bits_fp64")
 
 
@@ -104,7 +110,9 @@ def test_animation(panel, page):
         frame, end = panel.bounding_box(), bottom.bounding_box()
         height = pictures[0].height if pictures else end["y"] + end["height"] - frame["y"]
         clip = {"x": frame["x"], "y": frame["y"], "width": frame["width"], "height": height}
-        pictures.append(few_colours(page.screenshot(clip=clip), like=pictures[0] if pictures else None))
+        pictures.append(
+            few_colours(page.screenshot(clip=clip), like=pictures[0] if pictures else None)
+        )
 
     text.fill("2049")
     text.press("Enter")
@@ -128,4 +136,11 @@ def test_animation(panel, page):
     press(page, panel.get_by_role("button", name="next ▸"), "Space")
     take("inf")
     first, *others = pictures
-    first.save(SCREENSHOTS / "bits.gif", save_all=True, append_images=others, duration=1400, loop=0, optimize=True)
+    first.save(
+        SCREENSHOTS / "bits.gif",
+        save_all=True,
+        append_images=others,
+        duration=1400,
+        loop=0,
+        optimize=True,
+    )

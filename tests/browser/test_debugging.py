@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_range_weather_answers(lab, page, portray):
@@ -18,7 +20,9 @@ def test_range_weather_answers(lab, page, portray):
 
     panel = cell_with(page, "RangeWeather(run)")
     step = panel.get_by_role("slider", name="step")
-    expect(panel).to_contain_text(re.compile(r"Step \d+ of \d+: the loss is (inf|NaN)"))  # it opens where the run died
+    expect(panel).to_contain_text(
+        re.compile(r"Step \d+ of \d+: the loss is (inf|NaN)")
+    )  # it opens where the run died
 
     # By keyboard through the steps, then to where the heat begins, and to the first inf or NaN.
     press(page, step, "Home", *["ArrowRight"] * 3)

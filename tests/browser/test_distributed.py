@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_rank_explorer_answers(lab, page, portray):
@@ -27,7 +29,9 @@ def test_rank_explorer_answers(lab, page, portray):
     # Another way to agree, by keyboard: the gradients' all-reduce first, then that of found_inf.
     agreement = panel.get_by_label("ranks agree on", exact=True)
     choose_next(page, agreement)
-    expect(verdict).to_contain_text("all 4 ranks skip step 13 together, and keep one scale and equal weights")
+    expect(verdict).to_contain_text(
+        "all 4 ranks skip step 13 together, and keep one scale and equal weights"
+    )
     choose_next(page, agreement)
     expect(verdict).to_contain_text("One all-reduce of found_inf keeps the ranks together")
     expect(picture).to_have_attribute(
@@ -48,8 +52,12 @@ def test_rank_explorer_answers(lab, page, portray):
     expect(verdict).to_contain_text("all 8 ranks skip 6 steps together")
     panel.get_by_label("on", exact=True).select_option("the ranks in turn")
     agreement.select_option("nothing (each has a shard)")
-    expect(verdict).to_contain_text("In step 1 rank 0 skips and the others step: from step 2 on their scales differ")
-    expect(picture).to_have_attribute("aria-label", re.compile("rank 5: scale from .*ranks 6 and 7: scale from"))
+    expect(verdict).to_contain_text(
+        "In step 1 rank 0 skips and the others step: from step 2 on their scales differ"
+    )
+    expect(picture).to_have_attribute(
+        "aria-label", re.compile("rank 5: scale from .*ranks 6 and 7: scale from")
+    )
 
     # Fewer steps: the first outlier stays within them.
     press(page, first, "End")

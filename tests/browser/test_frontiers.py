@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_block_explorer_answers(lab, page, portray):
@@ -21,11 +23,16 @@ def test_block_explorer_answers(lab, page, portray):
     measured = panel.get_by_label("measured", exact=True)
     outlier, place = (panel.get_by_role("slider", name=name) for name in ("outlier", "its place"))
     size, element, scale, rounding = (
-        panel.get_by_label(name, exact=True) for name in ("block size", "element", "scale", "rounding")
+        panel.get_by_label(name, exact=True)
+        for name in ("block size", "element", "scale", "rounding")
     )
-    expect(verdict).to_contain_text("The outlier sets the scale of 32 numbers: 14 of its 31 neighbours became 0.")
+    expect(verdict).to_contain_text(
+        "The outlier sets the scale of 32 numbers: 14 of its 31 neighbours became 0."
+    )
     expect(verdict).to_contain_text("With blocks of 8, 4 of the 7 would.")
-    expect(row).to_have_attribute("aria-label", re.compile("places 32 to 63, 14 of 31 neighbours became 0"))
+    expect(row).to_have_attribute(
+        "aria-label", re.compile("places 32 to 63, 14 of 31 neighbours became 0")
+    )
     expect(measured).to_contain_text("MXFP4: E2M1, blocks of 32")
     portray(panel, "12_frontiers")
 
@@ -53,9 +60,13 @@ def test_block_explorer_answers(lab, page, portray):
 
     # fp8 survives what fp4 does not; a scale that is not a power of two; rounding at random.
     size.select_option("16")
-    expect(verdict).to_contain_text("all of its 15")  # as a person does: the next choice follows the answer to the last
+    expect(verdict).to_contain_text(
+        "all of its 15"
+    )  # as a person does: the next choice follows the answer to the last
     element.select_option("E4M3")
-    expect(verdict).to_contain_text("none of its 15 neighbours became 0. With E2M1 elements, all 15 would.")
+    expect(verdict).to_contain_text(
+        "none of its 15 neighbours became 0. With E2M1 elements, all 15 would."
+    )
     element.select_option("E2M1")
     expect(verdict).to_contain_text("all of its 15")
     choose_next(page, scale)

@@ -39,7 +39,9 @@ def go_to_cell(page, text):
 
 
 def tab_to(page, target):
-    press_until(page, "Tab", lambda: target.evaluate("element => element === document.activeElement"))
+    press_until(
+        page, "Tab", lambda: target.evaluate("element => element === document.activeElement")
+    )
 
 
 def command(page, name, effect):
@@ -48,8 +50,12 @@ def command(page, name, effect):
     def action():
         page.keyboard.press("Control+Shift+C")
         expect(page.locator(".lm-CommandPalette-input")).to_be_focused(timeout=SOON)
-        page.keyboard.insert_text(name)  # all at once: letters that the list loses would be commands to the notebook
-        expect(page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(name, timeout=SOON)
+        page.keyboard.insert_text(
+            name
+        )  # all at once: letters that the list loses would be commands to the notebook
+        expect(page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(
+            name, timeout=SOON
+        )
         page.keyboard.press("Enter")
         expect(effect).to_be_focused(timeout=SOON)
 
@@ -59,7 +65,9 @@ def command(page, name, effect):
 def expect_notebook(page, path):
     """Expect a notebook to have opened, with its kernel, and to have the focus."""
     expect(page).to_have_url(re.compile(re.escape(path)), timeout=2 * MINUTE)
-    expect(page.locator("#jp-main-statusbar").get_by_text("| Idle")).to_be_visible(timeout=2 * MINUTE)
+    expect(page.locator("#jp-main-statusbar").get_by_text("| Idle")).to_be_visible(
+        timeout=2 * MINUTE
+    )
     expect(page.locator(ACTIVE)).to_be_focused()
     page.evaluate(KEEPS_FOCUS)
 
@@ -72,7 +80,10 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
 
     # The map: a link for each chapter.
     go_to_cell(page, "CourseMap()")
-    tab_to(page, page.locator(f"{ACTIVE} .jp-OutputArea").get_by_role("link", name="underflow", exact=True))
+    tab_to(
+        page,
+        page.locator(f"{ACTIVE} .jp-OutputArea").get_by_role("link", name="underflow", exact=True),
+    )
     page.keyboard.press("Enter")
     expect_notebook(page, "notebooks/02_underflow.ipynb")
 
@@ -91,7 +102,10 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     panel = page.get_by_role("group", name="RangeExplorer")
     status = panel.get_by_role("status")
     told = page.locator(".amp-announcer")
-    chosen, centre = panel.get_by_role("combobox", name="format"), panel.get_by_role("slider", name="centre, 2 to the")
+    chosen, centre = (
+        panel.get_by_role("combobox", name="format"),
+        panel.get_by_role("slider", name="centre, 2 to the"),
+    )
     tab_to(page, chosen)
     chosen.press("ArrowUp")
     expect(chosen).to_have_value("bf16")
@@ -112,7 +126,11 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     expect_notebook(page, "my_work/02_underflow.ipynb")
 
     # Run down to the first blank, fill it in, and run that.
-    press_until(page, "Shift+Enter", lambda: page.locator(ACTIVE).filter(has_text="def smallest_step").count())
+    press_until(
+        page,
+        "Shift+Enter",
+        lambda: page.locator(ACTIVE).filter(has_text="def smallest_step").count(),
+    )
     page.keyboard.press("Enter")
     expect(page.locator(f"{ACTIVE} .cm-content")).to_be_focused()
     for key in ("Control+Home", "ArrowDown", "ArrowDown", "End", "Enter"):

@@ -26,7 +26,11 @@ def test_loop_chapter_runs_and_its_panel_answers(lab, page, portray):
     expect(errors(page)).to_have_count(1)  # the one that the chapter shows on purpose
     expect(errors(page)).to_contain_text("No inf checks were recorded")
     saved = lab.folder / "my_work" / "report_card" / "report_card.json"
-    assert {row["recipe"] for row in json.loads(saved.read_text())["rows"]} >= {"fp32", "amp_fp16", "amp_bf16"}
+    assert {row["recipe"] for row in json.loads(saved.read_text())["rows"]} >= {
+        "fp32",
+        "amp_fp16",
+        "amp_bf16",
+    }
 
     # The panel, by keyboard alone: Tab from the width slider, arrow keys, Space on the button.
     panel = cell_with(page, "StepExplorer()")
@@ -50,14 +54,18 @@ def test_start_page_runs_and_its_first_exercise_answers(lab, page):
     expect(outputs(page).get_by_text("Not attempted.")).to_be_visible()
     expect(errors(page)).to_have_count(0)
     assert not [url for url in asked if "/news" in url], "JupyterLab asked for news"
-    expect(page.get_by_text("Would you like to get notified about official Jupyter news?")).to_have_count(0)
+    expect(
+        page.get_by_text("Would you like to get notified about official Jupyter news?")
+    ).to_have_count(0)
 
     check = "exercises.which_dtype.check(which_dtype)"
     retype(page, cell_with(page, "which_dtype = ..."), f"which_dtype = torch.float16\n{check}")
     cell = cell_with(page, "which_dtype = torch.float16")
     expect(cell.locator(".jp-OutputArea")).to_contain_text("not to the narrower one")
     retype(page, cell, f"which_dtype = torch.float32\n{check}")
-    expect(cell_with(page, "which_dtype = torch.float32").locator(".jp-OutputArea")).to_contain_text("Correct.")
+    expect(
+        cell_with(page, "which_dtype = torch.float32").locator(".jp-OutputArea")
+    ).to_contain_text("Correct.")
 
 
 @pytest.mark.slow
@@ -70,7 +78,9 @@ def test_progress_survives_a_restart(lab, page, browser):
     cell = cell_with(page, check)
     retype(page, cell, f'count_bytes = {{"fp32": 16, "amp": 8, "half": 8}}\n{check}')
     expect(cell_with(page, check).locator(".jp-OutputArea")).to_contain_text("averages stay fp32")
-    retype(page, cell_with(page, check), f'count_bytes = {{"fp32": 16, "amp": 16, "half": 8}}\n{check}')
+    retype(
+        page, cell_with(page, check), f'count_bytes = {{"fp32": 16, "amp": 16, "half": 8}}\n{check}'
+    )
     expect(cell_with(page, check).locator(".jp-OutputArea")).to_contain_text("Correct.")
     save(page)
 

@@ -50,13 +50,21 @@ MOVES = """panel => panel.querySelectorAll(".noUi-target").forEach(one => one.cl
 
 def write(lab, path, sources):
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    book.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     nbformat.write(book, lab.folder / path)
 
 
 def open_all(lab, page):
     """Open a notebook with one panel in each cell, and return the panels by class."""
-    write(lab, "notebooks/every_panel.ipynb", [f"{before}\n{line}" for before, line in PANELS.values()])
+    write(
+        lab,
+        "notebooks/every_panel.ipynb",
+        [f"{before}\n{line}" for before, line in PANELS.values()],
+    )
     open_notebook(page, lab.url("notebooks/every_panel.ipynb"))
     run_all(page)
     expect(errors(page)).to_have_count(0)
@@ -85,7 +93,10 @@ pages = [
     if "text/html" in output.get("data", {})
 ]
 half = len(pages) // 2"""
-HALVES = [f"for page in pages[{half}]:\n    display({{'text/html': page}}, raw=True)" for half in (":half", "half:")]
+HALVES = [
+    f"for page in pages[{half}]:\n    display({{'text/html': page}}, raw=True)"
+    for half in (":half", "half:")
+]
 
 
 @pytest.mark.slow
@@ -95,7 +106,9 @@ def test_what_cells_show_is_for_everyone(lab, quick_page):
     open_notebook(page, lab.url("notebooks/every_output.ipynb"))
     told = page.locator(".amp-announcer")
     cells = code_cells(page)
-    for place, words in enumerate(("", "Not attempted", "Not yet", "", "", "Correct.", "", "", ""), 1):
+    for place, words in enumerate(
+        ("", "Not attempted", "Not yet", "", "", "Correct.", "", "", ""), 1
+    ):
         page.locator(".jp-Notebook .jp-Cell.jp-mod-active").press("Shift+Enter")
         expect(cells.locator(".jp-InputPrompt").nth(place - 1)).to_have_text(f"[{place}]:")
         if words:
@@ -105,10 +118,19 @@ def test_what_cells_show_is_for_everyone(lab, quick_page):
     for theme in THEMES:
         use_theme(page, f"JupyterLab {theme}")
         show_all(page)
-        for first, last in ((0, 5), (7, 7), (8, 8)):  # what the exercise said, then half the pages and the other half
+        for first, last in (
+            (0, 5),
+            (7, 7),
+            (8, 8),
+        ):  # what the exercise said, then half the pages and the other half
             cells.nth(first).evaluate("cell => cell.scrollIntoView()")
-            places = ", ".join(f"[data-windowed-list-index='{place}']" for place in range(first, last + 1))
-            found += [f"{theme}: pale: {html}" for html in pale(page, f":is({places}) .jp-OutputArea-output")]
+            places = ", ".join(
+                f"[data-windowed-list-index='{place}']" for place in range(first, last + 1)
+            )
+            found += [
+                f"{theme}: pale: {html}"
+                for html in pale(page, f":is({places}) .jp-OutputArea-output")
+            ]
         page.set_viewport_size({"width": 1500, "height": 1000})
     found += violations(page)
     assert not found, "\n".join(found)
@@ -123,9 +145,15 @@ def test_every_panel_is_for_everyone(lab, quick_page):
         show_all(page)
         found += [f"{theme}: pale: {html}" for html in pale(page, ".amp-panel")]
         for name, panel in panels.items():
-            found += [f"{theme}: {name}: pale in a picture: {html}" for html in panel.evaluate(PALE_TEXTS)]
+            found += [
+                f"{theme}: {name}: pale in a picture: {html}" for html in panel.evaluate(PALE_TEXTS)
+            ]
         page.set_viewport_size({"width": 1500, "height": 1000})
-        found += [f"{theme}: {name}: {fault}" for name, panel in panels.items() for fault in ill_shaped(panel, theme)]
+        found += [
+            f"{theme}: {name}: {fault}"
+            for name, panel in panels.items()
+            for fault in ill_shaped(panel, theme)
+        ]
     found += violations(page)
     use_theme(page, "JupyterLab Light")
     page.emulate_media(reduced_motion="reduce")
@@ -153,7 +181,9 @@ def ill_shaped(panel, theme):
     room = panel.evaluate("one => one.closest('.jp-OutputArea-output').clientWidth")
     if size["height"] > 760 or size["width"] < min(room, 1092) - 8:
         yield f"{size['width']:.0f} × {size['height']:.0f}, where {room} × 760 are seen at once"
-    for arrow in panel.locator("select").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundImage)"):
+    for arrow in panel.locator("select").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).backgroundImage)"
+    ):
         if ("%23ddd" in arrow) != (theme == "Dark"):
             yield f"a menu with the arrow {arrow[:60]}"
 

@@ -5,7 +5,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_loop_workbench_answers(lab, page, portray):
@@ -27,7 +29,9 @@ def test_loop_workbench_answers(lab, page, portray):
     expect(loop.locator("del")).to_contain_text("clip_grad_norm_")
     expect(behaviours).to_contain_text("✗ clipping: clipped-while-scaled")
     expect(behaviours).to_contain_text("✓ steps")
-    expect(panel.get_by_role("row", name="gradient norms at the step 0.000977 and 0.00391")).to_be_visible()
+    expect(
+        panel.get_by_role("row", name="gradient norms at the step 0.000977 and 0.00391")
+    ).to_be_visible()
     expect(panel.get_by_role("row", name="loss scales 1024 and 256")).to_be_visible()
 
     # Tab reaches the next switch; one more fault, and the menu of presets knows that this loop is the reader's own.

@@ -5,7 +5,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_collision_explorer_answers(lab, page, portray):
@@ -17,7 +19,9 @@ def test_collision_explorer_answers(lab, page, portray):
     counts = panel.get_by_role("status").filter(has_text=" ids for ")
     message = panel.get_by_role("status").filter(has_text="Nothing changed")
     chosen = panel.get_by_role("combobox")
-    length, base, head = (panel.get_by_role("textbox", name=name) for name in ("context length", "base", "head size"))
+    length, base, head = (
+        panel.get_by_role("textbox", name=name) for name in ("context length", "base", "head size")
+    )
     expect(counts).to_contain_text("385 ids for 512 tokens")
     rounded = panel.get_by_role("img", name="similarity map with ids in bf16")
     before = rounded.get_attribute("src")
@@ -25,7 +29,9 @@ def test_collision_explorer_answers(lab, page, portray):
     # The format by keyboard alone, then from the menu.
     choose_next(page, chosen)
     expect(counts).to_contain_text("512 ids for 512 tokens")
-    expect(panel.get_by_role("img", name="similarity map with ids in fp16")).not_to_have_attribute("src", before)
+    expect(panel.get_by_role("img", name="similarity map with ids in fp16")).not_to_have_attribute(
+        "src", before
+    )
     chosen.select_option(label="fp8 E4M3")
     expect(counts).to_contain_text("55 ids for 512 tokens")
     expect(counts).to_contain_text("first collision at token 17")

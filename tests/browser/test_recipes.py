@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_recipe_explorer_answers(lab, page, portray):
@@ -55,7 +57,9 @@ def test_recipe_explorer_answers(lab, page, portray):
     panel.get_by_label("a model of", exact=True).select_option("7 billion")
     expect(measured).to_contain_text("26.1 GiB")  # 4 bytes each
     panel.get_by_label("recipe", exact=True).select_option("O2")
-    expect(verdict).to_contain_text("O2 with SGD")  # as a person does: the next choice follows the answer to the last
+    expect(verdict).to_contain_text(
+        "O2 with SGD"
+    )  # as a person does: the next choice follows the answer to the last
     panel.get_by_label("net", exact=True).select_option("CharGPT")
     expect(panel.get_by_text("CharGPT has no batch norm")).to_be_visible()
     panel.get_by_label("net", exact=True).select_option("DigitsResNet")

@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_scale_explorer_answers(lab, page, portray):
@@ -26,7 +28,9 @@ def test_scale_explorer_answers(lab, page, portray):
     press(page, slider, *["ArrowRight"] * 20)
     expect(panel.locator(".widget-readout")).to_have_text("20")
     expect(panel.get_by_text("is useful")).to_be_visible()
-    expect(picture_of_scales).to_have_attribute("aria-label", re.compile(r"now at 2\^20; useful: 2\^\d+ to 2\^\d+"))
+    expect(picture_of_scales).to_have_attribute(
+        "aria-label", re.compile(r"now at 2\^20; useful: 2\^\d+ to 2\^\d+")
+    )
     press(page, slider, "End")
     expect(panel.get_by_text("is too large")).to_be_visible()
     press(page, slider, "Home")

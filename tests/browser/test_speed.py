@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 # Fixed rates, so that the words of a prediction are the same on every machine.
 MACHINE = """
@@ -32,13 +34,17 @@ def test_roofline_explorer_answers(lab, page, portray):
 
     # A format with a lower roof than fp32's, by keyboard.
     choose_next(page, panel.get_by_label("dtype", exact=True))
-    expect(verdict).to_contain_text(re.compile(r"AMP fp16 is compute-bound.* times slower than fp32"))
+    expect(verdict).to_contain_text(
+        re.compile(r"AMP fp16 is compute-bound.* times slower than fp32")
+    )
 
     # Fewer rows, with the arrow keys: at last only the weights are moved, and then there is hardly anything to do.
     rows = panel.get_by_role("slider", name="M")
     press(page, rows, "Home")
     expect(verdict).to_contain_text("AMP fp16 is memory-bound")
-    expect(roofline).to_have_attribute("aria-label", re.compile(r"fp32: 0\.499 FLOPs per byte, memory-bound"))
+    expect(roofline).to_have_attribute(
+        "aria-label", re.compile(r"fp32: 0\.499 FLOPs per byte, memory-bound")
+    )
     for name in ("N", "K"):
         press(page, panel.get_by_role("slider", name=name), "Home")
     expect(verdict).to_contain_text("launch-bound")
@@ -66,6 +72,8 @@ def test_roofline_explorer_answers(lab, page, portray):
     press(page, measure, "Enter")
     expect(panel).to_contain_text(re.compile("Measured:|too busy to tell"))
     if "too busy to tell" not in panel.inner_text():
-        expect(roofline).to_have_attribute("aria-label", re.compile(r"predicted .*, measured .*AMP fp16.*, measured"))
+        expect(roofline).to_have_attribute(
+            "aria-label", re.compile(r"predicted .*, measured .*AMP fp16.*, measured")
+        )
 
     portray(panel, "09_speed")

@@ -7,7 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, errors, open_notebook, press, run_all
 
-pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def shares(panel):
@@ -44,7 +46,9 @@ def test_range_explorer_answers(lab, page, portray):
     # Another format, by mouse: the picture covers its whole range.
     panel.get_by_role("combobox").select_option("bf16")
     expect(status).to_contain_text("normal 100.0 %")
-    expect(panel.get_by_role("img").last).to_have_attribute("aria-label", re.compile("normal 100.0 %"))
+    expect(panel.get_by_role("img").last).to_have_attribute(
+        "aria-label", re.compile("normal 100.0 %")
+    )
     panel.get_by_role("combobox").select_option("fp16")
     expect(status).to_contain_text(f"lost {lower['lost']}")
     portray(panel, "02_underflow")

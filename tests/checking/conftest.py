@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from amp_course.checking import Exercise
+from amp_course.checking import Card, Exercise
 from amp_course.checking.warmup import load_lazy_modules
 
 # Torch's compiler brings warning filters of its own, which would look like somebody's doing in a test.
@@ -47,7 +47,19 @@ def make() -> Callable[..., Exercise]:
             "alternative": "something else.",
             "seconds": 5.0,
         }
-        return Exercise(**(usual | fields))
+        given = usual | fields
+        judge = given.pop("judge")
+        judged = {
+            one: given.pop(one)
+            for one in ("right", "cases", "mistakes", "tolerance")
+            if one in given
+        }
+        exercise = Exercise(
+            Card(**given), **({"right": None, "cases": None, "mistakes": ()} | judged)
+        )
+        if not judged:
+            exercise.judge = judge
+        return exercise
 
     return build
 
@@ -62,9 +74,19 @@ def shared_state() -> dict[str, Any]:
     plain_random.setstate(random.getstate())
     torch.autocast_increment_nesting()
     return {
-        "tensors": (torch.empty(1).dtype, torch.empty(1).device, torch._C._len_torch_function_stack()),
-        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.empty(1).is_inference()),
-        "autocast": [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")],
+        "tensors": (
+            torch.empty(1).dtype,
+            torch.empty(1).device,
+            torch._C._len_torch_function_stack(),
+        ),
+        "grad": (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.empty(1).is_inference(),
+        ),
+        "autocast": [
+            (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
+        ],
         "depth": torch.autocast_decrement_nesting(),
         "cache": torch.is_autocast_cache_enabled(),
         "threads": torch.get_num_threads(),
@@ -76,7 +98,11 @@ def shared_state() -> dict[str, Any]:
         "random": (drawn.tolist(), numpy_random.rand(3).tolist(), plain_random.random()),
         "seed": torch.initial_seed(),
         "filters": list(warnings.filters),
-        "interrupts": (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT), sys.gettrace()),
+        "interrupts": (
+            signal.getsignal(signal.SIGALRM),
+            signal.getsignal(signal.SIGINT),
+            sys.gettrace(),
+        ),
     }
 
 

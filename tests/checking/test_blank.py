@@ -119,8 +119,12 @@ BLANKS = {
     "a bound method": Methods().first,
     "a lambda": lambda: ...,
     "a class": Methods,
-    "a class with a blank static method": type("Empty", (), {"forward": staticmethod(lambda ctx: None)}),
-    "a class with a docstring": type("Empty", (torch.autograd.Function,), {"__doc__": "To be filled in."}),
+    "a class with a blank static method": type(
+        "Empty", (), {"forward": staticmethod(lambda ctx: None)}
+    ),
+    "a class with a docstring": type(
+        "Empty", (torch.autograd.Function,), {"__doc__": "To be filled in."}
+    ),
     "a dict": {"fp32": ..., "amp": ...},
     "a list": [..., ...],
     "a tuple": (..., dots),
@@ -244,8 +248,12 @@ BEGUN = {
     "a module's class": torch.nn.Linear,
     "a class with one method done": HalfDone,
     "a class without methods": type("Empty", (), {}),
-    "a class that makes something": type("Maker", (), {"__doc__": "Some.", "__new__": lambda cls: 1}),
-    "a class with a static method": type("Filled", (), {"__doc__": "Some.", "forward": staticmethod(len)}),
+    "a class that makes something": type(
+        "Maker", (), {"__doc__": "Some.", "__new__": lambda cls: 1}
+    ),
+    "a class with a static method": type(
+        "Filled", (), {"__doc__": "Some.", "forward": staticmethod(len)}
+    ),
     "a callable object": Evasive(),
     "an object with code of its own": WithCode(),
     "a mock": Mock(),
@@ -266,7 +274,20 @@ def test_begun(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["...", "pass", "'doc'", "'doc'; ...", "return", "return None", "x", "x()", "x = 1", "1", "del x"]
+    "body",
+    [
+        "...",
+        "pass",
+        "'doc'",
+        "'doc'; ...",
+        "return",
+        "return None",
+        "x",
+        "x()",
+        "x = 1",
+        "1",
+        "del x",
+    ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("enclosing", ["", "def outer(x):\n    y = x\n    "])
@@ -276,7 +297,10 @@ def test_agrees_with_the_syntax_tree(kind: str, body: str, enclosing: str) -> No
     tree = next(node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == "f")
     empty = all(
         isinstance(node, ast.Pass)
-        or (isinstance(node, (ast.Expr, ast.Return)) and (node.value is None or isinstance(node.value, ast.Constant)))
+        or (
+            isinstance(node, (ast.Expr, ast.Return))
+            and (node.value is None or isinstance(node.value, ast.Constant))
+        )
         for node in tree.body  # type: ignore[attr-defined]
     )
     names: dict[str, Any] = {}

@@ -29,7 +29,9 @@ Make = Callable[..., Exercise]
 
 def of_the_course(judge: Callable[[Any], None]) -> Callable[[Any], None]:
     """Let a judge that is written here pass for one of a chapter's, in whose lines no reader looks."""
-    judge.__code__ = judge.__code__.replace(co_filename=str(Path(amp_course.__file__).with_name("judges.py")))
+    judge.__code__ = judge.__code__.replace(
+        co_filename=str(Path(amp_course.__file__).with_name("judges.py"))
+    )
     return judge
 
 
@@ -152,7 +154,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "sys.exit": (exits, "leave a function with `return`"),
     "exit": (lambda x: exit(), "leave a function with `return`"),
     "an unprintable error": (raises_unprintable, "your code raised Unprintable in line"),
-    "the parentheses": (torch.ones(2), "needs the function itself and got an object of type Tensor"),
+    "the parentheses": (
+        torch.ones(2),
+        "needs the function itself and got an object of type Tensor",
+    ),
     "None": (None, "needs the function itself and got `None`"),
     "a string": ("double" * 100, "got `'doubledouble"),
 }
@@ -204,7 +209,10 @@ class EndlessRepr(BrokenRepr):
 
 
 VALUES: dict[str, tuple[Any, str]] = {
-    "an array": (np.array([16, 16]), "truth value of an array with more than one element is ambiguous"),
+    "an array": (
+        np.array([16, 16]),
+        "truth value of an array with more than one element is ambiguous",
+    ),
     "a tensor": (torch.tensor([16, 16]), "ambiguous"),
     "a table": (Table(), "truth value of a Table is ambiguous"),
     "a repr that fails": (BrokenRepr(), "no repr"),
@@ -231,17 +239,24 @@ def test_a_repr_that_does_not_end(make: Make) -> None:
     assert "had not finished after 0.1 seconds" in outcome.message
 
 
-@pytest.mark.parametrize("value", [BrokenRepr(), EndlessRepr(), HugeRepr()], ids=lambda value: type(value).__name__)
-def test_no_repr_of_the_readers_is_asked_for_outside_of_the_limit(double: Exercise, value: Any) -> None:
+@pytest.mark.parametrize(
+    "value", [BrokenRepr(), EndlessRepr(), HugeRepr()], ids=lambda value: type(value).__name__
+)
+def test_no_repr_of_the_readers_is_asked_for_outside_of_the_limit(
+    double: Exercise, value: Any
+) -> None:
     assert f"got an object of type {type(value).__name__}:" in double.check(value).message
     assert _named("a" * 1000).endswith("…`")
 
 
-@pytest.mark.parametrize("blank", [..., lambda x: ..., {"a": ...}, functools.partial(lambda x: ..., 1)])
+@pytest.mark.parametrize(
+    "blank", [..., lambda x: ..., {"a": ...}, functools.partial(lambda x: ..., 1)]
+)
 def test_blank_is_told_where_to_write(make: Make, blank: Any) -> None:
     outcome = make().check(blank)
     assert outcome == Outcome(
-        "not attempted", "Write your answer where it says `# your code here`, then run the cell again."
+        "not attempted",
+        "Write your answer where it says `# your code here`, then run the cell again.",
     )
     assert not progress.progress_file().exists()
 
@@ -277,7 +292,9 @@ def test_endless_answer_comes_back_with_its_line(make: Make, answer: Any) -> Non
     outcome = make(seconds=0.2).check(answer)
     assert 0.2 <= time.monotonic() - began < 5
     assert outcome.state == "not yet"
-    assert outcome.message.startswith("your code had not finished after 0.2 seconds and was stopped in line ")
+    assert outcome.message.startswith(
+        "your code had not finished after 0.2 seconds and was stopped in line "
+    )
     lines = [endless.__code__.co_firstlineno + n for n in (1, 2)]
     assert any(f"in line {line}, `" in outcome.message for line in lines)
     assert outcome.message.endswith("is there a loop whose condition never becomes false?")
@@ -339,7 +356,9 @@ def raising(error: type[BaseException], **members: Any) -> Callable[[], None]:
 
 
 def from_endless_cause() -> None:
-    raise ValueError("no") from type("Cause", (Exception,), {"__str__": for_ever, "__repr__": for_ever})()
+    raise ValueError("no") from type(
+        "Cause", (Exception,), {"__str__": for_ever, "__repr__": for_ever}
+    )()
 
 
 def of_endless_class() -> None:
@@ -369,12 +388,21 @@ ENDLESS_OBJECTS: dict[str, tuple[Any, str]] = {
     "getattribute": (raising(Exception, __getattribute__=for_ever), ""),
     "cause": (from_endless_cause, "your code raised ValueError (no) in line"),
     "name of the class": (of_endless_class, "your code raised Mine (words) in line"),
-    "args": (lambda: (_ for _ in ()).throw(KeyError(type("Key", (), {"__repr__": for_ever})())), "had not finished"),
+    "args": (
+        lambda: (_ for _ in ()).throw(KeyError(type("Key", (), {"__repr__": for_ever})())),
+        "had not finished",
+    ),
     "del, in a local": (holds_what_is_never_freed, ""),
     "del, in a loop": (loops_with_what_is_never_freed, "had not finished"),
-    "getattr": (type("Mine", (), {"__getattr__": for_ever, "__call__": lambda self: 1})(), "had not finished"),
+    "getattr": (
+        type("Mine", (), {"__getattr__": for_ever, "__call__": lambda self: 1})(),
+        "had not finished",
+    ),
     "metaclass": (EndlessMeta("Mine", (), {"__call__": for_ever}), ""),
-    "dict of a class": (type("M", (type,), {"__dict__": property(for_ever)})("Mine", (), {}), "had not finished"),
+    "dict of a class": (
+        type("M", (type,), {"__dict__": property(for_ever)})("Mine", (), {}),
+        "had not finished",
+    ),
     "key": ({type("Key", (), {"__str__": for_ever, "__hash__": lambda self: 1})(): ...}, ""),
 }
 
@@ -391,13 +419,19 @@ def test_an_object_that_never_answers(make: Make, kind: str) -> None:
     assert make().check(lambda: 1)  # and nothing is left ringing
 
 
-@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, RuntimeError, type("Mine", (BaseException,), {})])
+@pytest.mark.parametrize(
+    "error", [SystemExit, GeneratorExit, RuntimeError, type("Mine", (BaseException,), {})]
+)
 def test_an_exception_whose_text_raises_another(make: Make, error: type[BaseException]) -> None:
     def fails(self: Any) -> str:
         raise error("from the text")
 
     outcome = make().check(raising(Exception, __str__=fails))
-    assert outcome.state == "not yet" and "your code raised" in outcome.message and "in line" in outcome.message
+    assert (
+        outcome.state == "not yet"
+        and "your code raised" in outcome.message
+        and "in line" in outcome.message
+    )
 
 
 @pytest.mark.parametrize("looked_at", ["__getattr__", "__call__"])
@@ -428,7 +462,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import time\nfrom slow_library import part\ntime.sleep(0.3)\nwhole = part.whole\n"
     )
     (package / "part.py").write_text(
-        SLOW.format(inner="time.sleep(0.6)\nimport slow_library\nassert not hasattr(slow_library, 'whole')")
+        SLOW.format(
+            inner="time.sleep(0.6)\nimport slow_library\nassert not hasattr(slow_library, 'whole')"
+        )
     )
     (folder / "endless_library.py").write_text(SLOW.format(inner="while True: time.sleep(0.01)"))
     (tmp_path / "my_module.py").write_text(SLOW.format(inner="while True: time.sleep(0.01)"))
@@ -436,7 +472,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield folder
     for name in [
-        name for name in sys.modules if name.split(".")[0] in ("slow_library", "endless_library", "my_module")
+        name
+        for name in sys.modules
+        if name.split(".")[0] in ("slow_library", "endless_library", "my_module")
     ]:
         del sys.modules[name]
 
@@ -467,12 +505,16 @@ def run_in(thread: bool, work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("thread", [False, True])
-def test_a_library_that_the_limit_hits_is_whole_in_the_next_check(make: Make, library: Path, thread: bool) -> None:
+def test_a_library_that_the_limit_hits_is_whole_in_the_next_check(
+    make: Make, library: Path, thread: bool
+) -> None:
     exercise = make(seconds=0.1)
     first = run_in(thread, lambda: exercise.check(imports_and_loops))
     assert "had not finished after 0.1 seconds" in first.message
     assert sys.modules["slow_library"].whole == sys.modules["slow_library.part"].whole == 2
-    assert run_in(thread, lambda: exercise.check(imports_slow_library)) == Outcome("correct", first_words(exercise))
+    assert run_in(thread, lambda: exercise.check(imports_slow_library)) == Outcome(
+        "correct", first_words(exercise)
+    )
 
 
 @pytest.mark.parametrize("thread", [False, True])
@@ -508,7 +550,12 @@ def trains():
     weight.sum().backward()
     optimizer.step()
 times = []
-exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), "why", "alt", judge, seconds=1.0)
+card = Card(
+    chapter="loop", name="probe", number=1, title="Probe", task="Write it.", difficulty=1, importance=1, minutes=1, lines=1,
+    hints=("look", "closer"), why="why", alternative="other", seconds=1.0
+)
+exercise = Exercise(card, None, None, ())
+exercise.judge = judge
 exercise.show = lambda: None
 exercise.check(lambda: ...)
 print("blank", "torch._dynamo" in sys.modules)
@@ -529,14 +576,20 @@ def test_the_first_check_of_a_process(how: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FIRST_CHECK, how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     lines = [line for line in done.stdout.splitlines() if not line.startswith("Not attempted")]
-    assert lines == ["blank False", *(["interrupted"] if how == "interrupted" else []), "correct True"], done.stderr
+    assert lines == [
+        "blank False",
+        *(["interrupted"] if how == "interrupted" else []),
+        "correct True",
+    ], done.stderr
 
 
 # --- answers that leave things behind ----------------------------------------------------------------------
 def test_a_leak_makes_a_right_answer_not_yet(make: Make) -> None:
     outcome = make().check(lambda: torch.set_default_dtype(torch.float64))
     assert outcome.state == "not yet"
-    assert outcome.message.startswith("your code leaves the default dtype at torch.float64 (it was torch.float32)")
+    assert outcome.message.startswith(
+        "your code leaves the default dtype at torch.float64 (it was torch.float32)"
+    )
     assert outcome.notes == ()
 
 
@@ -562,7 +615,9 @@ def test_a_remark_leaves_a_right_answer_correct(make: Make) -> None:
 
 def test_a_deprecation_in_the_answer_is_shown_as_ever(make: Make) -> None:
     with pytest.warns(UserWarning, match="from the answer"):
-        assert make().check(lambda: warnings.warn("from the answer", stacklevel=1)).state == "correct"
+        assert (
+            make().check(lambda: warnings.warn("from the answer", stacklevel=1)).state == "correct"
+        )
 
 
 def test_an_answer_that_prints_a_lot(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -611,7 +666,9 @@ def test_progress_is_written_and_a_failure_to_is_a_note(
 # --- the other verbs, and the card -------------------------------------------------------------------------
 def test_hints_come_one_by_one(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     exercise = make()
-    heads, lines = zip(*((note.head, note.lines) for note in (exercise.hint() for _ in range(4))), strict=True)
+    heads, lines = zip(
+        *((note.head, note.lines) for note in (exercise.hint() for _ in range(4))), strict=True
+    )
     assert heads == (
         "Hint 1 of 3 (2 more)",
         "Hint 2 of 3 (1 more)",
@@ -624,11 +681,16 @@ def test_hints_come_one_by_one(make: Make, capsys: pytest.CaptureFixture[str]) -
     assert make().hint().lines == ("1. look",)
 
 
-def test_solution_shows_code_and_alternative(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_solution_shows_code_and_alternative(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr("amp_course.checking.exercise.solution_code", lambda *of: f"# {of}")
     note = make().solution()
     assert note.code == "# ('loop', 'probe')"
-    assert capsys.readouterr().out == "One answer to “Probe”\nAlso right: something else.\n# ('loop', 'probe')\n"
+    assert (
+        capsys.readouterr().out
+        == "One answer to “Probe”\nAlso right: something else.\n# ('loop', 'probe')\n"
+    )
 
 
 def test_card(make: Make) -> None:
@@ -646,9 +708,11 @@ def test_an_instance_of_an_answer_that_is_a_class_is_refused_in_its_own_words(ma
 
         def update(self) -> None: ...
 
-    judged = make(name="double")
-    judged.judge_by(
-        right=MyScaler, cases=lambda answer, draw: iter([Case("", {"it": "update" in vars(answer)})]), mistakes=[]
+    judged = make(
+        name="double",
+        right=MyScaler,
+        cases=lambda answer, draw: iter([Case("", {"it": "update" in vars(answer)})]),
+        mistakes=[],
     )
     assert "needs the class itself" in judged.check(MyScaler()).message
     assert "`exercises.double.check(MyScaler)`" in judged.check(MyScaler()).message
@@ -671,6 +735,10 @@ def test_methods_that_are_still_empty_are_named_below_what_is_wrong(make: Make) 
 
         def update(self) -> None: ...
 
-    judged = make(name="double")
-    judged.judge_by(right=lambda: 1, cases=lambda answer, draw: iter([Case("", {"it": answer is Half})]), mistakes=[])
+    judged = make(
+        name="double",
+        right=lambda: 1,
+        cases=lambda answer, draw: iter([Case("", {"it": answer is Half})]),
+        mistakes=[],
+    )
     assert judged.check(Half).notes[-1] == "Still empty: `update()`."

@@ -18,7 +18,9 @@ def scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu")
 
 
-def setting(dtype: torch.dtype = torch.float32) -> tuple[nn.Parameter, torch.optim.Optimizer, torch.amp.GradScaler]:
+def setting(
+    dtype: torch.dtype = torch.float32,
+) -> tuple[nn.Parameter, torch.optim.Optimizer, torch.amp.GradScaler]:
     weight = nn.Parameter(torch.ones(2, dtype=dtype))
     return weight, torch.optim.SGD([weight], lr=0.1), scaler()
 
@@ -194,7 +196,9 @@ def given_twice():
 
 
 def no_temporary_folder():
-    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/var/tmp']")  # as tempfile does
+    raise FileNotFoundError(
+        2, "No usable temporary directory found in ['/tmp', '/var/tmp']"
+    )  # as tempfile does
 
 
 def undefined_name():
@@ -214,7 +218,9 @@ def asserts():
 
 
 def asks_for_a_gpu():
-    raise AssertionError("Torch not compiled with CUDA enabled")  # what `.cuda()` raises in torch's CPU build
+    raise AssertionError(
+        "Torch not compiled with CUDA enabled"
+    )  # what `.cuda()` raises in torch's CPU build
 
 
 MINE = explain.__code__.co_filename.replace("amp_course/", "amp_course_mine/")
@@ -278,13 +284,18 @@ def raised_by(function: Callable[[], Any]) -> BaseException:
     raise AssertionError(f"{function.__name__} raised nothing")
 
 
-@pytest.mark.parametrize(("function", "words"), PROVOKED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("function", "words"), PROVOKED, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_known_message_is_explained(function: Callable[[], Any], words: str) -> None:
     error = raised_by(function)
     told = explain(error)
     assert told.startswith(f"your code raised {type(error).__name__}")
     assert words in told.split("`", 2)[2], told  # after the message and the line that are quoted
-    first, last = function.__code__.co_firstlineno, max(line or 0 for _, _, line in function.__code__.co_lines())
+    first, last = (
+        function.__code__.co_firstlineno,
+        max(line or 0 for _, _, line in function.__code__.co_lines()),
+    )
     assert any(f"in line {n}, `" in told for n in [*range(first, last + 1)]), told
     assert "\n" not in told
 
@@ -305,7 +316,9 @@ def test_the_line_is_the_readers_own_innermost() -> None:
     def inner() -> None:
         nn.Linear(3, 2)(torch.ones(2, 2))  # this line
 
-    assert where(raised_by(lambda: inner())).endswith("`nn.Linear(3, 2)(torch.ones(2, 2))  # this line`")
+    assert where(raised_by(lambda: inner())).endswith(
+        "`nn.Linear(3, 2)(torch.ones(2, 2))  # this line`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,7 +358,9 @@ def test_readers_files(file: str) -> None:
 
 def test_an_error_in_the_check_itself_is_put_down_to_the_answer() -> None:
     told = explain(TypeError("float() argument must be a string or a real number, not 'NoneType'"))
-    assert told.startswith("the check could not continue with your answer (TypeError: float() argument")
+    assert told.startswith(
+        "the check could not continue with your answer (TypeError: float() argument"
+    )
     assert "shape and dtype" in told
 
 

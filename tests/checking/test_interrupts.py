@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, differences, judging, limit, progress, sandbox
+from amp_course.checking import (
+    Case,
+    Exercise,
+    Mistake,
+    call_answer,
+    differences,
+    judging,
+    limit,
+    progress,
+    sandbox,
+)
 from amp_course.checking.outcome import Interrupted, Outcome
 from tests.checking.conftest import shared_state
 
@@ -72,9 +82,8 @@ MOMENTS: dict[str, tuple[Any, str]] = {
 
 @pytest.fixture
 def exercise(make: Make) -> Exercise:
-    one = make(name="doubled")
     mistake = Mistake("triples", "you triple it", lambda x: 3 * x)
-    one.judge_by(right=lambda x: 2 * x, cases=cases, mistakes=[mistake])
+    one = make(name="doubled", right=lambda x: 2 * x, cases=cases, mistakes=[mistake])
     one.check(lambda x: 5 * x)  # so that there is progress
     return one
 
@@ -82,7 +91,11 @@ def exercise(make: Make) -> Exercise:
 @pytest.mark.parametrize("when", [before, after])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_at_any_moment(
-    exercise: Exercise, moment: str, when: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exercise: Exercise,
+    moment: str,
+    when: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     capsys.readouterr()
     kept, state, folder = progress.progress_file().read_bytes(), shared_state(), Path.cwd()
@@ -91,7 +104,9 @@ def test_ctrl_c_at_any_moment(
         patch.setattr(module, name, when(getattr(module, name)))
         with pytest.raises(Interrupted) as raised:
             exercise.check(changes_all)
-    assert str(raised.value) == "Interrupted; nothing was recorded." and capsys.readouterr().out == ""
+    assert (
+        str(raised.value) == "Interrupted; nothing was recorded." and capsys.readouterr().out == ""
+    )
     assert raised.value.__cause__ is None and raised.value.__suppress_context__
     assert progress.progress_file().read_bytes() == kept
     assert (shared_state(), Path.cwd()) == (state, folder)
@@ -123,7 +138,9 @@ def test_an_answer_that_swallows_ctrl_c_is_interrupted_when_it_ends(exercise: Ex
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
-def test_an_endless_answer_that_swallows_ctrl_c_is_ended(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_that_swallows_ctrl_c_is_ended(
+    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limit, "_LEAVING", 0.1)
     exercise.seconds = 1000.0
 
@@ -137,7 +154,9 @@ def test_an_endless_answer_that_swallows_ctrl_c_is_ended(exercise: Exercise, mon
         exercise.check(swallows)
 
 
-def test_ctrl_c_while_an_object_is_thrown_away(exercise: Exercise, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_while_an_object_is_thrown_away(
+    exercise: Exercise, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Dropped:
         def __del__(self) -> None:
             interrupt()

@@ -11,7 +11,14 @@ import torch
 from amp_course.checking import Case, Exercise, Mistake, Results, Wrong, call_answer
 from amp_course.checking.differences import alike, describe, show_value
 from amp_course.checking.judging import REMEMBERS, Judge
-from amp_course.checking.reading import read_bool, read_dict, read_integer, read_number, read_pair, read_tensor
+from amp_course.checking.reading import (
+    read_bool,
+    read_dict,
+    read_integer,
+    read_number,
+    read_pair,
+    read_tensor,
+)
 
 
 def right(x: float, y: float) -> float:
@@ -29,7 +36,11 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 MISTAKES = [
     Mistake("forgets y", "you left y out", edits={"total = x + y": "total = x"}),
-    Mistake("does not double", "the sum of {x:g} and y is to be doubled", edits={"total = total * 2": "pass"}),
+    Mistake(
+        "does not double",
+        "the sum of {x:g} and y is to be doubled",
+        edits={"total = total * 2": "pass"},
+    ),
     Mistake("negative", "the sign is wrong {case}", lambda x, y: -1.0),
     Mistake("raises", "there is nothing to raise", lambda x, y: {}[x]),
 ]
@@ -96,7 +107,13 @@ def test_right_answers_of_any_kind_pass() -> None:
         def method(self, x: float, y: float) -> float:
             return 2 * (y + x)
 
-    for answer in (right, Adder(), Adder().method, functools.partial(right), lambda x, y: (x + y) * 2):
+    for answer in (
+        right,
+        Adder(),
+        Adder().method,
+        functools.partial(right),
+        lambda x, y: (x + y) * 2,
+    ):
         assert feedback(answer) is None
 
 
@@ -165,13 +182,18 @@ class UsedUp:
         (counts, "For x = 1, the sum is 7, and 6 is right"),
         (largest, ", and 6 is right"),
         (UsedUp(), "For x = 1, the sign is False, and True is right"),
-        (lambda x, y, calls=[]: calls.append(x) or 100.0 + len(calls), "For x = 1, the sum is 101, and 6 is right"),
+        (
+            lambda x, y, calls=[]: calls.append(x) or 100.0 + len(calls),
+            "For x = 1, the sum is 101, and 6 is right",
+        ),
     ],
 )
 def test_an_answer_that_remembers_an_earlier_call_is_told_so(answer: Any, seen: str) -> None:
     wrong = feedback(answer)
     assert wrong is not None and wrong.mistake == REMEMBERS
-    assert str(wrong).startswith("your code gives another result when the check repeats its first case")
+    assert str(wrong).startswith(
+        "your code gives another result when the check repeats its first case"
+    )
     assert str(wrong).endswith(seen)
 
 
@@ -223,8 +245,9 @@ def test_all_that_is_random_is_the_same_for_answer_and_right_code() -> None:
 
 
 def test_an_exercise_tells_the_name_of_the_mistake(make: Any) -> None:
-    exercise: Exercise = make(name="sum_doubled")
-    exercise.judge_by(right=right, cases=cases, mistakes=MISTAKES, tolerance=1e-6)
+    exercise: Exercise = make(
+        name="sum_doubled", right=right, cases=cases, mistakes=MISTAKES, tolerance=1e-6
+    )
     outcome = exercise.check(lambda x, y: x * 2)
     assert (
         outcome.state == "not yet"
@@ -301,7 +324,10 @@ def test_numbers_are_read_from_whatever_means_one() -> None:
         assert read_number(one) == 2.0
     for one in (2, np.uint16(2), torch.tensor(2), np.array(2)):
         assert read_integer(one) == 2
-    assert read_bool(np.True_) is read_bool(1) is True and read_bool(torch.tensor(False)) is read_bool(0) is False
+    assert (
+        read_bool(np.True_) is read_bool(1) is True
+        and read_bool(torch.tensor(False)) is read_bool(0) is False
+    )
     assert read_pair([1, 2]) == (1, 2)
     assert read_tensor(torch.ones(2, requires_grad=True), shape=(2,)).requires_grad is False
 
@@ -342,7 +368,9 @@ def test_who_returned_it_and_when_is_said() -> None:
 
 def test_a_dict_is_read_by_its_keys() -> None:
     assert read_dict({"a": 1, "more": 2, "b": 3}, ("a", "b")) == {"a": 1, "b": 3}
-    with pytest.raises(Wrong, match=r"^your function returned a list for 1, not a dict with the keys a, b$"):
+    with pytest.raises(
+        Wrong, match=r"^your function returned a list for 1, not a dict with the keys a, b$"
+    ):
         read_dict([1], ("a", "b"), "for 1")
     with pytest.raises(Wrong, match=r"^it is a dict without the key 'b': it needs a, b$"):
         read_dict({"a": 1}, ("a", "b"), subject="it is")

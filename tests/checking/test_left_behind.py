@@ -37,14 +37,18 @@ def enter(manager: Any) -> None:
 
 
 class Doubling(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
 class Counting(TorchDispatchMode):
     seen = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         Counting.seen += 1
         return function(*args, **(kwargs or {}))
 
@@ -99,7 +103,11 @@ def all_precisions() -> list[Any]:
     names = "matmul", "conv", "rnn"
     found = [said(torch.get_float32_matmul_precision), said(backend("cudnn.allow_tf32"))]
     found += [said(backend(f"mkldnn.{name}.fp32_precision")) for name in names]
-    return [*found, said(backend("cuda.matmul.fp32_precision")), said(backend("cudnn.conv.fp32_precision"))]
+    return [
+        *found,
+        said(backend("cuda.matmul.fp32_precision")),
+        said(backend("cudnn.conv.fp32_precision")),
+    ]
 
 
 def other_folder() -> None:
@@ -107,7 +115,12 @@ def other_folder() -> None:
 
 
 TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
-    "function mode": (lambda: enter(Doubling()), torch._C._len_torch_function_stack, "`Doubling` on", FAULT),
+    "function mode": (
+        lambda: enter(Doubling()),
+        torch._C._len_torch_function_stack,
+        "`Doubling` on",
+        FAULT,
+    ),
     "function mode over a device": (
         lambda: (torch.set_default_device("meta"), enter(Doubling())),
         lambda: (torch._C._len_torch_function_stack(), torch.empty(1).device.type),
@@ -127,7 +140,12 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "`FakeTensorMode` on",
         FAULT,
     ),
-    "forward hook": (lambda: nn.modules.module.register_module_forward_hook(note_hook), hook_runs, "a hook", FAULT),
+    "forward hook": (
+        lambda: nn.modules.module.register_module_forward_hook(note_hook),
+        hook_runs,
+        "a hook",
+        FAULT,
+    ),
     "forward pre-hook": (
         lambda: nn.modules.module.register_module_forward_pre_hook(note_hook),
         hook_runs,
@@ -146,7 +164,12 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "a hook",
         FAULT,
     ),
-    "flush": (lambda: torch.set_flush_denormal(True), half_of_smallest, "replacing subnormal numbers by zero", FAULT),
+    "flush": (
+        lambda: torch.set_flush_denormal(True),
+        half_of_smallest,
+        "replacing subnormal numbers by zero",
+        FAULT,
+    ),
     "anomaly": (
         lambda: torch.autograd.set_detect_anomaly(True),
         torch.is_anomaly_enabled,
@@ -189,7 +212,12 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "matmul precision; it is “highest” again",
         NOTE,
     ),
-    "tf32 of cudnn": (set_backend("cudnn.allow_tf32", False), all_precisions, "precision of float32 matmuls", NOTE),
+    "tf32 of cudnn": (
+        set_backend("cudnn.allow_tf32", False),
+        all_precisions,
+        "precision of float32 matmuls",
+        NOTE,
+    ),
     "matmul precision": (
         lambda: torch.set_float32_matmul_precision("medium"),
         all_precisions,
@@ -206,7 +234,10 @@ if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
         FAULT,
     )
     TORCH["saved tensors, twice"] = (
-        lambda: [enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x * 3)) for _ in range(2)],
+        lambda: [
+            enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x * 3))
+            for _ in range(2)
+        ],
         saved_is_packed,
         "hooks for saved tensors on",
         FAULT,
@@ -216,16 +247,33 @@ if hasattr(torch._C, "_get_fp32_precision_getter"):
         "mkldnn.matmul.fp32_precision": "bf16", "cuda.matmul.fp32_precision": "tf32", "cudnn.conv.fp32_precision": "ieee",
         "mkldnn.fp32_precision": "tf32", "fp32_precision": "tf32",
     }.items():  # fmt: skip
-        _set = set_backend(_name, _value) if "." in _name else lambda: setattr(torch.backends, "fp32_precision", "tf32")
+        _set = (
+            set_backend(_name, _value)
+            if "." in _name
+            else lambda: setattr(torch.backends, "fp32_precision", "tf32")
+        )
         TORCH[_name] = (_set, all_precisions, "float32 matmul", NOTE)
 
 PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
-    "stdout": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: type(sys.stdout), "`sys.stdout`", NOTE),
-    "stderr": (lambda: setattr(sys, "stderr", io.StringIO()), lambda: type(sys.stderr), "`sys.stderr`", NOTE),
+    "stdout": (
+        lambda: setattr(sys, "stdout", io.StringIO()),
+        lambda: type(sys.stdout),
+        "`sys.stdout`",
+        NOTE,
+    ),
+    "stderr": (
+        lambda: setattr(sys, "stderr", io.StringIO()),
+        lambda: type(sys.stderr),
+        "`sys.stderr`",
+        NOTE,
+    ),
     "folder": (other_folder, os.getcwd, "working directory; that is put back", NOTE),
     "environment": (
         lambda: (os.environ.update(MINE="1"), os.environ.pop("PATH")),
-        lambda: (os.environ.get("MINE"), subprocess.run(["/bin/sh", "-c", "echo $MINE"], capture_output=True).stdout),
+        lambda: (
+            os.environ.get("MINE"),
+            subprocess.run(["/bin/sh", "-c", "echo $MINE"], capture_output=True).stdout,
+        ),
         "environment variable `MINE` and `PATH`",
         NOTE,
     ),
@@ -257,9 +305,11 @@ def test_every_sentence_names_a_cause_or_a_cure_and_ends_well() -> None:
         with sandbox() as left:
             change()
         for sentence in left.leaks:  # continues "Not yet, because …", and others may follow it
-            assert sentence.startswith("your code ") and not sentence.endswith(".") and ". " in sentence + ". ", (
-                sentence
-            )
+            assert (
+                sentence.startswith("your code ")
+                and not sentence.endswith(".")
+                and ". " in sentence + ". "
+            ), sentence
         for sentence in left.remarks:
             assert sentence.startswith("your code ") and sentence.endswith("."), sentence
         assert left.leaks or kind == NOTE
@@ -282,7 +332,9 @@ def test_modes_that_began_in_any_order_leave_none_behind(kinds: tuple[type[Any],
         for kind in kinds:
             enter(kind())
     assert len(left.leaks) == 1
-    assert not is_in_torch_dispatch_mode() and not is_in_torch_dispatch_mode(include_infra_modes=False)
+    assert not is_in_torch_dispatch_mode() and not is_in_torch_dispatch_mode(
+        include_infra_modes=False
+    )
 
 
 # --- what cannot be put back -----------------------------------------------------------------------------------
@@ -294,13 +346,18 @@ def test_a_thread_that_goes_on_is_named() -> None:
         quick.start()
     stop.set()
     assert left.leaks == [] and len(left.remarks) == 1
-    assert "left the thread `my worker` running" in left.remarks[0] and "restart the kernel" in left.remarks[0]
+    assert (
+        "left the thread `my worker` running" in left.remarks[0]
+        and "restart the kernel" in left.remarks[0]
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_a_process_that_goes_on_is_named() -> None:
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), name="my child", daemon=True)
+    child = multiprocessing.get_context("fork").Process(
+        target=time.sleep, args=(60,), name="my child", daemon=True
+    )
     with sandbox() as left:
         child.start()
     child.kill()
@@ -312,10 +369,14 @@ def test_closed_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with sandbox() as left:
         sys.stdout.close()
-    assert left.remarks == ["your code closed `sys.stdout`: restart the kernel to see output again."]
+    assert left.remarks == [
+        "your code closed `sys.stdout`: restart the kernel to see output again."
+    ]
 
 
-def test_what_refuses_to_be_put_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_refuses_to_be_put_back_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -381,7 +442,9 @@ with sandbox() as left:
         optimizer.step()
 print(left.leaks, left.remarks)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100
+    )
     assert done.stdout == "[] []\n", done.stderr
 
 
@@ -417,8 +480,12 @@ def test_ctrl_c_while_things_are_put_back(monkeypatch: pytest.MonkeyPatch) -> No
             time.sleep(1)
         really(dtype)
 
-    item = next(item for item in sys.modules["amp_course.checking.sandbox"].STATE if item.put is really)
-    monkeypatch.setattr("amp_course.checking.sandbox.STATE", (type(item)(item.get, interrupted, item.tell),))
+    item = next(
+        item for item in sys.modules["amp_course.checking.sandbox"].STATE if item.put is really
+    )
+    monkeypatch.setattr(
+        "amp_course.checking.sandbox.STATE", (type(item)(item.get, interrupted, item.tell),)
+    )
     with pytest.raises(KeyboardInterrupt), sandbox() as left:
         torch.set_default_dtype(torch.float64)
     assert torch.get_default_dtype() == torch.float32 and len(left.leaks) == 1

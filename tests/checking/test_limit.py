@@ -23,7 +23,9 @@ from amp_course.checking.limit import PATIENCE, TimeUp, within
 
 pytestmark = pytest.mark.usefixtures("unchanged")
 
-needs_timer = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
+needs_timer = pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="this system has no interval timer"
+)
 
 
 def busy():
@@ -175,9 +177,13 @@ def test_no_exception_counts_as_handled_afterwards(endless: Callable[[], Any]) -
 def test_a_library_that_is_imported_once_the_time_is_up_comes_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "slow_to_import.py").write_text("import time\nfor _ in range(100): time.sleep(0.01)\nwhole = True\n")
+    (tmp_path / "slow_to_import.py").write_text(
+        "import time\nfor _ in range(100): time.sleep(0.01)\nwhole = True\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("amp_course.checking.limit.is_readers", lambda name: "slow_to_import" not in name)
+    monkeypatch.setattr(
+        "amp_course.checking.limit.is_readers", lambda name: "slow_to_import" not in name
+    )
 
     def imports() -> None:
         import slow_to_import  # type: ignore[import-not-found]  # noqa: F401
@@ -203,7 +209,9 @@ def test_endless_code_is_stopped_in_another_thread(endless: Callable[[], Any]) -
     worker.start()
     worker.join(10)
     assert [type(result) for result in caught] == [TimeUp]
-    assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "amp_course time limit"
+    ]
 
 
 def test_no_except_exception_meets_it() -> None:
@@ -238,7 +246,9 @@ def test_work_that_ends_with_the_exception_pending_in_another_thread() -> None:
     worker.start()
     worker.join(10)
     assert [type(error) for error in caught] == [TimeUp]
-    assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "amp_course time limit"
+    ]
 
 
 def lines_of(error: BaseException) -> list[tuple[str, int]]:
@@ -254,11 +264,15 @@ def test_the_traceback_leads_to_the_loop(endless: Callable[[], Any]) -> None:
     with pytest.raises(TimeUp) as caught:
         within(0.1, endless)
     first = busy.__code__.co_firstlineno
-    assert any(name == "busy" and first < line <= first + 2 for name, line in lines_of(caught.value))
+    assert any(
+        name == "busy" and first < line <= first + 2 for name, line in lines_of(caught.value)
+    )
 
 
 @pytest.mark.parametrize("in_main", [pytest.param(True, marks=needs_timer), False])
-def test_code_that_waits_for_its_turn_has_more_time_and_an_endless_loop_has_not(in_main: bool) -> None:
+def test_code_that_waits_for_its_turn_has_more_time_and_an_endless_loop_has_not(
+    in_main: bool,
+) -> None:
     ended: list[Any] = []
 
     def work() -> None:
@@ -281,7 +295,9 @@ def test_code_that_waits_for_its_turn_has_more_time_and_an_endless_loop_has_not(
 def test_the_limit_of_a_check_is_what_chapter_00_says() -> None:
     text = (Path(__file__).parents[2] / "notebooks/00_start.ipynb").read_text(encoding="utf-8")
     usual, most = f"{Exercise.seconds:g}", f"{Exercise.seconds * PATIENCE:g}"
-    assert f"stops an endless loop after about {usual} seconds ({most} if the machine is busy" in text
+    assert (
+        f"stops an endless loop after about {usual} seconds ({most} if the machine is busy" in text
+    )
     assert "or your code only waits), or as soon as you press ■" in text
     assert (
         f"stops an endless loop after about {usual} seconds ({most} if the machine is busy or the code only waits)"
@@ -306,7 +322,9 @@ def test_nothing_is_thrown_in_another_thread_after_the_work_is_done() -> None:
     def run() -> None:
         for n in range(60):
             with contextlib.suppress(TimeUp):
-                within(0.01, lambda n=n: time.sleep(0.0095 + n * 1e-5))  # the end of the work and of the time, at once
+                within(
+                    0.01, lambda n=n: time.sleep(0.0095 + n * 1e-5)
+                )  # the end of the work and of the time, at once
         time.sleep(0.05)
         ends.append("whole")
 
@@ -317,7 +335,9 @@ def test_nothing_is_thrown_in_another_thread_after_the_work_is_done() -> None:
 
 
 @needs_timer
-def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Then nothing may go on ringing: not the watchdog, not the timer."""
     start, setitimer, ends = threading.Thread.start, signal.setitimer, []
 
@@ -347,7 +367,9 @@ def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(monkeypatc
     worker.start()
     worker.join(20)
     assert ends == ["whole"] * 2
-    assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "amp_course time limit"
+    ]
 
 
 @needs_timer

@@ -58,7 +58,9 @@ def test_text_in_backticks_is_code() -> None:
     assert inline_html("call `f(x)` & `g`") == "call <code>f(x)</code> &amp; <code>g</code>"
 
 
-@pytest.mark.parametrize("look", ["not attempted", "not yet", "correct", "hint", "solution", "card"])
+@pytest.mark.parametrize(
+    "look", ["not attempted", "not yet", "correct", "hint", "solution", "card"]
+)
 def test_each_look_has_a_sign_and_a_colour(look: str) -> None:
     page = box_html(look, "head", ["a", "b"])
     assert "border-left:5px solid var(--jp-" in page
@@ -66,32 +68,52 @@ def test_each_look_has_a_sign_and_a_colour(look: str) -> None:
 
 
 def test_the_three_states_differ_without_colour() -> None:
-    assert len({read(box_html(look, "", [])).text for look in ("not attempted", "not yet", "correct")}) == 3
+    assert (
+        len({read(box_html(look, "", [])).text for look in ("not attempted", "not yet", "correct")})
+        == 3
+    )
 
 
 def test_plain_text() -> None:
-    assert str(Outcome("not yet", "it is wrong", ("mind this",))) == "Not yet, because it is wrong\nNote: mind this"
+    assert (
+        str(Outcome("not yet", "it is wrong", ("mind this",)))
+        == "Not yet, because it is wrong\nNote: mind this"
+    )
     assert repr(Outcome("correct", "well")) == "Correct. well"
     assert str(Outcome("not attempted", "Write it.")) == "Not attempted. Write it."
-    assert str(Note("solution", "One answer", ("Also right: b",), "a = 1")) == "One answer\nAlso right: b\na = 1"
+    assert (
+        str(Note("solution", "One answer", ("Also right: b",), "a = 1"))
+        == "One answer\nAlso right: b\na = 1"
+    )
 
 
 def test_truth() -> None:
-    assert [bool(Outcome(state, "")) for state in ("correct", "not yet", "not attempted")] == [True, False, False]
+    assert [bool(Outcome(state, "")) for state in ("correct", "not yet", "not attempted")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 SETUP = """
     import time
-    from amp_course.checking import Exercise, Wrong
+    from amp_course.checking import Card, Exercise, Wrong
     def judge(answer):
         if answer() != 2:
             raise Wrong("it is `<2>`, not " + str(answer()))
-    ex = Exercise("loop", "probe", 1, "Probe", "Write it.", 1, 1, 1, 1, ("look", "closer"), "why", "other", judge, seconds=0.4)
+    card = Card(
+        chapter="loop", name="probe", number=1, title="Probe", task="Write it.", difficulty=1, importance=1, minutes=1, lines=1,
+        hints=("look", "closer"), why="why", alternative="other", seconds=0.4
+    )
+    ex = Exercise(card, None, None, ())
+    ex.judge = judge
 """
 
 
 @pytest.mark.parametrize("imported", [False, True])
-def test_without_a_shell(imported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_shell(
+    imported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if imported:
         pytest.importorskip("IPython")
     else:
@@ -121,16 +143,35 @@ CELLS: list[tuple[str, list[tuple[str, str]]]] = [
     ("o", [("display_data", "not 3")]),
     ("o", [("display_data", "not 3")]),
     ("ex.check(lambda: 2); o", [("display_data", "Correct. why"), ("display_data", "not 3")]),
-    ("ex.check(lambda: 2)\no.state", [("display_data", "Correct. why"), ("execute_result", "'not yet'")]),
-    ("ex.check(lambda: 3)\nex.check(lambda: 2)", [("display_data", "not 3"), ("display_data", "Correct. why")]),
+    (
+        "ex.check(lambda: 2)\no.state",
+        [("display_data", "Correct. why"), ("execute_result", "'not yet'")],
+    ),
+    (
+        "ex.check(lambda: 3)\nex.check(lambda: 2)",
+        [("display_data", "not 3"), ("display_data", "Correct. why")],
+    ),
     ("for _ in range(2):\n    ex.check(...)", [("display_data", "Not attempted.")] * 2),
     ("ex.hint()", [("display_data", "Hint 1 of 2")]),
     ("h = ex.hint()", [("display_data", "1. look\n2. closer")]),
     (
         "ex.check(lambda: 1 / 0)",
-        [("display_data", "ZeroDivisionError (division by zero) in line 1, `ex.check(lambda: 1 / 0)`")],
+        [
+            (
+                "display_data",
+                "ZeroDivisionError (division by zero) in line 1, `ex.check(lambda: 1 / 0)`",
+            )
+        ],
     ),
-    (ENDLESS, [("display_data", "had not finished after 0.4 seconds and was stopped in line 4, `time.sleep(0.05)`")]),
+    (
+        ENDLESS,
+        [
+            (
+                "display_data",
+                "had not finished after 0.4 seconds and was stopped in line 4, `time.sleep(0.05)`",
+            )
+        ],
+    ),
     ("ex.check(lambda: __import__('sys').exit())", [("display_data", "raised SystemExit")]),
     ("ex.check(lambda: '<script>' + '\\ud800')", [("display_data", "not <script>")]),
     ("ex.check(print)", [("stream", ""), ("display_data", "not None")]),
@@ -153,7 +194,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AMP_COURSE_WORK", str(folder / "my_work"))
         patch.setenv("PYTHONPATH", str(ROOT))
-        NotebookClient(made, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+        NotebookClient(
+            made, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        ).execute()
     return made
 
 
@@ -172,11 +215,19 @@ def test_in_a_kernel(book: nbformat.NotebookNode, number: int) -> None:
         if kind == "display_data":
             page = read(output.data["text/html"])
             assert "script" not in page.tags
-            assert words.split("`")[0].split("\n")[0].replace(" ", "") in page.text.replace(" ", "")  # in several boxes
+            assert words.split("`")[0].split("\n")[0].replace(" ", "") in page.text.replace(
+                " ", ""
+            )  # in several boxes
 
 
 def test_an_outcome_keeps_how_it_came_about(book: nbformat.NotebookNode) -> None:
     first, later = (book.cells[number].outputs[0].metadata["amp_course"] for number in (2, 12))
-    history = {"exercise": "loop.probe", "attempts": 1, "hints": 0, "solution": False, "mistakes": {}}
+    history = {
+        "exercise": "loop.probe",
+        "attempts": 1,
+        "hints": 0,
+        "solution": False,
+        "mistakes": {},
+    }
     assert first == history | {"state": "correct"}
     assert later["state"] == "not yet" and later["attempts"] > 1 and later["hints"] == 2

@@ -57,7 +57,12 @@ def test_correct_never_goes_back(path: Path) -> None:
 
 
 def test_what_was_met_and_what_helped(path: Path) -> None:
-    assert load().history("loop.a") == {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
+    assert load().history("loop.a") == {
+        "attempts": 0,
+        "hints": 0,
+        "solution": False,
+        "mistakes": {},
+    }
     record_help("loop.a", hints=2)
     record("loop.a", "not yet", "steps twice")
     record("loop.a", "not yet", "steps twice")
@@ -86,7 +91,8 @@ def test_a_blank_is_not_recorded(work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "noted"), [("solutions", False), ("solutions/deeper", False), ("my_work", True), ("solutions2", True)]
+    ("folder", "noted"),
+    [("solutions", False), ("solutions/deeper", False), ("my_work", True), ("solutions2", True)],
 )
 def test_answers_of_the_solutions_are_not_the_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, noted: bool
@@ -103,7 +109,10 @@ def test_what_else_stands_in_the_file_is_kept(path: Path) -> None:
     data = {
         "version": 9,
         "theme": {"dark": [1, None, "ü"]},
-        "exercises": {"old.gone": {"state": "correct"}, "loop.a": {"note": "mine", "state": "not yet", "attempts": 4}},
+        "exercises": {
+            "old.gone": {"state": "correct"},
+            "loop.a": {"note": "mine", "state": "not yet", "attempts": 4},
+        },
     }
     path.write_text(json.dumps(data), encoding="utf-8")
     assert record("loop.a", "correct") is None
@@ -163,7 +172,10 @@ def test_damaged_file_is_set_aside_whole(path: Path, kind: str) -> None:
     assert path.read_bytes() == DAMAGED[kind]  # reading changes nothing
     said = record("loop.a", "correct")
     (aside,) = path.parent.glob("progress.damaged-*.json")
-    assert said == f"the progress file was damaged; it is kept as {aside.name}, and a new one is started."
+    assert (
+        said
+        == f"the progress file was damaged; it is kept as {aside.name}, and a new one is started."
+    )
     assert aside.read_bytes() == DAMAGED[kind]
     assert (load().state("loop.a"), load().note) == ("correct", None)
 
@@ -173,7 +185,10 @@ def test_no_file_set_aside_replaces_another(path: Path) -> None:
     for content in contents:
         path.write_text(content)
         assert "kept as" in str(record("loop.a", "not yet"))
-    assert sorted(aside.read_text() for aside in path.parent.glob("progress.damaged-*.json")) == contents
+    assert (
+        sorted(aside.read_text() for aside in path.parent.glob("progress.damaged-*.json"))
+        == contents
+    )
 
 
 # --- a file out of reach -------------------------------------------------------------------------------------
@@ -203,7 +218,9 @@ CAUSES = {
 
 @pytest.mark.parametrize("code", CAUSES)
 @pytest.mark.parametrize("call", ["replace", "fsync", "open"])
-def test_disk_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+def test_disk_that_takes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
     write(path, **{"loop.a": {"state": "correct"}})
     before = path.read_bytes()
 
@@ -221,7 +238,9 @@ def test_disk_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert said.startswith("your progress could not be saved: ")
     assert CAUSES[code] in said and "AMP_COURSE_WORK" in said and os.strerror(code) not in said
     assert path.read_bytes() == before
-    assert record("loop.c", "not yet") is None  # and all is well when the disk is: what was not saved is saved too
+    assert (
+        record("loop.c", "not yet") is None
+    )  # and all is well when the disk is: what was not saved is saved too
     assert [load().state(f"loop.{name}") for name in "abc"] == ["correct", "correct", "not yet"]
 
 
@@ -229,7 +248,9 @@ def test_disk_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, ca
 def strict_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with some progress, met by a user for whom rights count: before root no folder is read-only."""
     root = os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:  # not in tmp_path, which is closed to all other users
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # not in tmp_path, which is closed to all other users
         monkeypatch.setenv("AMP_COURSE_WORK", name)
         write(Path(name, "progress.json"), **{"loop.a": {"state": "correct"}})
         yield Path(name)
@@ -246,7 +267,9 @@ def test_folder_without_the_right_to_write(strict_folder: Path, mode: int) -> No
         os.seteuid(65534)
     assert "you have no permission to use" in str(record("loop.b", "correct"))
     assert load().state("loop.a") == ("correct" if mode == 0o555 else "not attempted")
-    assert ("Your progress cannot be read: you have no permission" in str(load().note)) == (mode == 0)
+    assert ("Your progress cannot be read: you have no permission" in str(load().note)) == (
+        mode == 0
+    )
     if os.getuid() == 0:
         os.seteuid(0)
     strict_folder.chmod(0o755)
@@ -285,7 +308,10 @@ def test_a_file_behind_a_link_is_replaced_and_the_link_stays(path: Path, tmp_pat
     write(real, **{"loop.a": {"state": "correct"}})
     path.symlink_to(real)
     assert record("loop.b", "correct") is None
-    assert path.is_symlink() and list(json.loads(real.read_text())["exercises"]) == ["loop.a", "loop.b"]
+    assert path.is_symlink() and list(json.loads(real.read_text())["exercises"]) == [
+        "loop.a",
+        "loop.b",
+    ]
     assert os.listdir(real.parent) == ["mine.json"]
 
 
@@ -310,7 +336,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(OSError):
             (disk / "film").write_bytes(bytes(100_000))
         said = str(record("loop.b", "correct"))
-        assert said.startswith("your progress could not be saved: the disk is full. Delete something from it")
+        assert said.startswith(
+            "your progress could not be saved: the disk is full. Delete something from it"
+        )
         assert (load().state("loop.a"), load().state("loop.b")) == ("correct", "not attempted")
         (disk / "film").unlink()
         assert record("loop.c", "correct") is None
@@ -331,45 +359,71 @@ def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.Monke
 
 NOBODY = """
 import sys, torch
-from amp_course.checking import Exercise
+from amp_course.checking import Card, Exercise
 def trains():
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     weight.sum().backward()
     optimizer.step()
     import matplotlib.pyplot
-exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), "why", "alt", lambda answer: answer())
+card = Card(
+    chapter="loop", name="probe", number=1, title="Probe", task="Write it.", difficulty=1, importance=1, minutes=1, lines=1,
+    hints=("look", "closer"), why="why", alternative="other"
+)
+exercise = Exercise(card, None, None, ())
+exercise.judge = lambda answer: answer()
 exercise.check(trains)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid() != 0, reason="needs root, to become somebody else")
+@pytest.mark.skipif(
+    not shutil.which("setpriv") or os.geteuid() != 0, reason="needs root, to become somebody else"
+)
 def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
     """A check needs neither: it judges, and says why the progress is not saved."""
-    user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", sys.executable, "-W", "ignore", "-c"]
+    user = [
+        "setpriv",
+        "--reuid=12345",
+        "--regid=12345",
+        "--clear-groups",
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+    ]
     environment = os.environ | {
         "HOME": "/proc/nowhere",
         "AMP_COURSE_WORK": "/proc/nowhere/work",
         "PYTHONPATH": str(ROOT),
     }
-    if subprocess.run([*user, "import torch"], env=environment, capture_output=True, cwd="/").returncode:
+    if subprocess.run(
+        [*user, "import torch"], env=environment, capture_output=True, cwd="/"
+    ).returncode:
         pytest.skip("other users cannot run this Python")
-    done = subprocess.run([*user, NOBODY], env=environment, capture_output=True, text=True, cwd="/", timeout=100)
+    done = subprocess.run(
+        [*user, NOBODY], env=environment, capture_output=True, text=True, cwd="/", timeout=100
+    )
     assert done.returncode == 0, done.stderr
     verdict, alternative, *notes = done.stdout.splitlines()
     assert (verdict, alternative) == ("Correct. why", "Also right: alt")
-    assert len(notes) == 1 and notes[0].startswith("Note: your progress could not be saved: "), notes
+    assert len(notes) == 1 and notes[0].startswith("Note: your progress could not be saved: "), (
+        notes
+    )
     assert "Traceback" not in done.stderr
 
 
 # --- locks -----------------------------------------------------------------------------------------------------
-def test_lock_held_by_another_is_waited_for_and_then_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_held_by_another_is_waited_for_and_then_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "_LOCK_SECONDS", 0.1)
     lock = path.with_name(".progress.json.lock")
     hold = "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
     script = f"import fcntl, time; f = open({str(lock)!r}, 'w'); {hold}"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
@@ -379,19 +433,28 @@ def test_lock_held_by_another_is_waited_for_and_then_told(path: Path, monkeypatc
             holder.kill()
     assert lock.exists()  # left behind by the killed one, and no hindrance
     assert record("loop.b", "not yet") is None
-    assert (load().state("loop.a"), load().state("loop.b")) == ("correct", "not yet")  # the first was not lost
+    assert (load().state("loop.a"), load().state("loop.b")) == (
+        "correct",
+        "not yet",
+    )  # the first was not lost
 
 
 def test_lock_is_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        patch.setattr(
+            os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left"))
+        )
         assert record("loop.a", "correct")
     with FileLock(path.with_name(".progress.json.lock"), timeout=0.1):
         pass
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no flock here")])
-def test_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no flock here")]
+)
+def test_file_system_without_locks(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
@@ -402,7 +465,8 @@ def test_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_threads_of_one_process_lose_nothing(path: Path) -> None:
     threads = [
-        threading.Thread(target=lambda n=n: [record(f"loop.{n}", "not yet") for _ in range(20)]) for n in range(4)
+        threading.Thread(target=lambda n=n: [record(f"loop.{n}", "not yet") for _ in range(20)])
+        for n in range(4)
     ]
     for thread in threads:
         thread.start()

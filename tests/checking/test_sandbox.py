@@ -63,7 +63,13 @@ def test_after_an_exception(kind: type[BaseException]) -> None:
 
 
 def test_what_is_put_back_in_time_is_no_leak() -> None:
-    with sandbox() as left, torch.no_grad(), torch.autocast("cpu"), torch.device("meta"), torch.inference_mode():
+    with (
+        sandbox() as left,
+        torch.no_grad(),
+        torch.autocast("cpu"),
+        torch.device("meta"),
+        torch.inference_mode(),
+    ):
         torch.ones(1)
     assert left.leaks == left.remarks == []
 
@@ -78,7 +84,9 @@ def test_the_cache_of_autocast_is_emptied() -> None:
         assert torch.mm(torch.ones(2, 2), weight).tolist() == [[6, 6], [6, 6]]
 
 
-@pytest.mark.parametrize("change", [lambda: warnings.simplefilter("ignore"), warnings.resetwarnings])
+@pytest.mark.parametrize(
+    "change", [lambda: warnings.simplefilter("ignore"), warnings.resetwarnings]
+)
 def test_warning_filters(change: Callable[[], None]) -> None:
     with sandbox() as left:
         change()
@@ -89,7 +97,9 @@ def test_warning_filters(change: Callable[[], None]) -> None:
 def test_filters_of_a_library_imported_meanwhile_are_not_the_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "noisy_library.py").write_text("import warnings\nwarnings.filterwarnings('ignore', module='noisy')\n")
+    (tmp_path / "noisy_library.py").write_text(
+        "import warnings\nwarnings.filterwarnings('ignore', module='noisy')\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with sandbox() as left:
         importlib.import_module("noisy_library")

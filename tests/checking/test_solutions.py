@@ -57,7 +57,11 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir()
     book = {
         "cells": [
-            {"cell_type": "markdown", "metadata": {"tags": ["answer-nothing"]}, "source": ["# Answers"]},
+            {
+                "cell_type": "markdown",
+                "metadata": {"tags": ["answer-nothing"]},
+                "source": ["# Answers"],
+            },
             cell("from here import double"),
             cell("double"),
             cell(FUNCTION, "answer-double"),
@@ -73,7 +77,10 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_function(course: Path) -> None:
-    assert solution_code("loop", "double") == 'def f(x):\n    """Double it."""\n    y = x\n    return y + y'
+    assert (
+        solution_code("loop", "double")
+        == 'def f(x):\n    """Double it."""\n    y = x\n    return y + y'
+    )
 
 
 def test_a_value_and_not_its_placeholder(course: Path) -> None:
@@ -96,12 +103,17 @@ def test_the_solution_runs(course: Path) -> None:
 
 
 def test_exercise_that_has_no_answer(course: Path) -> None:
-    with pytest.raises(LookupError, match=r"06_loop\.ipynb holds no cell with the tag answer-doub: fetch"):
+    with pytest.raises(
+        LookupError, match=r"06_loop\.ipynb holds no cell with the tag answer-doub: fetch"
+    ):
         solution_code("loop", "doub")
 
 
 def test_chapter_that_has_no_notebook(course: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no solutions/…_bits\.ipynb in .*: fetch the course's folder again"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no solutions/…_bits\.ipynb in .*: fetch the course's folder again",
+    ):
         solution_code("bits", "double")
 
 
@@ -120,7 +132,9 @@ def test_chapter_that_has_no_notebook(course: Path) -> None:
 )
 def test_damaged_notebook(course: Path, text: str) -> None:
     (course / "solutions" / "06_loop.ipynb").write_text(text)
-    with pytest.raises(LookupError, match=r"06_loop\.ipynb is damaged: fetch the course's solutions/ again"):
+    with pytest.raises(
+        LookupError, match=r"06_loop\.ipynb is damaged: fetch the course's solutions/ again"
+    ):
         solution_code("loop", "double")
 
 

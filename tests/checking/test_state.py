@@ -35,7 +35,8 @@ def newer_matmul_setting() -> None:
 
 
 newer = pytest.mark.skipif(
-    not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no torch.backends.mkldnn.matmul"
+    not hasattr(torch.backends.mkldnn, "matmul"),
+    reason="this torch has no torch.backends.mkldnn.matmul",
 )
 
 CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -48,20 +49,41 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "device that is not there": (cuda_by_default, "default device"),
     "grad off": (lambda: torch.set_grad_enabled(False), "gradients switched off"),
     "no_grad entered": (lambda: enter(torch.no_grad()), "gradients switched off"),
-    "inference mode entered": (lambda: enter(torch.inference_mode()), "enters inference mode and does not leave it"),
-    "autocast entered": (lambda: enter(torch.autocast("cpu")), "autocast on for cpu with torch.bfloat16"),
+    "inference mode entered": (
+        lambda: enter(torch.inference_mode()),
+        "enters inference mode and does not leave it",
+    ),
+    "autocast entered": (
+        lambda: enter(torch.autocast("cpu")),
+        "autocast on for cpu with torch.bfloat16",
+    ),
     "autocast entered twice": (twice_in_autocast, "autocast on for cpu with torch.bfloat16"),
     "autocast by hand": (lambda: torch.set_autocast_enabled("cpu", True), "autocast on for cpu"),
     "autocast for cuda": (lambda: torch.set_autocast_enabled("cuda", True), "autocast on for cuda"),
-    "autocast entered, switched off": (lambda: enter(torch.autocast("cpu", enabled=False)), "in a different state"),
-    "autocast dtype": (lambda: torch.set_autocast_dtype("cpu", torch.float16), "in a different state"),
+    "autocast entered, switched off": (
+        lambda: enter(torch.autocast("cpu", enabled=False)),
+        "in a different state",
+    ),
+    "autocast dtype": (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        "in a different state",
+    ),
     "autocast cache": (lambda: torch.set_autocast_cache_enabled(False), "in a different state"),
     "autocast depth": (torch.autocast_increment_nesting, "in a different state"),
     "threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "number of threads to"),
     "deterministic": (lambda: torch.use_deterministic_algorithms(True), "deterministic"),
-    "deterministic, warnings": (lambda: torch.use_deterministic_algorithms(True, warn_only=True), "deterministic"),
-    "matmul precision": (lambda: torch.set_float32_matmul_precision("high"), "matmul precision; it is “highest” again"),
-    "seed": (lambda: torch.manual_seed(torch.initial_seed() + 1), "seeds the global random generator"),
+    "deterministic, warnings": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        "deterministic",
+    ),
+    "matmul precision": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        "matmul precision; it is “highest” again",
+    ),
+    "seed": (
+        lambda: torch.manual_seed(torch.initial_seed() + 1),
+        "seeds the global random generator",
+    ),
 }
 
 
@@ -107,7 +129,13 @@ def test_what_the_reader_set_before_stays() -> None:
     with torch.autocast("cpu", dtype=torch.float16), torch.device("meta"):
         try:
             before = shared_state()
-            changed(lambda: (torch.set_default_dtype(torch.float16), torch.set_grad_enabled(True), twice_in_autocast()))
+            changed(
+                lambda: (
+                    torch.set_default_dtype(torch.float16),
+                    torch.set_grad_enabled(True),
+                    twice_in_autocast(),
+                )
+            )
             assert shared_state() == before
         finally:
             torch.set_default_dtype(torch.float32)

@@ -19,4 +19,6 @@ def test_every_name_exists():
     assert len(names) > 8
     for first, second in names:
         holder = KINDS.get(first) or importlib.import_module(f"amp_course.checking.{first}")
-        assert second in {*vars(holder), *getattr(holder, "__annotations__", {})}, f"{first}.{second}"
+        assert second in {*vars(holder), *getattr(holder, "__annotations__", {})}, (
+            f"{first}.{second}"
+        )

@@ -35,7 +35,9 @@ def deletes_its_folder(x: float, y: float) -> float:
 
 
 @pytest.mark.parametrize("answer", [writes, moves, deletes_its_folder])
-def test_files_and_folders_of_an_answer_are_gone(answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_folders_of_an_answer_are_gone(
+    answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -50,7 +52,9 @@ def test_an_answer_finds_an_empty_folder() -> None:
         assert os.listdir() == []
 
 
-def test_a_folder_that_is_gone_stops_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_gone_stops_no_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
@@ -59,7 +63,12 @@ def test_a_folder_that_is_gone_stops_no_check(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "read",
-    [lambda: input("which? "), lambda: sys.stdin.readline(), lambda: sys.stdin.read(), lambda: next(sys.stdin)],
+    [
+        lambda: input("which? "),
+        lambda: sys.stdin.readline(),
+        lambda: sys.stdin.read(),
+        lambda: next(sys.stdin),
+    ],
 )
 def test_an_answer_that_reads_what_is_typed_is_told_so(read: Callable[[], Any]) -> None:
     was = sys.stdin, input
@@ -69,7 +78,9 @@ def test_an_answer_that_reads_what_is_typed_is_told_so(read: Callable[[], Any]) 
     assert (sys.stdin, input) == was
 
 
-def test_modules_of_the_learner_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_the_learner_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """IPython finds them in the current folder, by the empty string in `sys.path`."""
     (tmp_path / "module_of_a_learner.py").write_text("double = 2.0\n")
     monkeypatch.chdir(tmp_path)

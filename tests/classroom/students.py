@@ -32,7 +32,11 @@ def mistaken(name: str, number: int) -> str:
 
 
 def notebook(
-    place: ClassFolder, chapter: Chapter, answers: Mapping[str, str], first: str = "", last: str = ""
+    place: ClassFolder,
+    chapter: Chapter,
+    answers: Mapping[str, str],
+    first: str = "",
+    last: str = "",
 ) -> NotebookNode:
     """Return the assignment with answers, and perhaps a cell of the student's own at the beginning or the end."""
     book = nbformat.read(place.release(chapter), as_version=4)
@@ -41,14 +45,18 @@ def notebook(
         if name in answers:
             cell.source = answers[name]
     if first:
-        after_imports = next(number for number, cell in enumerate(book.cells) if cell.cell_type == "code") + 1
+        after_imports = (
+            next(number for number, cell in enumerate(book.cells) if cell.cell_type == "code") + 1
+        )
         book.cells.insert(after_imports, nbformat.v4.new_code_cell(first))
     if last:
         book.cells.append(nbformat.v4.new_code_cell(last))
     return book
 
 
-def hand_in(place: ClassFolder, chapter: Chapter, student: str, what: NotebookNode | str | bytes) -> Path:
+def hand_in(
+    place: ClassFolder, chapter: Chapter, student: str, what: NotebookNode | str | bytes
+) -> Path:
     """Put something into `submitted/`; returns the file."""
     file = place.root / "submitted" / student / chapter.stem / f"{chapter.stem}.ipynb"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -21,13 +21,20 @@ from amp_course.course import Chapter
 from tests.classroom.students import hand_in, notebook, right_answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-needs_bubblewrap = pytest.mark.skipif(bubblewrap.missing() is not None, reason=str(bubblewrap.missing()))
+needs_bubblewrap = pytest.mark.skipif(
+    bubblewrap.missing() is not None, reason=str(bubblewrap.missing())
+)
 LIMITS = Limits(cell_seconds=8, disk_bytes=64 * 2**20)
 ALL = 13  # the points of the chapter; add_autocast is worth 1
 
 
 def graded(
-    place: ClassFolder, chapter: Chapter, *, answer: str | None = None, first: str = "", sandboxed: bool | None = None
+    place: ClassFolder,
+    chapter: Chapter,
+    *,
+    answer: str | None = None,
+    first: str = "",
+    sandboxed: bool | None = None,
 ) -> Result:
     """Hand in right answers, but for one perhaps, after a first cell, and grade them."""
     right = right_answers(place, chapter)
@@ -43,7 +50,9 @@ def graded(
 def printed(place: ClassFolder, chapter: Chapter) -> str:
     """Return all that the student's own cells printed."""
     book = nbformat.read(place.autograded(chapter, "mallory"), as_version=4)
-    return "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []))
+    return "".join(
+        output.get("text", "") for cell in book.cells for output in cell.get("outputs", [])
+    )
 
 
 REPLACES = {
@@ -92,7 +101,9 @@ REPLACES |= {
 
 
 @pytest.mark.parametrize("what", REPLACES)
-def test_what_replaces_its_judge_earns_nothing(place: ClassFolder, loop: Chapter, what: str) -> None:
+def test_what_replaces_its_judge_earns_nothing(
+    place: ClassFolder, loop: Chapter, what: str
+) -> None:
     result = graded(place, loop, answer="add_autocast = 3", first=REPLACES[what])
     assert result.points == 0 and "it replaced part of what judges it" in result.withheld[0]
     assert f"mallory       0{FLAG} " in command._table([result])
@@ -132,7 +143,9 @@ def test_emptied_notes_do_not_change_a_verdict(place: ClassFolder, loop: Chapter
         "def add_autocast(*a):\n    import amp_course.checking.exercise as e\n    e.Exercise._problem = lambda *a: None",
     ],
 )
-def test_an_answer_that_replaces_its_judge_while_it_is_judged(place: ClassFolder, loop: Chapter, answer: str) -> None:
+def test_an_answer_that_replaces_its_judge_while_it_is_judged(
+    place: ClassFolder, loop: Chapter, answer: str
+) -> None:
     """A check does not put back what an answer replaces; the judging process sees it afterwards, and withholds the points."""
     result = graded(place, loop, answer=answer)
     assert result.points == 0 and "it replaced part of what judges it" in result.withheld[0]
@@ -165,9 +178,7 @@ def test_what_people_do_costs_nothing(place: ClassFolder, loop: Chapter, what: s
 
 def test_an_answer_of_many_cells_and_kinds(place: ClassFolder, loop: Chapter) -> None:
     """Helpers, constants, other modules and closures come along when an answer is copied to its judge."""
-    first = (
-        "import functools\nDTYPE = torch.bfloat16\n\ndef region(kind):\n    return torch.autocast(kind, dtype=DTYPE)"
-    )
+    first = "import functools\nDTYPE = torch.bfloat16\n\ndef region(kind):\n    return torch.autocast(kind, dtype=DTYPE)"
     answer = (
         "def make(step):\n"
         "    @functools.wraps(step)\n"
@@ -201,7 +212,10 @@ def test_odd_names_of_students(place: ClassFolder, loop: Chapter) -> None:
     results = grade(place, [loop], echo=lambda line: None)
     assert [result.points for result in results] == [ALL] * 5
     lines: list[str] = []
-    assert len(grade(place, [loop], echo=lines.append)) == 5 and sum("(unchanged)" in line for line in lines) == 5
+    assert (
+        len(grade(place, [loop], echo=lines.append)) == 5
+        and sum("(unchanged)" in line for line in lines) == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,20 +228,30 @@ def test_odd_names_of_students(place: ClassFolder, loop: Chapter) -> None:
         "class add_autocast:\n    def __eq__(self, other): return True\n    state = 'correct'",
     ],
 )
-def test_a_verdict_of_its_own_counts_for_nothing(place: ClassFolder, loop: Chapter, answer: str) -> None:
+def test_a_verdict_of_its_own_counts_for_nothing(
+    place: ClassFolder, loop: Chapter, answer: str
+) -> None:
     result = graded(place, loop, answer=answer)
     assert result.points == ALL - 1 and result.withheld == ()
 
 
 @pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
-def test_who_opens_the_gradebook_earns_nothing(place: ClassFolder, loop: Chapter, sandboxed: bool) -> None:
-    opens = (
-        f"try:\n    print(open({str(place.gradebook)!r}, 'rb').read(15))\nexcept OSError as error:\n    print(error)"
-    )
+def test_who_opens_the_gradebook_earns_nothing(
+    place: ClassFolder, loop: Chapter, sandboxed: bool
+) -> None:
+    opens = f"try:\n    print(open({str(place.gradebook)!r}, 'rb').read(15))\nexcept OSError as error:\n    print(error)"
     result = graded(place, loop, first=opens, sandboxed=sandboxed)
-    assert result.points == 0 and "it tried to open a file of the class: gradebook.db" in result.withheld[0]
+    assert (
+        result.points == 0
+        and "it tried to open a file of the class: gradebook.db" in result.withheld[0]
+    )
     assert ("SQLite format" in printed(place, loop)) == (not sandboxed)
-    shell = graded(place, loop, first=f"!cat {place.root}/grade*.db | head -c 15; ls {place.root}", sandboxed=sandboxed)
+    shell = graded(
+        place,
+        loop,
+        first=f"!cat {place.root}/grade*.db | head -c 15; ls {place.root}",
+        sandboxed=sandboxed,
+    )
     assert ("SQLite format" in printed(place, loop)) == (not sandboxed)
     assert (
         shell.points == ALL
@@ -308,7 +332,11 @@ BAD = [  # answer or cell, what is said of it
 
 @pytest.mark.parametrize(
     ("answer", "told", "sandboxed"),
-    [*(pytest.param(*bad, True, marks=needs_bubblewrap) for bad in BAD), (*BAD[0], False), (*BAD[3], False)],
+    [
+        *(pytest.param(*bad, True, marks=needs_bubblewrap) for bad in BAD),
+        (*BAD[0], False),
+        (*BAD[3], False),
+    ],
 )
 def test_a_bad_answer_costs_only_its_own_points(
     place: ClassFolder, loop: Chapter, answer: str, told: str, sandboxed: bool
@@ -321,7 +349,8 @@ def test_a_bad_answer_costs_only_its_own_points(
 
 
 @pytest.mark.parametrize(
-    "name", ["torch.py", "json.py", "ipykernel.py", "amp_course.py", "sitecustomize.py", "inspect.py"]
+    "name",
+    ["torch.py", "json.py", "ipykernel.py", "amp_course.py", "sitecustomize.py", "inspect.py"],
 )
 @pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
 def test_modules_next_to_the_notebook_do_not_judge(
@@ -340,7 +369,8 @@ def test_what_a_submission_starts_ends_with_it(place: ClassFolder, loop: Chapter
     assert graded(place, loop, first=first, sandboxed=False).points == ALL
     until = time.monotonic() + 10
     while (
-        subprocess.run(["pgrep", "-f", r"time.sleep\(986\)"], capture_output=True).stdout and time.monotonic() < until
+        subprocess.run(["pgrep", "-f", r"time.sleep\(986\)"], capture_output=True).stdout
+        and time.monotonic() < until
     ):
         threading.Event().wait(0.1)
     assert subprocess.run(["pgrep", "-f", r"time.sleep\(986\)"], capture_output=True).stdout == b""

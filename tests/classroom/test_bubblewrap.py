@@ -11,7 +11,8 @@ from amp_course.classroom import bubblewrap
 
 
 @pytest.mark.skipif(
-    not os.environ.get("AMP_COURSE_REQUIRE_SANDBOX"), reason="set in CI, where no test of the sandbox may be skipped"
+    not os.environ.get("AMP_COURSE_REQUIRE_SANDBOX"),
+    reason="set in CI, where no test of the sandbox may be skipped",
 )
 def test_the_sandbox_is_there_where_it_has_to_be() -> None:
     assert bubblewrap.missing() is None, bubblewrap.missing()
@@ -20,12 +21,17 @@ def test_the_sandbox_is_there_where_it_has_to_be() -> None:
 @pytest.mark.parametrize(
     ("switch", "said"),
     [
-        ("1", "AppArmor forbids bubblewrap here (bwrap: no uid map); docs/teaching.md says how to allow it"),
+        (
+            "1",
+            "AppArmor forbids bubblewrap here (bwrap: no uid map); docs/teaching.md says how to allow it",
+        ),
         ("0", "bubblewrap does not run here (bwrap: no uid map)"),
         (None, "bubblewrap does not run here (bwrap: no uid map)"),
     ],
 )
-def test_why_there_is_none(switch: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_none(
+    switch: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: no uid map' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -21,13 +21,17 @@ def made(root: Path, *names: str) -> list[str]:
 def test_made_and_made_again(place: ClassFolder, loop: Chapter) -> None:
     assert {chapter.word for chapter in place.chapters()} == {"start", "loop"}
     assert gradebook.has(place.root, "06_loop") and not gradebook.has(place.root, "07_patterns")
-    place.source(loop).write_text(place.source(loop).read_text().replace("Time a step honestly", "Time it"))
+    place.source(loop).write_text(
+        place.source(loop).read_text().replace("Time a step honestly", "Time it")
+    )
     before = place.source(loop).read_bytes(), place.release(loop).read_bytes()
     assert made(place.root, "6") == ["06_loop: kept as it is"]
     assert (place.source(loop).read_bytes(), place.release(loop).read_bytes()) == before
 
 
-def test_a_newer_assignment_is_offered_not_put_in_its_place(place: ClassFolder, loop: Chapter) -> None:
+def test_a_newer_assignment_is_offered_not_put_in_its_place(
+    place: ClassFolder, loop: Chapter
+) -> None:
     old = place.source(loop).read_text()
     digest = old.split('"digest": "')[1][:16]
     place.source(loop).write_text(old.replace(digest, "0" * 16))
@@ -48,7 +52,11 @@ def test_half_made(place: ClassFolder, loop: Chapter, lost: str) -> None:
     else:
         target.unlink()
     made(place.root, "loop")
-    assert gradebook.has(place.root, "06_loop") and place.release(loop).is_file() and place.source(loop).is_file()
+    assert (
+        gradebook.has(place.root, "06_loop")
+        and place.release(loop).is_file()
+        and place.source(loop).is_file()
+    )
     assert (place.root / "README.md").is_file()
 
 
@@ -79,15 +87,21 @@ def test_read_only(tmp_path: Path) -> None:
 
 
 def test_no_class_there_and_a_chapter_that_is_not_in_it(place: ClassFolder, tmp_path: Path) -> None:
-    with pytest.raises(CourseError, match="holds no class: make one with `amp-course classroom init"):
+    with pytest.raises(
+        CourseError, match="holds no class: make one with `amp-course classroom init"
+    ):
         ClassFolder(tmp_path)
-    with pytest.raises(CourseError, match=r"07_patterns is not in this class: .* 07_patterns` adds it"):
+    with pytest.raises(
+        CourseError, match=r"07_patterns is not in this class: .* 07_patterns` adds it"
+    ):
         place.chapters(["06", "07"])
 
 
 def test_names(place: ClassFolder) -> None:
     assert place.names() == {}
-    (place.root / "students.csv").write_text("\ufeffid,name\na1,Ada Lovelace\n,nobody\nb2,\n", encoding="utf-8")
+    (place.root / "students.csv").write_text(
+        "\ufeffid,name\na1,Ada Lovelace\n,nobody\nb2,\n", encoding="utf-8"
+    )
     assert place.names() == {"a1": "Ada Lovelace"}
     (place.root / "students.csv").write_text("a1;Ada\n")
     with pytest.raises(CourseError, match="columns id and name"):
@@ -102,4 +116,10 @@ def test_who_handed_in(place: ClassFolder, loop: Chapter) -> None:
     (place.root / "submitted" / "notes.txt").write_text("x")
     (place.root / "submitted" / "eve").mkdir()
     (place.root / "submitted" / "eve" / "06_loop").symlink_to("../nowhere")
-    assert [one.student for one in place.handed_in(loop)] == ["<script>alert(1)", "ada", "bo", "chen & co", "eve"]
+    assert [one.student for one in place.handed_in(loop)] == [
+        "<script>alert(1)",
+        "ada",
+        "bo",
+        "chen & co",
+        "eve",
+    ]

@@ -25,7 +25,14 @@ from amp_course.kit.errors import CourseError
 from amp_course.kit.files import locked
 from tests.classroom.students import hand_in, mistaken, notebook, right_answers
 
-POINTS = {"honest_timing": 2, "add_autocast": 1, "add_scaler": 2, "log_scale": 3, "count_bytes": 2, "evaluate_right": 3}
+POINTS = {
+    "honest_timing": 2,
+    "add_autocast": 1,
+    "add_scaler": 2,
+    "log_scale": 3,
+    "count_bytes": 2,
+    "evaluate_right": 3,
+}
 
 
 def states(result: Result) -> dict[str, str]:
@@ -59,7 +66,10 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
         "count_bytes": "not attempted", "evaluate_right": "not yet",
     }  # fmt: skip
     told = {answer.exercise: answer.message for answer in results["<script>alert(1)"].answers}
-    assert told["loop.evaluate_right"] == "the answer's cell raised SyntaxError, so there was nothing to check"
+    assert (
+        told["loop.evaluate_right"]
+        == "the answer's cell raised SyntaxError, so there was nothing to check"
+    )
     known = {answer.exercise: answer.mistake for answer in results["<script>alert(1)"].answers}
     assert known["loop.log_scale"] == loop.exercises()[3].mistakes[0].name
     assert (
@@ -76,15 +86,21 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     assert ("WITHOUT A SANDBOX" in lines[0]) == (bubblewrap.missing() is not None)
 
     again: list[str] = []
-    assert sorted(grade(place, [loop], echo=again.append), key=lambda one: one.student) == load(place, loop)
+    assert sorted(grade(place, [loop], echo=again.append), key=lambda one: one.student) == load(
+        place, loop
+    )
     assert sum("(unchanged)" in line for line in again) == 3
     hand_in(place, loop, "chen", notebook(place, loop, right | {"add_autocast": ""}))
     changed = {result.student: result for result in grade(place, [loop], echo=again.append)}
     assert changed["chen"].points == 12 and changed["ada"] == results["ada"]
 
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    }
     feedback = [sys.executable, "-m", "nbgrader", "generate_feedback", "06_loop"]
-    done = subprocess.run(feedback, cwd=place.root, env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        feedback, cwd=place.root, env=environment, capture_output=True, text=True, timeout=90
+    )
     assert done.returncode == 0, done.stderr
     page = (place.root / "feedback" / "<script>alert(1)" / "06_loop" / "06_loop.html").read_text()
     assert "Not yet," in page and "<script>alert(1)" not in page
@@ -94,10 +110,26 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
 def test_interrupted_and_continued(place: ClassFolder, loop: Chapter) -> None:
     for student in ("ada", "bo", "chen"):
         hand_in(
-            place, loop, student, notebook(place, loop, right_answers(place, loop), last="import time; time.sleep(0.5)")
+            place,
+            loop,
+            student,
+            notebook(place, loop, right_answers(place, loop), last="import time; time.sleep(0.5)"),
         )
-    program = [sys.executable, "-W", "ignore", "-m", "amp_course", "classroom", "grade", str(place.root), "--jobs", "1"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    program = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "amp_course",
+        "classroom",
+        "grade",
+        str(place.root),
+        "--jobs",
+        "1",
+    ]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if line.startswith("[1/3]"):
@@ -118,7 +150,12 @@ def test_a_damaged_result_is_made_again(place: ClassFolder, loop: Chapter) -> No
     hand_in(place, loop, "ada", b"no notebook")
     grade(place, [loop], echo=lambda line: None)
     file = place.result(loop, "ada")
-    for damage in ("", "{}", '{"format": 1}', json.dumps(json.loads(file.read_text()) | {"format": 0})):
+    for damage in (
+        "",
+        "{}",
+        '{"format": 1}',
+        json.dumps(json.loads(file.read_text()) | {"format": 0}),
+    ):
         file.write_text(damage)
         assert load(place, loop) == []
         assert grade(place, [loop], echo=lambda line: None)[0].points == 0
@@ -127,7 +164,10 @@ def test_a_damaged_result_is_made_again(place: ClassFolder, loop: Chapter) -> No
 
 def test_two_runs_at_once(place: ClassFolder, loop: Chapter) -> None:
     hand_in(place, loop, "ada", b"no notebook")
-    with locked(place.gradebook), pytest.raises(CourseError, match="another grading run is at work"):
+    with (
+        locked(place.gradebook),
+        pytest.raises(CourseError, match="another grading run is at work"),
+    ):
         _in_thread(lambda: grade(place, [loop], echo=lambda line: None))
 
 
@@ -178,11 +218,16 @@ def test_a_gradebook_that_changes_under_an_unprotected_run_is_put_back(
     (result,) = grade(place, [loop], echo=lambda line: None, sandboxed=False)
     assert "the gradebook changed while it ran; it was put back" in result.withheld[0]
     (aside,) = place.root.glob("gradebook.changed-*.db")
-    assert aside.read_bytes() == b"all points to me" and place.gradebook.read_bytes()[:15] == before[:15]
+    assert (
+        aside.read_bytes() == b"all points to me"
+        and place.gradebook.read_bytes()[:15] == before[:15]
+    )
     assert gradebook.points(place.root, "06_loop")["ada"] and not result.sandboxed
 
 
-def test_a_name_with_an_escape_sequence_is_printed_as_text(place: ClassFolder, loop: Chapter) -> None:
+def test_a_name_with_an_escape_sequence_is_printed_as_text(
+    place: ClassFolder, loop: Chapter
+) -> None:
     hand_in(place, loop, "\x1b[31mred", b"no notebook")
     lines: list[str] = []
     grade(place, [loop], echo=lines.append)
@@ -196,7 +241,11 @@ def test_the_time_of_one_submission_is_limited(place: ClassFolder, loop: Chapter
         place,
         loop,
         "ada",
-        notebook(place, loop, right_answers(place, loop) | {"add_scaler": slow, "log_scale": "time.sleep(30)"}),
+        notebook(
+            place,
+            loop,
+            right_answers(place, loop) | {"add_scaler": slow, "log_scale": "time.sleep(30)"},
+        ),
     )
     began = time.monotonic()
     (result,) = grade(place, [loop], echo=lambda line: None, limits=Limits(seconds=10))
@@ -247,4 +296,6 @@ def test_one_that_cannot_be_graded_does_not_stop_the_others(
     lines: list[str] = []
     results = grade(place, [loop], echo=lines.append)
     assert "the machine is on fire" in results[0].findings[0] and results[1].findings == ()
-    assert [one.student for one in load(place, loop)] == ["bo"]  # the next run tries the other again
+    assert [one.student for one in load(place, loop)] == [
+        "bo"
+    ]  # the next run tries the other again

@@ -19,15 +19,23 @@ from amp_course.checking import Exercise, Outcome
 from amp_course.classroom.integrity import fingerprint, replaced
 from amp_course.course import CHAPTERS, Chapter, find
 
-SETTLED = [torch.optim.SGD([torch.zeros(1)]), torch.optim.Adam([torch.zeros(1)]), torch.optim.AdamW([torch.zeros(1)])]
+SETTLED = [
+    torch.optim.SGD([torch.zeros(1)]),
+    torch.optim.Adam([torch.zeros(1)]),
+    torch.optim.AdamW([torch.zeros(1)]),
+]
 SCALER = find("loop").exercises()[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "chapter", [chapter for chapter in CHAPTERS if chapter.word != "distributed"], ids=lambda one: one.word
+    "chapter",
+    [chapter for chapter in CHAPTERS if chapter.word != "distributed"],
+    ids=lambda one: one.word,
 )
-def test_checks_that_work_change_nothing(chapter: Chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_that_work_change_nothing(
+    chapter: Chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AMP_COURSE_WORK", str(tmp_path))
     exercises = chapter.exercises()
     before = fingerprint()
@@ -55,8 +63,12 @@ def always(*_: Any, **__: Any) -> bool:
 
 is_instance = isinstance
 WAYS: dict[str, contextlib.AbstractContextManager[Any]] = {
-    "Exercise.check": patch.object(Exercise, "check", lambda self, answer=...: Outcome("correct", "")),
-    "Exercise._judge_safely": patch.object(Exercise, "_judge_safely", lambda *a: Outcome("correct", "")),
+    "Exercise.check": patch.object(
+        Exercise, "check", lambda self, answer=...: Outcome("correct", "")
+    ),
+    "Exercise._judge_safely": patch.object(
+        Exercise, "_judge_safely", lambda *a: Outcome("correct", "")
+    ),
     "ALL[2].judge": patch.object(SCALER, "judge", lambda answer: None),
     "ALL[2].judge.right": frozen(SCALER.judge, "right", lambda *a: None),
     "ALL[2].judge.mistakes": frozen(SCALER.judge, "mistakes", ()),
@@ -70,7 +82,9 @@ WAYS: dict[str, contextlib.AbstractContextManager[Any]] = {
     "Exercise.__getattribute__": patch.object(
         Exercise, "__getattribute__", lambda self, name: object.__getattribute__(self, name)
     ),
-    "judging.isinstance": patch.object(judging, "isinstance", lambda *a: is_instance(*a), create=True),
+    "judging.isinstance": patch.object(
+        judging, "isinstance", lambda *a: is_instance(*a), create=True
+    ),
     "builtins.isinstance": patch("builtins.isinstance", lambda *a: is_instance(*a)),
 }
 

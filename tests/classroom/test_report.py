@@ -54,8 +54,18 @@ def found(loop: Chapter) -> ClassReport:
         }
     }
     results = [
-        result(loop, EVIL, {"add_scaler": mistake(loop, "add_scaler"), "log_scale": None}, history=history),
-        result(loop, "bo", {"add_scaler": mistake(loop, "add_scaler")}, findings=(f"the cell {EVIL} was changed",)),
+        result(
+            loop,
+            EVIL,
+            {"add_scaler": mistake(loop, "add_scaler"), "log_scale": None},
+            history=history,
+        ),
+        result(
+            loop,
+            "bo",
+            {"add_scaler": mistake(loop, "add_scaler")},
+            findings=(f"the cell {EVIL} was changed",),
+        ),
         result(loop, "=cmd|'/c calc'!A0", {}, history={"loop.add_scaler": {"attempts": 1}}),
         result(loop, "dora", {}, withheld=("it replaced part of what judges it: Exercise.check",)),
     ]
@@ -64,7 +74,13 @@ def found(loop: Chapter) -> ClassReport:
 
 def test_what_is_counted(found: ClassReport, loop: Chapter) -> None:
     scaler = next(one for one in found.exercises if one.exercise.name == "add_scaler")
-    assert (scaler.solved, scaler.not_yet, scaler.not_attempted, scaler.no_verdict, scaler.students) == (2, 2, 0, 0, 4)
+    assert (
+        scaler.solved,
+        scaler.not_yet,
+        scaler.not_attempted,
+        scaler.no_verdict,
+        scaler.students,
+    ) == (2, 2, 0, 0, 4)
     assert (scaler.hints, scaler.solution, scaler.attempts) == (1, 1, 2.5)
     met = {one.name: one.students for one in scaler.mistakes}
     assert met == {
@@ -79,7 +95,9 @@ def test_a_class_that_is_ready(loop: Chapter) -> None:
     ready = report(loop, [result(loop, name, {}) for name in "abcde"], {})
     assert ready.teach_next == ()
     assert "Go on." in page(ready, projected=True)
-    assert all(one.attempts is None for one in ready.exercises) and "unknown" in page(ready, projected=False)
+    assert all(one.attempts is None for one in ready.exercises) and "unknown" in page(
+        ready, projected=False
+    )
 
 
 @pytest.mark.parametrize("projected", [False, True])
@@ -92,14 +110,22 @@ def test_nothing_of_a_student_is_markup(found: ClassReport, projected: bool) -> 
 def test_the_projected_page_names_nobody(found: ClassReport) -> None:
     named, projected = page(found, projected=False), page(found, projected=True)
     for student in ("Bo", "dora", "cmd", "alert", "Exercise.check"):
-        assert re.search(rf"\b{student}\b", named) and not re.search(rf"\b{student}\b", projected), student
-    assert "2 of 4" in projected and found.exercises[2].mistakes[1].name not in projected  # only one student met it
+        assert re.search(rf"\b{student}\b", named) and not re.search(
+            rf"\b{student}\b", projected
+        ), student
+    assert (
+        "2 of 4" in projected and found.exercises[2].mistakes[1].name not in projected
+    )  # only one student met it
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_too_few_to_hide_among(loop: Chapter, size: int) -> None:
-    few = report(loop, [result(loop, f"s{number}", {"add_scaler": None}) for number in range(size)], {})
-    assert "too few" in page(few, projected=True) and "Add the scaler" not in page(few, projected=True)
+    few = report(
+        loop, [result(loop, f"s{number}", {"add_scaler": None}) for number in range(size)], {}
+    )
+    assert "too few" in page(few, projected=True) and "Add the scaler" not in page(
+        few, projected=True
+    )
     assert "Add the scaler" in page(few, projected=False)
 
 
@@ -116,7 +142,9 @@ def test_the_table(found: ClassReport) -> None:
     assert not any(value.startswith(("=", "+", "-", "@")) for row in rows for value in row.values())
 
 
-def test_by_the_command(place: ClassFolder, loop: Chapter, capsys: pytest.CaptureFixture[str]) -> None:
+def test_by_the_command(
+    place: ClassFolder, loop: Chapter, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(CourseError, match="nothing has been graded"):
         command.make_report(str(place.root), [])
     for number in range(30):
@@ -140,7 +168,10 @@ def test_by_the_command(place: ClassFolder, loop: Chapter, capsys: pytest.Captur
 
 
 def test_the_command_says_at_the_end_too_that_there_was_no_sandbox(
-    place: ClassFolder, loop: Chapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: ClassFolder,
+    loop: Chapter,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bubblewrap, "missing", lambda: "no bwrap here")
     hand_in(place, loop, "ada", b"no notebook")
@@ -152,12 +183,18 @@ def test_the_command_says_at_the_end_too_that_there_was_no_sandbox(
 
 def test_who_submitted_nothing_and_what_could_not_be_graded(loop: Chapter) -> None:
     unread = result(loop, "chen", {})
-    none = tuple(dataclasses.replace(answer, points=0.0, state="no verdict") for answer in unread.answers)
-    results = [result(loop, name, {}) for name in "abcd"] + [dataclasses.replace(unread, answers=none)]
+    none = tuple(
+        dataclasses.replace(answer, points=0.0, state="no verdict") for answer in unread.answers
+    )
+    results = [result(loop, name, {}) for name in "abcd"] + [
+        dataclasses.replace(unread, answers=none)
+    ]
     found = report(loop, results, {"zoe": "Zoë", "a": "Ada"}, {"b": 1.5})
     assert found.missing == ["Zoë"] and found.graded == 4 and found.exercises[0].students == 4
     shown = page(found, projected=False)
-    assert "Not submitted, of those in students.csv: Zoë." in shown and "Zoë" not in page(found, projected=True)
+    assert "Not submitted, of those in students.csv: Zoë." in shown and "Zoë" not in page(
+        found, projected=True
+    )
     assert "1 submission could not be graded and is in no count below" in shown
     assert "10.1 of 13 points on average" in shown and "1.5 of 13" in shown  # (3 · 13 + 1.5) / 4
     assert "nothing again" in index([found])
@@ -167,7 +204,8 @@ def test_points_that_are_withheld_are_shown_as_such(found: ClassReport, loop: Ch
     right = result(loop, "dora", {})
     none = tuple(dataclasses.replace(answer, points=0.0) for answer in right.answers)
     shown = page(
-        report(loop, [dataclasses.replace(right, answers=none, withheld=("it replaced x",))], {}), projected=False
+        report(loop, [dataclasses.replace(right, answers=none, withheld=("it replaced x",))], {}),
+        projected=False,
     )
     assert shown.count("! points withheld") == 6
 
@@ -175,9 +213,12 @@ def test_points_that_are_withheld_are_shown_as_such(found: ClassReport, loop: Ch
 def test_a_cheater_is_flagged_wherever_their_name_is(found: ClassReport, loop: Chapter) -> None:
     """Though what they handed in is blank, and no exercise says that points are withheld."""
     blank = tuple(
-        dataclasses.replace(one, points=0.0, state="not attempted") for one in result(loop, "dora", {}).answers
+        dataclasses.replace(one, points=0.0, state="not attempted")
+        for one in result(loop, "dora", {}).answers
     )
-    cheater = dataclasses.replace(result(loop, "dora", {}), answers=blank, withheld=("it replaced x",))
+    cheater = dataclasses.replace(
+        result(loop, "dora", {}), answers=blank, withheld=("it replaced x",)
+    )
     flagged = report(loop, [result(loop, "ada", {}), cheater], {})
     for text in (page(flagged, projected=False), index([flagged])):
         rows = re.findall(r"<tr>.*?</tr>", text.replace("\n", " "))
@@ -196,18 +237,28 @@ def test_what_to_teach_next_has_no_praise(found: ClassReport) -> None:
 
 def test_students_by_chapters(found: ClassReport, loop: Chapter) -> None:
     start = named("start")
-    more = report(start, [result(start, "bo", {}), result(start, "eve", {})], {"bo": "Bo", "zoe": "Zoë"})
+    more = report(
+        start, [result(start, "bo", {}), result(start, "eve", {})], {"bo": "Bo", "zoe": "Zoë"}
+    )
     text = index([more, dataclasses.replace(found, names={})]).split("Who has how many points")[1]
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)
+    ]
     assert rows[0] == ["student", "00_start<br>of 1", "06_loop<br>of 13", "all<br>of 14"]
-    assert ["Bo", "1", "11", "12"] in rows and ["eve", "1", "–", "1"] in rows and ["Zoë", "–", "–", "0"] in rows
+    assert (
+        ["Bo", "1", "11", "12"] in rows
+        and ["eve", "1", "–", "1"] in rows
+        and ["Zoë", "–", "–", "0"] in rows
+    )
     assert len(rows) == 1 + 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1300])
-def test_pages_are_for_everyone(found: ClassReport, theme: str, width: int, tmp_path: Path, chromium: Any) -> None:
+def test_pages_are_for_everyone(
+    found: ClassReport, theme: str, width: int, tmp_path: Path, chromium: Any
+) -> None:
     """They fit a narrow screen, ask no other host for anything, and axe finds no violation of WCAG 2.2 AA."""
     texts = {"named": page(found, False), "projected": page(found, True), "index": index([found])}
     browser_page = chromium.new_page(color_scheme=theme, viewport={"width": width, "height": 900})

@@ -28,18 +28,24 @@ def full(place: ClassFolder, loop: Chapter) -> NotebookNode:
     return notebook(place, loop, right_answers(place, loop))
 
 
-def repaired(place: ClassFolder, loop: Chapter, release: NotebookNode, book: NotebookNode | str) -> Submission:
+def repaired(
+    place: ClassFolder, loop: Chapter, release: NotebookNode, book: NotebookNode | str
+) -> Submission:
     return prepare(read(hand_in(place, loop, "ada", book)), release)
 
 
 def names(found: Submission) -> list[str]:
     return [
-        cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in found.book.cells if cell.cell_type == "code"
+        cell.metadata.get("nbgrader", {}).get("grade_id", "")
+        for cell in found.book.cells
+        if cell.cell_type == "code"
     ]
 
 
 def cell(book: NotebookNode, name: str) -> NotebookNode:
-    return next(one for one in book.cells if one.metadata.get("nbgrader", {}).get("grade_id") == name)
+    return next(
+        one for one in book.cells if one.metadata.get("nbgrader", {}).get("grade_id") == name
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,9 @@ def test_what_is_no_notebook(place: ClassFolder, loop: Chapter, content: bytes, 
         read(hand_in(place, loop, "ada", content))
 
 
-def test_nothing_there_a_folder_a_link_and_too_much(place: ClassFolder, loop: Chapter, full: NotebookNode) -> None:
+def test_nothing_there_a_folder_a_link_and_too_much(
+    place: ClassFolder, loop: Chapter, full: NotebookNode
+) -> None:
     file = hand_in(place, loop, "ada", full)
     file.rename(file.with_name("notes.txt"))
     with pytest.raises(Unreadable, match=r"there is no 06_loop.ipynb, but notes.txt"):
@@ -101,14 +109,18 @@ def test_a_sound_submission_stays_as_it_is(
     nbformat.validate(found.book)
 
 
-def test_doubled_cells(place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode) -> None:
+def test_doubled_cells(
+    place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode
+) -> None:
     """JupyterLab copies a cell with its marks; nbgrader then stops for the whole class."""
     place_of = full.cells.index(cell(full, "add_autocast"))
     first = nbformat.from_dict(full.cells[place_of] | {"source": "add_autocast = 'an earlier try'"})
     full.cells.insert(place_of, first)
     full.cells.append(nbformat.from_dict(dict(cell(full, TEST + "add_autocast"))))
     found = repaired(place, loop, release, full)
-    assert found.findings == ("the cell add_autocast appears 2 times; the last one above its check counts",)
+    assert found.findings == (
+        "the cell add_autocast appears 2 times; the last one above its check counts",
+    )
     assert sorted(name for name in names(found) if name) == sorted(
         name for name in names(Submission(release, (), False, {})) if name
     )
@@ -126,12 +138,16 @@ def test_missing_cells_are_put_back_in_their_places(
     found = repaired(place, loop, release, full)
     (told,) = found.findings
     assert (
-        told.startswith("cells of the assignment were missing") and "log_scale" in told and "points-add_scaler" in told
+        told.startswith("cells of the assignment were missing")
+        and "log_scale" in told
+        and "points-add_scaler" in told
     )
     every = [one for one in names(Submission(release, (), False, {})) if one]
     wanted = [one for one in every if one not in ("log_scale", "points-log_scale")]
     assert [one for one in names(found) if one and one != "points-log_scale"] == wanted
-    assert names(found).index("points-log_scale") > names(found).index("evaluate_right")  # it may be defined anywhere
+    assert names(found).index("points-log_scale") > names(found).index(
+        "evaluate_right"
+    )  # it may be defined anywhere
     code = [one.source for one in found.book.cells if one.cell_type == "code"]
     assert "import torch" in code[0]
 
@@ -164,11 +180,17 @@ def test_marks_that_an_editor_lost(
         if not ids:
             del one["id"]
     found = repaired(place, loop, release, full)
-    assert found.findings == () if ids else "missing: honest_timing, add_autocast" in found.findings[0]
+    assert (
+        found.findings == () if ids else "missing: honest_timing, add_autocast" in found.findings[0]
+    )
     assert {TEST + exercise.name for exercise in loop.exercises()} <= set(names(found))
-    last_answer = max(number for number, one in enumerate(found.book.cells) if "def evaluate_right" in one.source)
+    last_answer = max(
+        number for number, one in enumerate(found.book.cells) if "def evaluate_right" in one.source
+    )
     assert last_answer < found.book.cells.index(cell(found.book, TEST + "evaluate_right"))
-    assert not any("# your code here" in one.source for one in found.book.cells if one.cell_type == "code")
+    assert not any(
+        "# your code here" in one.source for one in found.book.cells if one.cell_type == "code"
+    )
 
 
 def test_another_notebook(place: ClassFolder, loop: Chapter, release: NotebookNode) -> None:
@@ -181,11 +203,15 @@ def test_another_notebook(place: ClassFolder, loop: Chapter, release: NotebookNo
 def test_a_copy_below_its_check_is_a_playground(
     place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode
 ) -> None:
-    copy = nbformat.from_dict(cell(full, "add_autocast") | {"source": "add_autocast = 'what if'", "id": "new"})
+    copy = nbformat.from_dict(
+        cell(full, "add_autocast") | {"source": "add_autocast = 'what if'", "id": "new"}
+    )
     full.cells.insert(full.cells.index(cell(full, TEST + "add_autocast")) + 1, copy)
     found = repaired(place, loop, release, full)
     sources = [one.source for one in found.book.cells]
-    assert sources.index(cell(found.book, TEST + "add_autocast").source) < sources.index(copy.source)
+    assert sources.index(cell(found.book, TEST + "add_autocast").source) < sources.index(
+        copy.source
+    )
     assert "def add_autocast" in cell(found.book, "add_autocast").source
 
 
@@ -193,13 +219,17 @@ def test_an_answer_turned_into_text(
     place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode
 ) -> None:
     one = cell(full, "add_autocast")
-    full.cells[full.cells.index(one)] = nbformat.v4.new_markdown_cell(one.source, metadata=one.metadata)
+    full.cells[full.cells.index(one)] = nbformat.v4.new_markdown_cell(
+        one.source, metadata=one.metadata
+    )
     found = repaired(place, loop, release, full)
     assert found.findings == ("the cell add_autocast was a text cell; it was run as code",)
     assert cell(found.book, "add_autocast").cell_type == "code"
 
 
-@pytest.mark.parametrize("change", ["CRLF", "odd id", "long id", "no ids", "kernelspec", "UTF-16", "BOM"])
+@pytest.mark.parametrize(
+    "change", ["CRLF", "odd id", "long id", "no ids", "kernelspec", "UTF-16", "BOM"]
+)
 def test_other_editors_write_otherwise(
     place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode, change: str
 ) -> None:
@@ -235,11 +265,21 @@ def test_code_that_names_the_gradebook(
     assert repaired(place, loop, release, full).suspect
 
 
-def test_how_an_answer_came_about(place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode) -> None:
+def test_how_an_answer_came_about(
+    place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode
+) -> None:
     def output(**kept: Any) -> NotebookNode:
-        return nbformat.v4.new_output("display_data", data={"text/plain": "x"}, metadata={"amp_course": kept})
+        return nbformat.v4.new_output(
+            "display_data", data={"text/plain": "x"}, metadata={"amp_course": kept}
+        )
 
-    one = {"exercise": "loop.add_scaler", "attempts": 3, "hints": 0, "solution": False, "mistakes": {"no update": 2}}
+    one = {
+        "exercise": "loop.add_scaler",
+        "attempts": 3,
+        "hints": 0,
+        "solution": False,
+        "mistakes": {"no update": 2},
+    }
     two = {
         "exercise": "loop.add_scaler",
         "attempts": 5,
@@ -251,12 +291,21 @@ def test_how_an_answer_came_about(place: ClassFolder, loop: Chapter, release: No
         output(**two),
         output(exercise=[], attempts=-1, mistakes=7),
     ]
-    full.cells.append(nbformat.v4.new_code_cell("exercises.add_scaler.hint()\nexercises.add_scaler.solution()"))
+    full.cells.append(
+        nbformat.v4.new_code_cell("exercises.add_scaler.hint()\nexercises.add_scaler.solution()")
+    )
     found = repaired(place, loop, release, full).history["loop.add_scaler"]
-    assert found == {"attempts": 5, "hints": 1, "solution": True, "mistakes": {"no update": 2, "step inside": 1}}
+    assert found == {
+        "attempts": 5,
+        "hints": 1,
+        "solution": True,
+        "mistakes": {"no update": 2, "step inside": 1},
+    }
 
 
-@pytest.mark.parametrize("outputs", [None, 3, [None], [{"metadata": 3}], [{"metadata": {"amp_course": []}}]])
+@pytest.mark.parametrize(
+    "outputs", [None, 3, [None], [{"metadata": 3}], [{"metadata": {"amp_course": []}}]]
+)
 def test_outputs_of_any_shape(
     place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode, outputs: Any
 ) -> None:
@@ -269,7 +318,9 @@ def test_outputs_of_any_shape(
         assert repaired(place, loop, release, json.dumps(book)).findings == ()
 
 
-def test_other_names_that_browsers_make(place: ClassFolder, loop: Chapter, full: NotebookNode) -> None:
+def test_other_names_that_browsers_make(
+    place: ClassFolder, loop: Chapter, full: NotebookNode
+) -> None:
     file = hand_in(place, loop, "ada", full)
     file.rename(file.with_name("06_loop (1).ipynb"))
     assert [Path(one.notebook).name for one in place.handed_in(loop)] == ["06_loop (1).ipynb"]
@@ -281,7 +332,9 @@ def test_a_cell_of_empty_lines_is_read_at_once(
     full.cells.append(nbformat.v4.new_code_cell("\n" * 200_000 + "exercises.add_scaler.hint()"))
     began = time.process_time()
     repaired(place, loop, release, full)
-    assert time.process_time() - began < 20  # a search that starts again at each line takes a minute
+    assert (
+        time.process_time() - began < 20
+    )  # a search that starts again at each line takes a minute
 
 
 def test_half_a_letter(place: ClassFolder, loop: Chapter, full: NotebookNode) -> None:

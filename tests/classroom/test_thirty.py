@@ -20,7 +20,11 @@ def test_thirty_students_each_with_a_mistake_of_their_own(
     place: ClassFolder, loop: Chapter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = right_answers(place, loop)
-    every = [(exercise, number) for exercise in loop.exercises() for number in range(len(exercise.mistakes))]
+    every = [
+        (exercise, number)
+        for exercise in loop.exercises()
+        for number in range(len(exercise.mistakes))
+    ]
     chosen = [every[student * len(every) // 30] for student in range(30)]
     assert len({(exercise.id, number) for exercise, number in chosen}) == 30 <= len(every)
     for student, (exercise, number) in enumerate(chosen):
@@ -56,7 +60,10 @@ def test_thirty_students_each_with_a_mistake_of_their_own(
         assert result.points == 13 - exercise.difficulty == sum(kept[result.student].values())
         assert result.findings == result.withheld == ()
     page = (place.root / "report" / "06_loop.html").read_text()
-    assert "30 submissions" in page and Path(place.root / "report" / "06_loop.csv").read_text().count("\n") == 31
+    assert (
+        "30 submissions" in page
+        and Path(place.root / "report" / "06_loop.csv").read_text().count("\n") == 31
+    )
 
 
 def test_every_chapter_can_be_earned_in_full(tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ import pytest
 
 from amp_course.classroom.verdict import Seal, Verdict
 
-VERDICT = Verdict("loop.add_autocast", "not yet", "why", "bf16", ("a note",), ("Exercise.check",), ("gradebook.db",))
+VERDICT = Verdict(
+    "loop.add_autocast",
+    "not yet",
+    "why",
+    "bf16",
+    ("a note",),
+    ("Exercise.check",),
+    ("gradebook.db",),
+)
 
 
 def test_there_and_back() -> None:
@@ -16,11 +24,16 @@ def test_there_and_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["other key", "other question", "other state", "no seal", "no text", "numbers", "not ascii"]
+    "change",
+    ["other key", "other question", "other state", "no seal", "no text", "numbers", "not ascii"],
 )
 def test_what_is_not_its_own(change: str) -> None:
     seal = Seal(b"key")
-    content = dict(Seal(b"other").close(VERDICT, "q1")) if change == "other key" else dict(seal.close(VERDICT, "q1"))
+    content = (
+        dict(Seal(b"other").close(VERDICT, "q1"))
+        if change == "other key"
+        else dict(seal.close(VERDICT, "q1"))
+    )
     better = json.dumps(dataclasses.asdict(dataclasses.replace(VERDICT, state="correct")))
     changed = {
         "other state": {"verdict": better},

@@ -12,7 +12,9 @@ from amp_course.debugging.ranges import Reading, watch_ranges
 from amp_course.watching.readings import Kind
 
 
-def reading(number: int, module: str, largest: float, kind: Kind = "activation", lost: float = 0.0) -> Reading:
+def reading(
+    number: int, module: str, largest: float, kind: Kind = "activation", lost: float = 0.0
+) -> Reading:
     """A reading for fp16, whose headroom is worked out here on its own."""
     if math.isnan(largest):
         headroom = math.nan
@@ -43,7 +45,9 @@ def dying() -> DivergingRun:
     for step in range(1, 7):
         readings += [reading(step, module, values[step - 1]) for module, values in largest.items()]
         last = math.inf if step >= 5 else 2.0**-step
-        readings.append(reading(step, "head.weight", last, "weight gradient", lost=0.25 if step == 2 else 0.0))
+        readings.append(
+            reading(step, "head.weight", last, "weight gradient", lost=0.25 if step == 2 else 0.0)
+        )
     return made_run(readings, [2.0, 1.5, 1.25, 1.0, 1234.5, math.nan], skipped=(5, 6))
 
 

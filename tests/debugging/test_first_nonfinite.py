@@ -21,7 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
 
 
 def found_in(setup: Setup) -> Nonfinite:
-    return first_nonfinite(setup.step, model=setup.model, optimizer=setup.optimizer, scaler=setup.scaler or ())
+    return first_nonfinite(
+        setup.step, model=setup.model, optimizer=setup.optimizer, scaler=setup.scaler or ()
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -32,7 +34,10 @@ def test_a_planted_fault_is_found_where_it_is(fault: Planted) -> None:
     assert first.op in fault.ops
     assert (first.module, first.phase) == (fault.module, fault.phase)
     if fault.phase != "optimizer":  # the line of an optimizer's op is that of `optimizer.step()`
-        assert any(line is not None and line.source.endswith("# here") for line in (first.line, first.forward))
+        assert any(
+            line is not None and line.source.endswith("# here")
+            for line in (first.line, first.forward)
+        )
     assert of_nonfinite(found) == stored()[f"planted/{fault.name}"]
     assert first.op in str(found) and (not first.module or f"in {first.module} " in str(found))
 
@@ -127,7 +132,10 @@ def test_the_frames_before_it_are_told_in_order() -> None:
     setup = next(fault for fault in FAULTS if fault.name == "exp overflows").make()
     first = found_in(setup).first
     assert first is not None
-    assert [(frame.op, frame.module) for frame in first.before] == [("addmm", "first"), ("add", "body")]
+    assert [(frame.op, frame.module) for frame in first.before] == [
+        ("addmm", "first"),
+        ("add", "body"),
+    ]
     assert 99 < first.before[-1].largest < 102
 
 
@@ -151,11 +159,17 @@ def test_what_the_step_raises_comes_out_unless_it_was_the_fault() -> None:
         raise FloatingPointError("the loss is not finite")
 
     found = first_nonfinite(refuses, model=model)
-    assert found.first is not None and found.first.op == "log" and isinstance(found.error, FloatingPointError)
+    assert (
+        found.first is not None
+        and found.first.op == "log"
+        and isinstance(found.error, FloatingPointError)
+    )
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="has to be a function that runs one training step, and this is a int"):
+    with pytest.raises(
+        TypeError, match="has to be a function that runs one training step, and this is a int"
+    ):
         first_nonfinite(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="batches is a Tensor: pass a DataLoader or a list"):
         first_nonfinite(lambda x: x, torch.ones(2))  # type: ignore[arg-type]
@@ -169,7 +183,9 @@ def test_bad_arguments_are_refused() -> None:
 def test_a_model_under_compile_runs_uncompiled_and_a_note_says_so() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     compiled = torch.compile(model)
-    found = first_nonfinite(lambda: (compiled(torch.ones(2, 4)) - 9).log().mean().backward(), model=compiled)
+    found = first_nonfinite(
+        lambda: (compiled(torch.ones(2, 4)) - 9).log().mean().backward(), model=compiled
+    )
     assert found.first is not None and found.first.op == "log"
     assert "compile" in str(found)
 
@@ -188,7 +204,9 @@ def test_two_optimizers_and_a_frozen_part() -> None:
         second.step()
 
     found = first_nonfinite(step, model=model, optimizer=[first, second])
-    assert found.first is not None and found.first.phase == "optimizer" and "addcdiv" in found.first.op
+    assert (
+        found.first is not None and found.first.phase == "optimizer" and "addcdiv" in found.first.op
+    )
     assert any(name.startswith("2.") for kind, name in found.first.reached if kind == "weight")
 
 
@@ -199,8 +217,12 @@ def test_a_reached_loss_and_gradients_are_listed() -> None:
     assert {"loss", "gradient", "weight"} <= kinds
 
 
-@pytest.mark.parametrize(("value", "holds"), [(math.inf, {INF}), (-math.inf, {MINUS_INF}), (math.nan, {NAN})])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64])
+@pytest.mark.parametrize(
+    ("value", "holds"), [(math.inf, {INF}), (-math.inf, {MINUS_INF}), (math.nan, {NAN})]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64]
+)
 def test_values_of_any_dtype(value: float, holds: set[str], dtype: torch.dtype) -> None:
     tensor = torch.tensor([1.0, -2.0, value, 0.5]).to(dtype)
     found = look_at(tensor)
@@ -228,7 +250,9 @@ def test_a_view_of_what_is_spoilt_is_known() -> None:
 
 def test_a_step_that_trains_in_a_thread_of_data_loading_is_left_alone() -> None:
     model = nn.Linear(2, 1)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 2)), batch_size=4)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.randn(8, 2)), batch_size=4
+    )
 
     def step() -> None:
         for (x,) in loader:

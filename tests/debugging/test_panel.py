@@ -40,7 +40,10 @@ def test_the_slider_and_the_menu_redraw(panel: RangeWeather) -> None:
 def test_the_first_heat_is_the_first_with_two_doublings_left(panel: RangeWeather) -> None:
     panel.first_heat.click()
     assert panel.step.value == 3  # block2's 32,768; 4,096 in step 2 has four doublings left
-    assert "Step 3: block2 is the first whose activation comes within 2 doublings" in panel.message.value
+    assert (
+        "Step 3: block2 is the first whose activation comes within 2 doublings"
+        in panel.message.value
+    )
     panel.step.value = 4
     assert panel.message.value == ""
 
@@ -48,7 +51,9 @@ def test_the_first_heat_is_the_first_with_two_doublings_left(panel: RangeWeather
 def test_the_first_inf_or_nan_is_not_the_first_overflow(panel: RangeWeather) -> None:
     panel.first_nonfinite.click()
     assert panel.step.value == 6  # the head's 70,000 in step 5 is finite
-    assert "Step 6: block2 is the first whose activation holds an inf or a NaN." in panel.message.value
+    assert (
+        "Step 6: block2 is the first whose activation holds an inf or a NaN." in panel.message.value
+    )
 
 
 def test_the_buttons_go_by_the_chosen_kind(panel: RangeWeather) -> None:
@@ -61,7 +66,9 @@ def test_the_buttons_go_by_the_chosen_kind(panel: RangeWeather) -> None:
 
 @pytest.mark.parametrize("largest", [16_376.0, 65_504.0, 1e6, math.inf, math.nan])
 def test_what_counts_as_heat(largest: float) -> None:
-    panel = RangeWeather(made_run([reading(1, "a", 16_375.0), reading(2, "a", largest)], [1.0, 1.0]))
+    panel = RangeWeather(
+        made_run([reading(1, "a", 16_375.0), reading(2, "a", largest)], [1.0, 1.0])
+    )
     panel.first_heat.click()
     assert panel.step.value == 2  # 65,504 / 4 = 16,376
 
@@ -79,7 +86,10 @@ def test_a_run_that_never_dies_is_said_to(panel: RangeWeather) -> None:
 @pytest.mark.parametrize("kind", ["activation gradient", "weight"])
 def test_a_kind_that_was_not_measured(panel: RangeWeather, kind: str) -> None:
     panel.kind.value = kind
-    assert f"No {kind} was measured in this step." in panel.view.value and "<svg" not in panel.view.value
+    assert (
+        f"No {kind} was measured in this step." in panel.view.value
+        and "<svg" not in panel.view.value
+    )
     panel.first_heat.click()
     assert f"No {kind} of this run" in panel.message.value
     assert panel.still().alt == f"No {kind} was measured in this run."  # type: ignore[attr-defined]
@@ -94,7 +104,9 @@ def test_the_slider_goes_from_one_measured_step_to_the_next() -> None:
     assert "No activation was measured in this step." in panel.view.value
 
 
-def test_a_run_without_steps_and_one_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_steps_and_one_that_cannot_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     empty = RangeWeather(made_run([], []))
     assert "This run has no steps." in empty.message.value and empty.step.disabled
 
@@ -123,7 +135,10 @@ def test_a_page_without_a_kernel_gets_a_picture(panel: RangeWeather) -> None:
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == repr(panel) == "RangeWeather()"
     alt = metadata["image/png"]["alt"]
-    assert "overflows, inf or NaN first in pass 5, head" in alt and "2 doublings left first in pass 3, block2" in alt
+    assert (
+        "overflows, inf or NaN first in pass 5, head" in alt
+        and "2 doublings left first in pass 3, block2" in alt
+    )
     assert alt.endswith("Pass 4 is marked.")
 
 

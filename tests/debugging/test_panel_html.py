@@ -11,7 +11,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from amp_course.debugging.panel_html import HATCHES, bar_end, describe_step, headroom_text, loss_text, weather_view
+from amp_course.debugging.panel_html import (
+    HATCHES,
+    bar_end,
+    describe_step,
+    headroom_text,
+    loss_text,
+    weather_view,
+)
 from amp_course.debugging.weather import WEATHER
 from tests.debugging.runs import dying, living, made_run, reading
 
@@ -20,12 +27,19 @@ NAMED = "{http://www.w3.org/2000/svg}"
 
 def pictures(view: str) -> list[ElementTree.Element]:
     """The bars and the history, as XML: so they are well-formed, too."""
-    return [ElementTree.fromstring(found) for found in re.findall(r"<svg role.*?</svg>", view, flags=re.S)]
+    return [
+        ElementTree.fromstring(found)
+        for found in re.findall(r"<svg role.*?</svg>", view, flags=re.S)
+    ]
 
 
 def tips(picture: ElementTree.Element) -> dict[str, ElementTree.Element]:
     """What is shown under the mouse, and the box that it belongs to."""
-    return {tip.text or "": box for box in picture.iter(f"{NAMED}rect") for tip in box.findall(f"{NAMED}title")}
+    return {
+        tip.text or "": box
+        for box in picture.iter(f"{NAMED}rect")
+        for tip in box.findall(f"{NAMED}title")
+    }
 
 
 def words(picture: ElementTree.Element) -> list[str]:
@@ -77,7 +91,9 @@ def test_bars_end_where_log2_says(dtype: torch.dtype, smallest: float, largest: 
     first, end = bar_end(smallest, dtype), bar_end(largest, dtype)
     doubling = (end - first) / (math.log2(largest) - math.log2(smallest))
     for value in (smallest * 3, 0.001, 1.0, 7.0, largest / 3, largest * 2):
-        assert bar_end(value, dtype) == pytest.approx(first + doubling * (math.log2(value) - math.log2(smallest)))
+        assert bar_end(value, dtype) == pytest.approx(
+            first + doubling * (math.log2(value) - math.log2(smallest))
+        )
     nothing, everything = bar_end(0.0, dtype), bar_end(math.inf, dtype)
     assert nothing < first < end < everything == bar_end(math.nan, dtype)
     # A tenth of the range is left on either side.
@@ -91,8 +107,14 @@ def test_every_module_has_its_bar_and_its_words(step: int) -> None:
     shown = tips(bars)
     for one in run.ranges.readings:
         if one.kind == "activation" and one.number == step:
-            bar = next(box for tip, box in shown.items() if tip.startswith(f"{one.module}: largest {one.largest:,.4g}"))
-            assert right_end(bar) == pytest.approx(max(161, bar_end(one.largest, torch.float16) - 1), abs=0.11)
+            bar = next(
+                box
+                for tip, box in shown.items()
+                if tip.startswith(f"{one.module}: largest {one.largest:,.4g}")
+            )
+            assert right_end(bar) == pytest.approx(
+                max(161, bar_end(one.largest, torch.float16) - 1), abs=0.11
+            )
             assert one.module in words(bars) and headroom_text(one) in words(bars)
     labels = [word for word in words(bars) if word in ("block1", "block2", "head")]
     assert labels == ["block1", "block2", "head"]  # in the order in which they ran
@@ -103,7 +125,9 @@ def test_the_colours_are_the_maps_and_all_but_fine_are_hatched_too() -> None:
     bars, _ = pictures(weather_view(dying(), "activation", 5))
     fills = {tip.partition(":")[0]: box.get("fill") for tip, box in tips(bars).items()}
     hot, over = WEATHER[4][1].lstrip("#"), WEATHER[5][1].lstrip("#")
-    assert fills["block1"].startswith(f"url(#amp-{hot}-") and fills["block2"].startswith(f"url(#amp-{hot}-")  # type: ignore[union-attr]
+    assert fills["block1"].startswith(f"url(#amp-{hot}-") and fills["block2"].startswith(
+        f"url(#amp-{hot}-"
+    )  # type: ignore[union-attr]
     assert fills["head"].startswith(f"url(#amp-{over}-")  # type: ignore[union-attr]
     bars, _ = pictures(weather_view(dying(), "activation", 2))
     assert {tip.partition(":")[0]: box.get("fill") for tip, box in tips(bars).items()}[
@@ -123,10 +147,14 @@ def test_the_history_ends_at_the_chosen_step() -> None:
             "block2, step 6: overflows, inf or NaN",
         ][: (1, 2, 3, 3, 3, 4)[step - 1]]  # fmt: skip
         lines = {
-            float(line.get("x1", "")) for line in history.iter(f"{NAMED}line") if line.get("stroke-width") == "1.2"
+            float(line.get("x1", ""))
+            for line in history.iter(f"{NAMED}line")
+            if line.get("stroke-width") == "1.2"
         }
         width = 580 / 6
-        assert sorted(lines) == pytest.approx([160 + width * (step - 1), 160 + width * step], abs=0.06)
+        assert sorted(lines) == pytest.approx(
+            [160 + width * (step - 1), 160 + width * step], abs=0.06
+        )
         assert f"step {step}" in words(history)
 
 
@@ -140,7 +168,9 @@ def test_the_history_has_skipped_steps_and_losses_that_are_not_finite() -> None:
         assert len(loss.get("points", "").split()) == min(step, 5)
 
 
-@pytest.mark.parametrize("losses", [[2.0, 1.0, 0.5], [2.0, -1.0, 0.5], [1.0, 1.0, 1.0], [math.nan, 1.0, math.inf]])
+@pytest.mark.parametrize(
+    "losses", [[2.0, 1.0, 0.5], [2.0, -1.0, 0.5], [1.0, 1.0, 1.0], [math.nan, 1.0, math.inf]]
+)
 def test_lower_losses_are_drawn_lower(losses: list[float]) -> None:
     _, history = pictures(weather_view(made_run([reading(1, "a", 1.0)], losses), "activation", 3))
     heights = [
@@ -155,7 +185,9 @@ def test_lower_losses_are_drawn_lower(losses: list[float]) -> None:
 
 
 def test_steps_between_two_measurements_share_the_weather_of_the_first() -> None:
-    run = made_run([reading(1, "a", 2.0), reading(4, "a", 2.0), reading(7, "a", math.inf)], [1.0] * 8, every=3)
+    run = made_run(
+        [reading(1, "a", 2.0), reading(4, "a", 2.0), reading(7, "a", math.inf)], [1.0] * 8, every=3
+    )
     _, history = pictures(weather_view(run, "activation", 8))
     assert [tip for tip in tips(history) if tip.startswith("a,")] == [
         "a, steps 1–6: fine",
@@ -164,7 +196,9 @@ def test_steps_between_two_measurements_share_the_weather_of_the_first() -> None
 
 
 def test_a_module_that_ran_twice_shows_its_hottest() -> None:
-    run = made_run([reading(1, "a", 60_000.0), reading(1, "a", 2.0), reading(2, "b", 1.0)], [1.0, 1.0])
+    run = made_run(
+        [reading(1, "a", 60_000.0), reading(1, "a", 2.0), reading(2, "b", 1.0)], [1.0, 1.0]
+    )
     bars, history = pictures(weather_view(run, "activation", 1))
     assert "0.1 doublings left" in words(bars) and "not measured" in words(bars)
     assert "a, step 1: 2 doublings left" in tips(history)
@@ -186,7 +220,11 @@ def test_a_screen_reader_is_told_the_numbers() -> None:
 
 def test_a_run_that_lives_is_fine_throughout() -> None:
     view = weather_view(living(), "activation", 4)
-    assert "nothing lost or near overflow" in view and "a, steps 1–4: fine" in view and "died" not in view
+    assert (
+        "nothing lost or near overflow" in view
+        and "a, steps 1–4: fine" in view
+        and "died" not in view
+    )
 
 
 def test_names_are_text_and_long_ones_keep_their_end() -> None:
@@ -200,13 +238,17 @@ def test_names_are_text_and_long_ones_keep_their_end() -> None:
 
 def test_text_takes_the_colours_of_the_readers_theme() -> None:
     view = weather_view(dying(), "activation", 6)
-    fills = {text.get("fill", "") for picture in pictures(view) for text in picture.iter(f"{NAMED}text")}
+    fills = {
+        text.get("fill", "") for picture in pictures(view) for text in picture.iter(f"{NAMED}text")
+    }
     assert fills and all(fill.startswith("var(--jp-") for fill in fills)
 
 
 @pytest.mark.parametrize("steps", [1, 12, 60, 61, 400, 1201])
 def test_ticks_are_few_and_round(steps: int) -> None:
-    _, history = pictures(weather_view(made_run([reading(1, "a", 1.0)], [1.0] * steps), "activation", 1))
+    _, history = pictures(
+        weather_view(made_run([reading(1, "a", 1.0)], [1.0] * steps), "activation", 1)
+    )
     ticks = [int(word.replace(",", "")) for word in words(history) if word[0].isdigit()]
     assert ticks[0] == 1 and ticks == sorted(set(ticks)) and len(ticks) <= 13
     assert all(tick % 5 == 0 for tick in ticks[1:])

@@ -32,7 +32,9 @@ FAULTS: list[tuple[str, float, Callable[[nn.Module, Tensor], Tensor], set[str], 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "weight", "loss", "fine", "told"), FAULTS, ids=[one[0] for one in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "weight", "loss", "fine", "told"), FAULTS, ids=[one[0] for one in FAULTS]
+)
 def test_the_verdict_follows_from_which_are_finite(
     name: str, weight: float, loss: Callable[[nn.Module, Tensor], Tensor], fine: set[str], told: str
 ) -> None:
@@ -50,7 +52,10 @@ def test_errors_are_those_of_the_gradients() -> None:
         F.cross_entropy(own(inputs), y).backward()
         return torch.cat([weight.grad.double().flatten() for weight in own.parameters()])
 
-    exact, single = gradient(copy.deepcopy(model).double(), x.double()), gradient(copy.deepcopy(model), x)
+    exact, single = (
+        gradient(copy.deepcopy(model).double(), x.double()),
+        gradient(copy.deepcopy(model), x),
+    )
     assert found["fp32"].error == pytest.approx(float((single - exact).norm() / exact.norm()))
     assert found["fp64"].error == 0.0
     assert found["fp32"].error < 1e-6 < found["amp_fp16"].error < found["amp_bf16"].error < 0.02
@@ -75,18 +80,25 @@ def test_dropout_is_the_same_in_each_way() -> None:
 
 
 def test_a_small_loss_is_scaled_in_fp16() -> None:
-    found = compare_precisions(lambda model, x: model(x).float().square().mean() * 1e-7, linear(), torch.ones(2, 1))
+    found = compare_precisions(
+        lambda model, x: model(x).float().square().mean() * 1e-7, linear(), torch.ones(2, 1)
+    )
     assert found["amp_fp16"].scale == 65536 and found["amp_fp16"].error < 0.01
     assert (
         compare_precisions(
-            lambda model, x: model(x).float().square().mean() * 1e-9, linear(), torch.ones(2, 1), scale=1.0
+            lambda model, x: model(x).float().square().mean() * 1e-9,
+            linear(),
+            torch.ones(2, 1),
+            scale=1.0,
         )["amp_fp16"].zero
         == 1.0
     )
 
 
 def test_a_large_loss_takes_a_smaller_scale() -> None:
-    found = compare_precisions(lambda model, x: model(x).square().mean() * 1e3, linear(), torch.ones(2, 1))
+    found = compare_precisions(
+        lambda model, x: model(x).square().mean() * 1e3, linear(), torch.ones(2, 1)
+    )
     assert found["amp_fp16"].finite and 1.0 <= found["amp_fp16"].scale < 65536
 
 
@@ -102,7 +114,9 @@ def test_what_one_way_raises_is_told_in_its_row() -> None:
 
 
 def test_some_ways_alone_and_unknown_ones() -> None:
-    found = compare_precisions(lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp32"])
+    found = compare_precisions(
+        lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp32"]
+    )
     assert [one.way for one in found.outcomes] == ["fp64", "fp32"]
     with pytest.raises(ValueError, match="ways has fp8: choose some of fp64, fp32"):
         compare_precisions(lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp8"])

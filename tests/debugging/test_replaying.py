@@ -33,7 +33,10 @@ def test_a_step_with_dropout_is_the_same_to_the_last_bit_and_put_back() -> None:
     before = {name: digest(value) for name, value in model.state_dict().items()}
     found = replay(step, (torch.randn(8, 4),), model=model, optimizer=optimizer, runs=3)
     assert found and found.differing == () and found.runs == 3
-    assert str(found) == "3 runs of the step gave the same bits: the loss, 4 gradients, 4 weights, 3 buffers."
+    assert (
+        str(found)
+        == "3 runs of the step gave the same bits: the loss, 4 gradients, 4 weights, 3 buffers."
+    )
     assert before == {name: digest(value) for name, value in model.state_dict().items()}
     assert not optimizer.state and all(weight.grad is None for weight in model.parameters())
 
@@ -55,7 +58,9 @@ def test_digests_tell_bits_apart() -> None:
     one = torch.tensor([0.0, 1.0])
     assert digest(one) == digest(one.clone()) != digest(torch.tensor([-0.0, 1.0]))
     assert digest(one) != digest(one.reshape(2, 1)) and digest(one) != digest(one.double())
-    assert digest(torch.ones(3, dtype=torch.bfloat16)) == digest(torch.ones(3, dtype=torch.bfloat16))
+    assert digest(torch.ones(3, dtype=torch.bfloat16)) == digest(
+        torch.ones(3, dtype=torch.bfloat16)
+    )
     assert digest(torch.empty(0)) and digest(torch.tensor(1.0))
     nan = torch.tensor([float("nan")])
     assert digest(nan) == digest(nan.clone())

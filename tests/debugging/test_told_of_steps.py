@@ -107,7 +107,13 @@ def test_reading_batches_draws_no_random_number():
     training = Training()
     data = TensorDataset(torch.randn(70, 8), torch.randint(0, 3, (70,)))
     before = torch.get_rng_state()
-    doctor(training.model, training.plain, DataLoader(data, 8, shuffle=True), training.optimizer, timing=0)
+    doctor(
+        training.model,
+        training.plain,
+        DataLoader(data, 8, shuffle=True),
+        training.optimizer,
+        timing=0,
+    )
     assert torch.equal(before, torch.get_rng_state())
 
 

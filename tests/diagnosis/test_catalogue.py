@@ -46,7 +46,12 @@ def used() -> dict[str, str]:
 def _named(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Constant) and node.value in NAMES:
         yield str(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "finding" and node.args:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "finding"
+        and node.args
+    ):
         first = node.args[0]
         for choice in (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,):
             if isinstance(choice, ast.Constant):
@@ -65,7 +70,10 @@ def test_an_entry(name: str) -> None:
     assert one.of in BEHAVIOURS or one.of in TRAINING
     assert set(one.spoils) <= {*BEHAVIOURS}
     assert set(one.consequence_of) <= {*NAMES} - {name}
-    fixes = [(one.fix, one.code), *((part["fix"], part.get("code", one.code)) for part in one.variants.values())]
+    fixes = [
+        (one.fix, one.code),
+        *((part["fix"], part.get("code", one.code)) for part in one.variants.values()),
+    ]
     for sentence in (one.sentence, one.cause, *(fix for fix, _ in fixes)):
         assert not sentence.endswith(".")
     assert not one.sentence[0].isupper() and all(fix[0].isupper() for fix, _ in fixes)
@@ -79,7 +87,10 @@ def test_an_entry(name: str) -> None:
 def test_aliases_lead_to_one_name() -> None:
     aliases = [alias for one in catalogue().values() for alias in one.aliases]
     assert len(aliases) == len({*aliases}) and not {*aliases} & {*NAMES}
-    assert current_name("unused-branch") == "infinite-derivative" and current_name("diverges") == "diverges"
+    assert (
+        current_name("unused-branch") == "infinite-derivative"
+        and current_name("diverges") == "diverges"
+    )
     assert finding("batch-norm-in-eval").name == "overflow-reached-buffer"
     with pytest.raises(KeyError):
         finding("no-such-fault")
@@ -92,21 +103,37 @@ def test_the_clinic_uses_the_catalogues_names() -> None:
 
 def test_a_finding_has_the_catalogues_words_or_a_rules_own() -> None:
     one = finding("still-scaled", loss_scale=1024.0, micro_batches=2, place="train.py:31")
-    assert one.cause.startswith("the optimizer steps with gradients that still carry the loss scale. They are")
+    assert one.cause.startswith(
+        "the optimizer steps with gradients that still carry the loss scale. They are"
+    )
     assert one.evidence == {"loss scale": 1024.0, "micro-batches": 2} and one.place == "train.py:31"
-    assert one.spoils == ("clipping",) and one.grade == "fault" and finding("host-waits").grade == "advice"
+    assert (
+        one.spoils == ("clipping",)
+        and one.grade == "fault"
+        and finding("host-waits").grade == "advice"
+    )
     assert finding("still-scaled", "its own words").cause == "its own words"
 
 
 def test_a_fix_depends_on_the_place_and_the_device() -> None:
-    plain, adam = finding("division-by-zero"), finding("division-by-zero", variant="optimizer", op="addcdiv")
+    plain, adam = (
+        finding("division-by-zero"),
+        finding("division-by-zero", variant="optimizer", op="addcdiv"),
+    )
     assert "clamp_min" in plain.code and "clamp_min" not in adam.code and "eps" in adam.fix
     assert adam.name == "division-by-zero" and adam.evidence == {"op": "addcdiv"}
     assert 'device_type="mps", enabled=False' in finding("beyond-fp16").on("mps").code
 
 
 def test_order_of_harm_and_consequences() -> None:
-    names = ["host-waits", "scale-keeps-falling", "scheduler-ran-on", "never-cleared", "masked-row", "never-cleared"]
+    names = [
+        "host-waits",
+        "scale-keeps-falling",
+        "scheduler-ran-on",
+        "never-cleared",
+        "masked-row",
+        "never-cleared",
+    ]
     found = in_order(map(finding, names))
     right = ["masked-row", "never-cleared", "scheduler-ran-on", "scale-keeps-falling", "host-waits"]
     assert [one.name for one in found] == right
@@ -127,10 +154,18 @@ def sentences() -> str:
     pages = []
     for name, one in catalogue().items():
         parts = [str(finding(name)), *(f"({v}) {finding(name, variant=v)}" for v in one.variants)]
-        notes = [one.grade] * (one.grade != "fault") + [f"follows from {cause}" for cause in one.consequence_of]
-        notes += [f"also called {alias}" for alias in one.aliases] + [f"spoils {what}" for what in one.spoils]
-        lines = [line for part in parts for line in part.splitlines()] + [f"    [{', '.join(notes)}]"] * bool(notes)
-        pages.append("\n".join(textwrap.fill(line, 100, subsequent_indent="        ") for line in lines))
+        notes = [one.grade] * (one.grade != "fault") + [
+            f"follows from {cause}" for cause in one.consequence_of
+        ]
+        notes += [f"also called {alias}" for alias in one.aliases] + [
+            f"spoils {what}" for what in one.spoils
+        ]
+        lines = [line for part in parts for line in part.splitlines()] + [
+            f"    [{', '.join(notes)}]"
+        ] * bool(notes)
+        pages.append(
+            "\n".join(textwrap.fill(line, 100, subsequent_indent="        ") for line in lines)
+        )
     return "\n\n".join(pages) + "\n"
 
 

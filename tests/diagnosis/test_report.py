@@ -13,7 +13,10 @@ from amp_course.diagnosis.findings import finding_of
 from amp_course.diagnosis.report import Report, count, listed
 
 FULL = Report(
-    (finding("masked-row", step=3, op="`softmax` <b>", place="net.py:12"), finding("never-cleared", norm=3.25)),
+    (
+        finding("masked-row", step=3, op="`softmax` <b>", place="net.py:12"),
+        finding("never-cleared", norm=3.25),
+    ),
     ("values", "clearing", "steps"),
     (("overflow", "there is no scaler"),),
     ("The first loss is 0.",),
@@ -33,23 +36,44 @@ def words(html: str) -> str:
 
 def test_as_text() -> None:
     text = str(FULL)
-    assert text.startswith("2 faults found in t.py <b>\n") and max(map(len, text.splitlines())) <= 100
-    assert "\n1. masked-row: every attention score" in text and "\n   Where: net.py:12\n   Fix: Leave" in text
-    assert text.index("Measured: step: 3") < text.index("Follows from it: scale-keeps-falling (skipped: 5 of 6)")
+    assert (
+        text.startswith("2 faults found in t.py <b>\n") and max(map(len, text.splitlines())) <= 100
+    )
+    assert (
+        "\n1. masked-row: every attention score" in text
+        and "\n   Where: net.py:12\n   Fix: Leave" in text
+    )
+    assert text.index("Measured: step: 3") < text.index(
+        "Follows from it: scale-keeps-falling (skipped: 5 of 6)"
+    )
     assert text.index("2. never-cleared") < text.index("Follows from it: kept-after-skip")
     assert "Advice (not counted as faults):\n-  host-waits" in text
-    assert "Checked, and right:\n   steps\n" in text and "Not judged:\n   overflow: there is no scaler" in text
-    assert "Observed, no fault:\n   The first loss" in text and "Not put back:\n   batches is an iterator" in text
+    assert (
+        "Checked, and right:\n   steps\n" in text
+        and "Not judged:\n   overflow: there is no scaler" in text
+    )
+    assert (
+        "Observed, no fault:\n   The first loss" in text
+        and "Not put back:\n   batches is an iterator" in text
+    )
     assert text.endswith("   | INFO ready\n   |  20%|##\n   | last")
 
 
 def test_html_says_what_the_text_says() -> None:
     page = FULL.to_html()
-    assert page.startswith("<!doctype html>") and "<b> found" not in page and "t.py &lt;b&gt;" in page
+    assert (
+        page.startswith("<!doctype html>") and "<b> found" not in page and "t.py &lt;b&gt;" in page
+    )
     assert "<code>softmax</code> &lt;b&gt;" in page
     told = words(page)
     for one in (*FULL.findings, *FULL.advice):
-        for what in (one.name, one.cause.split("`")[0], one.fix.split("`")[0], *map(str, one.evidence), one.place):
+        for what in (
+            one.name,
+            one.cause.split("`")[0],
+            one.fix.split("`")[0],
+            *map(str, one.evidence),
+            one.place,
+        ):
             assert what in told
     for what in (
         "Follows from it: kept-after-skip",
@@ -65,11 +89,22 @@ def test_html_says_what_the_text_says() -> None:
 
 def test_json_says_what_the_text_says() -> None:
     data = json.loads(FULL.to_json())
-    assert data["state"] == "fault" and data["subject"] == "t.py <b>" and data["seen"]["arguments"] == "--epochs 1"
+    assert (
+        data["state"] == "fault"
+        and data["subject"] == "t.py <b>"
+        and data["seen"]["arguments"] == "--epochs 1"
+    )
     assert [one["name"] for one in data["faults"]] == ["masked-row", "never-cleared"]
-    assert data["faults"][0]["place"] == "net.py:12" and data["faults"][1]["evidence"] == {"norm": 3.25}
-    assert [one["name"] for one in data["consequences"]] == ["scale-keeps-falling", "kept-after-skip"]
-    assert data["right"] == {"steps": BEHAVIOURS["steps"]} and data["not put back"] == {"batches": "is an iterator"}
+    assert data["faults"][0]["place"] == "net.py:12" and data["faults"][1]["evidence"] == {
+        "norm": 3.25
+    }
+    assert [one["name"] for one in data["consequences"]] == [
+        "scale-keeps-falling",
+        "kept-after-skip",
+    ]
+    assert data["right"] == {"steps": BEHAVIOURS["steps"]} and data["not put back"] == {
+        "batches": "is an iterator"
+    }
     assert data["not judged"] == [{"what": "overflow", "because": "there is no scaler"}]
     assert data["output"] == ["INFO ready", " 20%|##", "last"]
     assert tuple(map(finding_of, data["faults"])) == FULL.findings
@@ -90,8 +125,18 @@ CLEAN = Report((), ("steps",))
         (CLEAN, "clean", 0, "No fault found in the step"),
         (Report((finding("diverges"),), ("steps",)), "fault", 1, "1 fault found in the step"),
         (Report((finding("diverges"),), problem="x"), "fault", 1, "1 fault found"),
-        (Report(problem="It asks for a GPU."), "could not run", 2, "The step could not be examined"),
-        (Report((), ("steps",), too_little="1 update; 20 are enough."), "too little seen", 2, "Too little was seen"),
+        (
+            Report(problem="It asks for a GPU."),
+            "could not run",
+            2,
+            "The step could not be examined",
+        ),
+        (
+            Report((), ("steps",), too_little="1 update; 20 are enough."),
+            "too little seen",
+            2,
+            "Too little was seen",
+        ),
         (Report(), "not judged", 2, "The step was not judged"),
         (Report((), ("steps",), (("steps", "no time"),)), "not judged", 2, "not judged"),
         (Report((), ("steps",), (("everything else", "no time"),)), "not judged", 2, "not judged"),
@@ -100,7 +145,9 @@ CLEAN = Report((), ("steps",))
 )
 def test_the_verdict(report: Report, state: str, code: int, words: str) -> None:
     assert (report.state, report.exit_code, bool(report)) == (state, code, state == "clean")
-    assert words in report.head and report.head in str(report) and report.head in report._repr_html_()
+    assert (
+        words in report.head and report.head in str(report) and report.head in report._repr_html_()
+    )
     assert report.problem in str(report) and report.too_little in report._repr_html_()
 
 
@@ -129,4 +176,9 @@ def test_a_consequence_is_not_counted_and_what_it_is_of_is_not_right() -> None:
 
 def test_counts_and_lists() -> None:
     assert [count(1, "update"), count(2000, "update")] == ["1 update", "2,000 updates"]
-    assert [listed(""), listed("a"), listed("ab"), listed("abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [listed(""), listed("a"), listed("ab"), listed("abc")] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]

@@ -28,11 +28,18 @@ SMALL = {"init_scale": 2.0**8, "growth_interval": 3}
 
 def drawn(seed: int, ranks: int = 2, steps: int = 8) -> Schedule:
     draw = random.Random(seed)
-    return [tuple(draw.choice([0.0, 0.0, 0.0, INF, -INF, NAN, NONE]) for _ in range(ranks)) for _ in range(steps)]
+    return [
+        tuple(draw.choice([0.0, 0.0, 0.0, INF, -INF, NAN, NONE]) for _ in range(ranks))
+        for _ in range(steps)
+    ]
 
 
 def train(
-    scaler: GradScaler, schedule: Schedule, ranks: tuple[int, ...], fused: bool = False, unscale: bool = False
+    scaler: GradScaler,
+    schedule: Schedule,
+    ranks: tuple[int, ...],
+    fused: bool = False,
+    unscale: bool = False,
 ) -> tuple[list[float], list[bool], list[Tensor]]:
     """Step two optimizers on the shards of some ranks; return scales, whether it stepped, and the weights."""
     shards = [nn.Parameter(torch.full((2 + rank,), 0.5)) for rank in ranks]
@@ -57,13 +64,19 @@ def train(
             if unscale:
                 scaler.unscale_(optimizer)
             if (
-                any(weight.grad is not None for group in optimizer.param_groups for weight in group["params"])
+                any(
+                    weight.grad is not None
+                    for group in optimizer.param_groups
+                    for weight in group["params"]
+                )
                 or len(ranks) == 1
             ):
                 scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-        decided.append(any(not torch.equal(old, new.detach()) for old, new in zip(before, shards, strict=True)))
+        decided.append(
+            any(not torch.equal(old, new.detach()) for old, new in zip(before, shards, strict=True))
+        )
     return scales, decided, [weight.detach() for weight in (*shards, *second)]
 
 
@@ -71,7 +84,9 @@ def train(
 @pytest.mark.parametrize("unscale", [False, True])
 def test_alone_it_is_a_gradscaler_to_the_last_bit(fused: bool, unscale: bool) -> None:
     for seed in range(40):
-        schedule = [tuple(0.0 if one == NONE else one for one in step) for step in drawn(seed, ranks=1)]
+        schedule = [
+            tuple(0.0 if one == NONE else one for one in step) for step in drawn(seed, ranks=1)
+        ]
         scalers = [GradScaler("cpu", **SMALL), AgreedGradScaler("cpu", **SMALL)]
         plain, agreed = (train(scaler, schedule, (0,), fused, unscale) for scaler in scalers)
         assert plain[:2] == agreed[:2]
@@ -94,7 +109,11 @@ def _schedules(make: Make, schedules: list[Schedule], fused: bool) -> list[Any]:
     """Train with this rank's shards in each schedule, all ranks at once."""
     found = []
     for number, schedule in enumerate(schedules):
-        found.append(train(make("cpu", **SMALL), schedule, (dist.get_rank(),), fused, unscale=number % 2 == 1))
+        found.append(
+            train(
+                make("cpu", **SMALL), schedule, (dist.get_rank(),), fused, unscale=number % 2 == 1
+            )
+        )
     return found
 
 
@@ -102,13 +121,19 @@ def _schedules(make: Make, schedules: list[Schedule], fused: bool) -> list[Any]:
 def test_two_ranks_decide_as_one_process_that_sees_all_gradients() -> None:
     schedules = [drawn(seed) for seed in range(200)]
     # a step in which no rank has a gradient is GradScaler's error, tested below
-    schedules = [[(0.0, NONE) if step == (NONE, NONE) else step for step in one] for one in schedules]
+    schedules = [
+        [(0.0, NONE) if step == (NONE, NONE) else step for step in one] for one in schedules
+    ]
     first, second = values(_schedules, AgreedGradScaler, schedules, False)
     for number, schedule in enumerate(schedules):
-        scales, _, weights = train(GradScaler("cpu", **SMALL), schedule, (0, 1), unscale=number % 2 == 1)
+        scales, _, weights = train(
+            GradScaler("cpu", **SMALL), schedule, (0, 1), unscale=number % 2 == 1
+        )
         for rank, found in enumerate((first[number], second[number])):
             assert found[0] == scales, (number, rank)
-            assert torch.equal(found[2][0], weights[rank]) and torch.equal(found[2][1], weights[2 + rank]), (
+            assert torch.equal(found[2][0], weights[rank]) and torch.equal(
+                found[2][1], weights[2 + rank]
+            ), (
                 number,
                 rank,
             )
@@ -116,16 +141,26 @@ def test_two_ranks_decide_as_one_process_that_sees_all_gradients() -> None:
 
 
 def test_fused_optimizers_agree_too() -> None:
-    schedules = [[tuple(0.0 if one == NONE else one for one in step) for step in drawn(seed)] for seed in range(30)]
+    schedules = [
+        [tuple(0.0 if one == NONE else one for one in step) for step in drawn(seed)]
+        for seed in range(30)
+    ]
     first, second = values(_schedules, AgreedGradScaler, schedules, True)
     for number, schedule in enumerate(schedules):
-        scales, _, weights = train(GradScaler("cpu", **SMALL), schedule, (0, 1), True, number % 2 == 1)
+        scales, _, weights = train(
+            GradScaler("cpu", **SMALL), schedule, (0, 1), True, number % 2 == 1
+        )
         assert first[number][0] == second[number][0] == scales
-        assert torch.equal(first[number][2][0], weights[0]) and torch.equal(second[number][2][0], weights[1])
+        assert torch.equal(first[number][2][0], weights[0]) and torch.equal(
+            second[number][2][0], weights[1]
+        )
 
 
 def test_plain_gradscalers_part_in_the_same_schedules() -> None:
-    schedules = [[tuple(0.0 if one == NONE else one for one in step) for step in drawn(seed)] for seed in range(30)]
+    schedules = [
+        [tuple(0.0 if one == NONE else one for one in step) for step in drawn(seed)]
+        for seed in range(30)
+    ]
     first, second = values(_schedules, GradScaler, schedules, False)
     assert sum(one[0] != other[0] for one, other in zip(first, second, strict=True)) > 25
 
@@ -171,7 +206,10 @@ def test_scales_that_differ_are_told_on_all_ranks() -> None:
     for pairs in ([(2.0**10, 64.0)], [(8.0, 8.0), (2.0**10, 64.0)]):
         for report in on_ranks(_load_scales, *pairs):
             assert report.failure is not None and report.failure.kind == "raised"
-            assert "the ranks' loss scales differ: rank 0 has 1024, rank 1 has 64" in report.failure.told
+            assert (
+                "the ranks' loss scales differ: rank 0 has 1024, rank 1 has 64"
+                in report.failure.told
+            )
     values(_load_scales, (8.0, 8.0), (64.0, 64.0))
 
 

@@ -10,9 +10,21 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.distributed.communication import SETUPS, CollectiveCall, count_collectives, setups, total_bytes
+from amp_course.distributed.communication import (
+    SETUPS,
+    CollectiveCall,
+    count_collectives,
+    setups,
+    total_bytes,
+)
 from amp_course.distributed.communication.counting import PHASES, _fake_group
-from amp_course.distributed.communication.setups import FSDP2_ON_CPU, MICRO_BATCHES, build_ddp, build_fsdp2, train_step
+from amp_course.distributed.communication.setups import (
+    FSDP2_ON_CPU,
+    MICRO_BATCHES,
+    build_ddp,
+    build_fsdp2,
+    train_step,
+)
 
 PARAMETERS = 3 * (64 * 64 + 64)  # of SimpleNet(64)
 RANKS = 64
@@ -21,7 +33,11 @@ fsdp2 = pytest.mark.skipif(not FSDP2_ON_CPU, reason="torch 2.6 has no FSDP2 for 
 
 def of_step(name, ranks=RANKS):
     setup = SETUPS[name]
-    return [call for call in count_collectives(setup.build, setup.step, ranks) if call.phase != "construction"]
+    return [
+        call
+        for call in count_collectives(setup.build, setup.step, ranks)
+        if call.phase != "construction"
+    ]
 
 
 def summed(calls):
@@ -94,7 +110,10 @@ def test_fsdp2_pads_each_parameter_to_equal_pieces(ranks):
 def test_the_construction_of_ddp_broadcasts_the_weights():
     calls = count_collectives(build_ddp, train_step)
     made = [call for call in calls if call.phase == "construction"]
-    assert sum(call.elements for call in made if (call.kind, call.dtype) == ("broadcast", "float32")) == PARAMETERS
+    assert (
+        sum(call.elements for call in made if (call.kind, call.dtype) == ("broadcast", "float32"))
+        == PARAMETERS
+    )
     assert calls[: len(made)] == tuple(made)
 
 
@@ -111,7 +130,9 @@ def test_buckets_are_all_reduces_of_their_own_and_add_up():
 
 
 @fsdp2
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of the hooks that CommDebugMode puts on modules
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # torch warns of the hooks that CommDebugMode puts on modules
 def test_counts_are_those_of_torchs_own_comm_debug_mode():
     with _fake_group(RANKS):
         training = build_fsdp2()
@@ -153,7 +174,11 @@ def test_phases_of_a_step_written_by_hand():
 
     calls = count_collectives(build, step, ranks=3)
     assert {call.elements: call.phase for call in calls} == dict(
-        zip((5, 1, 2, 3, 4), ("construction", "forward", "backward", "other", "optimizer"), strict=True)
+        zip(
+            (5, 1, 2, 3, 4),
+            ("construction", "forward", "backward", "other", "optimizer"),
+            strict=True,
+        )
     )
     assert len(calls) == 5 == len(PHASES)
 
@@ -175,8 +200,13 @@ def test_nothing_is_left_behind():
     assert (sys.excepthook, torch.get_num_threads()) == (hook, threads)
     assert torch.equal(torch.get_rng_state(), random_state)
     # No hook of ours on modules or optimizers either: those of the first count would see the second.
-    assert count_collectives(build_ddp, train_step, ranks=2) == count_collectives(build_ddp, train_step, ranks=2)
-    assert not nn.modules.module._global_forward_pre_hooks and not nn.modules.module._global_forward_hooks
+    assert count_collectives(build_ddp, train_step, ranks=2) == count_collectives(
+        build_ddp, train_step, ranks=2
+    )
+    assert (
+        not nn.modules.module._global_forward_pre_hooks
+        and not nn.modules.module._global_forward_hooks
+    )
 
 
 @pytest.mark.parametrize("where", ["build", "forward", "backward", "step"])

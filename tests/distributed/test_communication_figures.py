@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from amp_course.distributed.communication import CollectiveCall, ReductionError, RingModel, halve_bytes
+from amp_course.distributed.communication import (
+    CollectiveCall,
+    ReductionError,
+    RingModel,
+    halve_bytes,
+)
 from amp_course.distributed.communication.figures import (
     reduction_figure,
     ring_figure,
@@ -17,7 +22,9 @@ from amp_course.kit.style import png
 
 
 def call(kind, dtype, size, phase):
-    return CollectiveCall(kind, dtype, size, size, phase, 2)  # two ranks: a ring sends half of an all-gather
+    return CollectiveCall(
+        kind, dtype, size, size, phase, 2
+    )  # two ranks: a ring sends half of an all-gather
 
 
 CALLS = {
@@ -32,14 +39,28 @@ CALLS = {
 }
 
 
-def row(ranks=2, scale=1.0, lost=0.0, overflowed=0.0, error=1e-3, dtype=torch.float16, order="ring", wide=None):
-    return ReductionError(ranks, dtype, order, "after", wide or dtype, scale, lost, overflowed, error)
+def row(
+    ranks=2,
+    scale=1.0,
+    lost=0.0,
+    overflowed=0.0,
+    error=1e-3,
+    dtype=torch.float16,
+    order="ring",
+    wide=None,
+):
+    return ReductionError(
+        ranks, dtype, order, "after", wide or dtype, scale, lost, overflowed, error
+    )
 
 
 def test_bars_are_the_bytes_that_a_ring_sends_by_dtype_and_phase():
     figure = traffic_figure(CALLS)
     (axis,) = figure.axes
-    bars = [(bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch() or "") for bar in axis.patches]
+    bars = [
+        (bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch() or "")
+        for bar in axis.patches
+    ]
     expected = [(0, 0, 1, ""), (0, 1, 4, "//"), (0, 5, 0.5, ".."), (1, 0, 6, "//")]
     assert [tuple(map(pytest.approx, bar[:3])) + bar[3:] for bar in expected] == bars
     assert [text.get_text() for text in axis.texts if "kB" in text.get_text()] == ["6 kB", "6 kB"]
@@ -64,14 +85,19 @@ def test_each_dtype_has_its_format_colour():
 
 
 def test_errors_stop_where_something_overflows():
-    figure = reduction_figure({"a": (row(2), row(4, lost=0.25), row(8, overflowed=0.5)), "b": (row(2), row(4), row(8))})
+    figure = reduction_figure(
+        {"a": (row(2), row(4, lost=0.25), row(8, overflowed=0.5)), "b": (row(2), row(4), row(8))}
+    )
     error, lost, overflowed = figure.axes
     values = list(error.lines[0].get_ydata())
     assert values[:2] == [1e-3, 1e-3] and math.isnan(values[2])
     assert list(lost.lines[0].get_ydata()) == [0, 25, 0]
     assert list(overflowed.lines[0].get_ydata()) == [0, 0, 50]
     assert list(error.lines[1].get_xdata()) == [2, 4, 8]
-    assert "At 8 ranks, a: relative error 0.001, lost 0.0 %, overflowed 50.0 %" in figure.alt and png(figure)
+    assert (
+        "At 8 ranks, a: relative error 0.001, lost 0.0 %, overflowed 50.0 %" in figure.alt
+        and png(figure)
+    )
 
 
 def test_ring_and_tree_differ_by_line_and_formats_by_colour_and_errors_are_written_at_the_end():
@@ -90,11 +116,16 @@ def test_ring_and_tree_differ_by_line_and_formats_by_colour_and_errors_are_writt
 
 def test_a_window_of_scales_is_told_in_words():
     ways = {
-        "after": tuple(row(64, 2.0**e, lost=0.5 * (e < -2), overflowed=0.5 * (e > 2)) for e in range(-4, 5, 2)),
+        "after": tuple(
+            row(64, 2.0**e, lost=0.5 * (e < -2), overflowed=0.5 * (e > 2)) for e in range(-4, 5, 2)
+        ),
         "none": (row(64, 1.0, lost=0.1, overflowed=0.1),),
     }
     figure = scale_window_figure(ways)
-    assert "after: nothing is lost or overflows from 2^-2 to 2^2; none: no scale is free of both" in figure.alt
+    assert (
+        "after: nothing is lost or overflows from 2^-2 to 2^2; none: no scale is free of both"
+        in figure.alt
+    )
     errors, lost, overflowed = figure.axes
     assert list(errors.lines[0].get_ydata())[:-1] == pytest.approx([0.1] * 4)
     assert math.isnan(errors.lines[0].get_ydata()[-1]), "drawn where nothing overflows"

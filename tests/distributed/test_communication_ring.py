@@ -32,7 +32,9 @@ def played(ranks, size, link, passes):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 def test_seconds_are_those_of_a_ring_played_hop_by_hop(ranks):
     size = 10**8
-    assert LINK.all_reduce_seconds(size, ranks) == pytest.approx(float(played(ranks, size, LINK, passes=2)))
+    assert LINK.all_reduce_seconds(size, ranks) == pytest.approx(
+        float(played(ranks, size, LINK, passes=2))
+    )
     once = pytest.approx(float(played(ranks, size, LINK, passes=1)))
     assert LINK.all_gather_seconds(size, ranks) == LINK.reduce_scatter_seconds(size, ranks) == once
 
@@ -68,7 +70,9 @@ def test_a_fit_finds_what_exact_times_were_made_of(ranks, made):
 def test_a_fit_weighs_relative_errors():
     """Each time 10 % too long or too short: both numbers stay within 10 %, although sizes differ by seven powers of ten."""
     made, sizes = RingModel(2e-5, 3e8), [10**k for k in range(1, 9)]
-    off = [made.all_reduce_seconds(size, 2) * (1.1 if k % 2 else 0.9) for k, size in enumerate(sizes)]
+    off = [
+        made.all_reduce_seconds(size, 2) * (1.1 if k % 2 else 0.9) for k, size in enumerate(sizes)
+    ]
     found = fit(sizes, off, 2)
     assert found.latency_seconds == pytest.approx(made.latency_seconds, rel=0.1)
     assert found.bytes_per_second == pytest.approx(made.bytes_per_second, rel=0.1)
@@ -110,19 +114,27 @@ def test_overlap_hides_as_much_as_fits():
 def test_halving_the_bytes_in_exact_numbers():
     rows = halve_bytes(RingModel(0.0, 1e9), 10**9, 4.0, ranks=[2, 4], overlaps=[0, 1])
     assert [(row.ranks, row.overlap) for row in rows] == [(2, 0), (4, 0), (2, 1), (4, 1)]
-    assert [(row.communication_fp32, row.communication_16_bit) for row in rows[:2]] == [(4, 2), (6, 3)]
+    assert [(row.communication_fp32, row.communication_16_bit) for row in rows[:2]] == [
+        (4, 2),
+        (6, 3),
+    ]
     assert [(row.step_fp32, row.step_16_bit) for row in rows] == [(8, 6), (10, 7), (4, 4), (6, 4)]
     assert [row.speedup for row in rows] == [8 / 6, 10 / 7, 1, 1.5]
 
 
 def test_halving_buys_less_where_latency_rules():
     fast, slow = (RingModel(latency, INFINIBAND_NDR) for latency in (0.0, 1e-3))
-    speedups = [halve_bytes(link, 10**7, 0.01, ranks=[1024], overlaps=[0])[0].speedup for link in (fast, slow)]
+    speedups = [
+        halve_bytes(link, 10**7, 0.01, ranks=[1024], overlaps=[0])[0].speedup
+        for link in (fast, slow)
+    ]
     assert speedups[0] > 1.05 and 1 < speedups[1] < 1.001
     assert NVLINK_4 == 9 * INFINIBAND_NDR
 
 
-@pytest.mark.parametrize("wrong", [(-1e-9, 1.0), (0.0, 0.0), (0.0, -1.0), (float("nan"), 1.0), (0.0, float("nan"))])
+@pytest.mark.parametrize(
+    "wrong", [(-1e-9, 1.0), (0.0, 0.0), (0.0, -1.0), (float("nan"), 1.0), (0.0, float("nan"))]
+)
 def test_links_without_sense_are_refused(wrong):
     with pytest.raises(ValueError):
         RingModel(*wrong)

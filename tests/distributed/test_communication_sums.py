@@ -32,7 +32,9 @@ def slow_mean(shards, dtype, order, divide, accumulate):
         cast = [narrow(shards[rank, element].item()) for rank in range(n)]
         terms = [wide(term / narrow(before)) if before > 1 else wide(term) for term in cast]
         if order == "ring":
-            owner = element // piece  # this rank's piece is complete when it arrives here, so it began one further on
+            owner = (
+                element // piece
+            )  # this rank's piece is complete when it arrives here, so it began one further on
             total = terms[(owner + 1) % n]
             for hop in range(2, n + 1):
                 total = total + terms[(owner + hop) % n]
@@ -50,7 +52,9 @@ def gradients():
     return digit_gradients(steps=30)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning"
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("order", ["ring", "tree"])
 @pytest.mark.parametrize("divide", ["before", "after", "both"])
@@ -58,7 +62,9 @@ def gradients():
 @pytest.mark.parametrize("ranks", [1, 2, 5, 12, 16])
 def test_the_mean_is_that_of_a_loop_over_scalars(dtype, order, divide, accumulate, ranks):
     generator = torch.Generator().manual_seed(ranks)
-    shards = torch.randn(ranks, 37, generator=generator) * torch.exp2(torch.arange(-26.0, 48.0, 2))[:37]
+    shards = (
+        torch.randn(ranks, 37, generator=generator) * torch.exp2(torch.arange(-26.0, 48.0, 2))[:37]
+    )
     got = reduce_mean(shards, dtype, order, divide, accumulate)
     assert got.dtype == dtype
     expected = slow_mean(shards, dtype, order, divide, accumulate)
@@ -70,10 +76,16 @@ def test_the_three_divisions_fail_where_they_should():
     large, small = torch.full((4, 1), 30_000.0), torch.full((64, 1), 2.0**-22)
     fp16 = torch.float16
     assert reduce_mean(large, fp16, divide="after").item() == float("inf")
-    assert reduce_mean(large, fp16, divide="before").item() == reduce_mean(large, fp16, divide="both").item() == 30_000
+    assert (
+        reduce_mean(large, fp16, divide="before").item()
+        == reduce_mean(large, fp16, divide="both").item()
+        == 30_000
+    )
     assert reduce_mean(small, fp16, divide="before").item() == 0
     assert reduce_mean(small, fp16, divide="after").item() == 2.0**-22
-    assert reduce_mean(small, torch.bfloat16, divide="before").item() == 2.0**-22  # bf16 reaches far lower
+    assert (
+        reduce_mean(small, torch.bfloat16, divide="before").item() == 2.0**-22
+    )  # bf16 reaches far lower
 
 
 def test_a_ring_stagnates_and_a_tree_does_not():
@@ -100,10 +112,16 @@ def test_the_predivide_factor_is_fsdps_own():
 
 
 def test_torchs_own_hook_and_gloo_make_the_same_mean_on_two_ranks():
-    shards = torch.randn(2, 50, generator=torch.Generator().manual_seed(3)) * torch.exp2(torch.linspace(-24, 15, 50))
-    shards[:, :2] = torch.tensor([6e4, 2.0**-24])  # the sum of the first overflows, half of the second is lost
+    shards = torch.randn(2, 50, generator=torch.Generator().manual_seed(3)) * torch.exp2(
+        torch.linspace(-24, 15, 50)
+    )
+    shards[:, :2] = torch.tensor(
+        [6e4, 2.0**-24]
+    )  # the sum of the first overflows, half of the second is lost
     for report in warm_ranks(2).run(_reduce_by_hook, shards.tolist()):
-        assert torch.equal(torch.tensor(report.value), reduce_mean(shards, torch.float16, "ring", "before").float())
+        assert torch.equal(
+            torch.tensor(report.value), reduce_mean(shards, torch.float16, "ring", "before").float()
+        )
 
 
 def _reduce_by_hook(shards):
@@ -165,14 +183,18 @@ def test_each_division_moves_the_window_of_loss_scales(gradients):
         overflows = min(row.scale for row in rows if row.share_overflowed > 0.02)
         return half_lost, overflows
 
-    (low_after, high_after), (low_before, high_before), (low_both, high_both) = map(edges, ("after", "before", "both"))
+    (low_after, high_after), (low_before, high_before), (low_both, high_both) = map(
+        edges, ("after", "before", "both")
+    )
     assert low_after <= low_both <= low_before
     assert high_after <= high_both <= high_before
     assert low_after < low_before and high_after < high_before
 
 
 def test_more_ranks_than_rows_are_refused(gradients):
-    with pytest.raises(ValueError, match="1024 ranks need as many rows of gradients, and there are 100"):
+    with pytest.raises(
+        ValueError, match="1024 ranks need as many rows of gradients, and there are 100"
+    ):
         measure_ranks(gradients[:100], torch.float16)
 
 
@@ -184,14 +206,18 @@ def test_digit_gradients_are_those_of_backward():
     fresh = digit_gradients(ranks=3, data=data, steps=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+        )
     for rank in range(3):
         model.zero_grad()
         loss = torch.nn.functional.cross_entropy(
             model(data.train_x[rank].reshape(1, 64)), data.train_y[rank : rank + 1]
         )
         loss.backward()
-        torch.testing.assert_close(fresh[rank], torch.cat([p.grad.flatten() for p in model.parameters()]))
+        torch.testing.assert_close(
+            fresh[rank], torch.cat([p.grad.flatten() for p in model.parameters()])
+        )
 
 
 @pytest.mark.parametrize("ranks", [0, 1438])

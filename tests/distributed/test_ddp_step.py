@@ -33,7 +33,10 @@ def step_of(source):
 def samples(sizes):
     """Micro-batches of these sizes, whose classes and inputs differ from one to the next."""
     draw = torch.Generator().manual_seed(len(sizes))
-    return [(torch.randn(n, 8, generator=draw) + number, torch.full((n,), number)) for number, n in enumerate(sizes)]
+    return [
+        (torch.randn(n, 8, generator=draw) + number, torch.full((n,), number))
+        for number, n in enumerate(sizes)
+    ]
 
 
 def parts(dtype):
@@ -105,7 +108,11 @@ def evaluate_on_rank_0(inner):
 def test_a_rank_that_evaluates_alone_waits_for_the_others_unless_it_calls_the_module():
     assert not any(report.failure for report in warm_ranks().run(evaluate_on_rank_0, True))
     alone, other = warm_ranks().run(evaluate_on_rank_0, False)
-    assert "`broadcast`" in alone.failure.told and "can never complete" in alone.failure.told and not other.failure
+    assert (
+        "`broadcast`" in alone.failure.told
+        and "can never complete" in alone.failure.told
+        and not other.failure
+    )
 
 
 def audited(source, accumulate):
@@ -124,7 +131,9 @@ def audited(source, accumulate):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize(
+    "accumulate", [pytest.param(1, marks=SLOW), 3, pytest.param(4, marks=SLOW)]
+)
 def test_the_audit_finds_no_fault(alone, accumulate):
     report = audited(RIGHT, accumulate)
     assert not report.names and "gradient" in report.checked, report

@@ -42,8 +42,11 @@ def test_the_bound_holds_for_roundings_that_are_drawn() -> None:
         layer.weight.data *= 8  # large logits, whose roundings move the errors
         whole = drawn_gradient(x, y, layer, 0.0, generator)
         halves = tuple(
-            drawn_gradient(x[rows], y[rows], layer, unit, generator) for rows in (slice(16), slice(16, None))
+            drawn_gradient(x[rows], y[rows], layer, unit, generator)
+            for rows in (slice(16), slice(16, None))
         )
-        ratio = ((halves[0] + halves[1]) / 2 - whole).abs() / gradient_bound(x, y, layer, halves, whole, torch.float16)
+        ratio = ((halves[0] + halves[1]) / 2 - whole).abs() / gradient_bound(
+            x, y, layer, halves, whole, torch.float16
+        )
         largest = max(largest, ratio.max().item())
     assert 0.05 < largest <= 1

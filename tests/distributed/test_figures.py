@@ -19,8 +19,17 @@ def test_each_group_of_ranks_has_a_line_of_scales_and_one_of_differences():
         assert drawn == [values[ranks[0]] for ranks in run.groups()]
         low, high = axis.get_ylim()
         assert all(low < value < high for line in drawn for value in line)
-    assert [text.get_text() for text in scales.get_legend().get_texts()] == ["ranks 0 and 3", "rank 1", "rank 2"]
-    assert [label.get_text() for label in rows.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert [text.get_text() for text in scales.get_legend().get_texts()] == [
+        "ranks 0 and 3",
+        "rank 1",
+        "rank 2",
+    ]
+    assert [label.get_text() for label in rows.get_yticklabels()] == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+        "rank 3",
+    ]
     assert distances.get_yticklabels()[0].get_text() == "equal"
     assert png(figure)
 
@@ -29,7 +38,9 @@ def test_each_group_of_ranks_has_a_line_of_scales_and_one_of_differences():
 def test_every_skip_is_marked_by_whose_overflow_it_was(agreement):
     run = simulate(2, agreement, {1: [1], 4: [0, 1]}, steps=6)
     rows = rank_figure(run).axes[1]
-    marks = {(round(bar.get_y() + 0.4), int(bar.get_x() + 0.2)): bar.get_hatch() for bar in rows.patches}
+    marks = {
+        (round(bar.get_y() + 0.4), int(bar.get_x() + 0.2)): bar.get_hatch() for bar in rows.patches
+    }
     alone = {(1, 1): OVERFLOWED * 2, (0, 4): OVERFLOWED * 2, (1, 4): OVERFLOWED * 2}
     assert marks == (alone if agreement == "nothing" else {**alone, (0, 1): SKIPPED * 2})
 

@@ -73,7 +73,9 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path]]]:
+def callers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path]]]:
     """Start four processes that call run_script, all at once."""
     started = {}
     for name in KILLS:
@@ -91,7 +93,11 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
         caller.communicate()
 
 
-RUNS = {"end": [60.0], "fail": [60.0], "hang": [12.0, 30.0, 60.0]}  # how the script goes → the seconds it gets
+RUNS = {
+    "end": [60.0],
+    "fail": [60.0],
+    "hang": [12.0, 30.0, 60.0],
+}  # how the script goes → the seconds it gets
 
 
 def run_until_it_starts(script: Path, how: str) -> ScriptRun:
@@ -124,7 +130,9 @@ def test_nothing_is_left_after_a_kill(
 ) -> None:
     caller, script = callers[name]
     until(lambda: len(recorded(script)) == 4, "the ranks never started")
-    processes = psutil.Process(caller.pid).children(recursive=True)  # torchrun, ranks and their children
+    processes = psutil.Process(caller.pid).children(
+        recursive=True
+    )  # torchrun, ranks and their children
     assert len(processes) >= 5
     above, number, told = KILLS[name]
     chain = psutil.Process(recorded(script)[0]).parents()
@@ -136,11 +144,15 @@ def test_nothing_is_left_after_a_kill(
 
 
 @pytest.mark.parametrize("how", RUNS)
-def test_nothing_is_left_after_a_run(runs: dict[str, "tuple[Future[ScriptRun], Path]"], how: str) -> None:
+def test_nothing_is_left_after_a_run(
+    runs: dict[str, "tuple[Future[ScriptRun], Path]"], how: str
+) -> None:
     future, script = runs[how]
     run = future.result()
     assert run.ok == (how == "end"), run
-    assert how == "end" or ("ValueError: planned" if how == "fail" else "time was up") in str(run.problem)
+    assert how == "end" or ("ValueError: planned" if how == "fail" else "time was up") in str(
+        run.problem
+    )
     assert run.seconds < max(RUNS[how]) + 5
     pids = recorded(script)
     assert len(pids) == 4

@@ -111,7 +111,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_first_cause_is_named_with_its_rank(runs: dict[str, "Future[ScriptRun]"], name: str) -> None:
+def test_the_first_cause_is_named_with_its_rank(
+    runs: dict[str, "Future[ScriptRun]"], name: str
+) -> None:
     run = runs[name].result()
     _, seconds, told = SCRIPTS[name]
     assert not run.ok
@@ -126,9 +128,14 @@ def test_exit_codes_by_rank(runs: dict[str, "Future[ScriptRun]"]) -> None:
     for name, code in [("raises", 1), ("exits", 3), ("killed", -9)]:
         other, own = runs[name].result().exit_codes
         assert own == code, name
-        assert other in (-15, None), name  # None: it had not come so far as to write down its process
+        assert other in (-15, None), (
+            name
+        )  # None: it had not come so far as to write down its process
     ended, hanging = runs["hangs"].result().exit_codes
-    assert ended == 0 and hanging in (None, -6)  # -6: asked where it hangs, it had time to end of that
+    assert ended == 0 and hanging in (
+        None,
+        -6,
+    )  # -6: asked where it hangs, it had time to end of that
 
 
 def test_a_traceback_is_that_of_the_script_alone(runs: dict[str, "Future[ScriptRun]"]) -> None:
@@ -147,39 +154,62 @@ def test_different_seeds_are_no_fault(runs: dict[str, "Future[ScriptRun]"]) -> N
 
 def test_a_node_that_never_comes(runs: dict[str, "Future[ScriptRun]"]) -> None:
     run = runs["a node is absent"].result()
-    assert "no rank had started: the rendezvous was never complete, because 1 of 2 nodes joined" in str(run.problem)
+    assert (
+        "no rank had started: the rendezvous was never complete, because 1 of 2 nodes joined"
+        in str(run.problem)
+    )
     assert run.exit_codes == (None, None)
 
 
 ECHO = End(
-    "raised", 5.0, "RuntimeError", "[pair.cc:553] Connection closed by peer [127.0.0.1]:31144", 1, 7, "all_reduce()"
+    "raised",
+    5.0,
+    "RuntimeError",
+    "[pair.cc:553] Connection closed by peer [127.0.0.1]:31144",
+    1,
+    7,
+    "all_reduce()",
 )
 
 
-def evidence(*ranks: Rank, codes: tuple[int | None, ...] = (1,), launcher: str = "", why: str = "ended") -> Evidence:
+def evidence(
+    *ranks: Rank, codes: tuple[int | None, ...] = (1,), launcher: str = "", why: str = "ended"
+) -> Evidence:
     return Evidence(Path("train.py"), 1, Ended(why, codes, 2.0), ranks, launcher)  # type: ignore[arg-type]
 
 
 def test_an_echo_is_passed_over_even_if_it_came_first() -> None:
     cause = End("raised", 6.0, "ValueError", "bad", 1, 3, "raise")
-    told = diagnose(evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, cause, None, "", "", None)))
+    told = diagnose(
+        evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, cause, None, "", "", None))
+    )
     assert told == "rank 1 raised ValueError: bad in line 3, `raise`."
 
 
 def test_a_rank_that_vanished_is_the_cause_of_an_echo_without_any_report() -> None:
-    told = diagnose(evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, None, None, "", "", None)))
+    told = diagnose(
+        evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, None, None, "", "", None))
+    )
     assert str(told).startswith("rank 1's process ended without a word: it was killed.")
 
 
 def test_a_rank_that_is_killed_is_the_cause_of_an_echo() -> None:
-    told = diagnose(evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, None, -9, "", "", None)))
-    assert str(told).startswith("rank 1 was killed by signal 9 (SIGKILL). Out of memory is the usual cause")
+    told = diagnose(
+        evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, None, -9, "", "", None))
+    )
+    assert str(told).startswith(
+        "rank 1 was killed by signal 9 (SIGKILL). Out of memory is the usual cause"
+    )
 
 
 def test_an_echo_stays_one_if_its_rank_aborts_on_the_way_out() -> None:
     finished = End("finished", 4.0)
     for code in (0, -15):  # torchrun may still have found it, and ended it
-        told = diagnose(evidence(Rank(0, True, ECHO, -6, "", "", None), Rank(1, True, finished, code, "", "", None)))
+        told = diagnose(
+            evidence(
+                Rank(0, True, ECHO, -6, "", "", None), Rank(1, True, finished, code, "", "", None)
+            )
+        )
         assert str(told).startswith(
             "rank 0 was waiting for other ranks in line 7, `all_reduce()` when rank 1 finished."
         )
@@ -187,26 +217,38 @@ def test_an_echo_stays_one_if_its_rank_aborts_on_the_way_out() -> None:
 
 def test_sigterm_is_a_cause_only_if_there_is_no_other() -> None:
     alone = Rank(0, True, None, -15, "", "", None), Rank(1, True, None, None, "", "", None)
-    assert "rank 0 was killed by signal 15 (SIGTERM), which another program sent" in str(diagnose(evidence(*alone)))
+    assert "rank 0 was killed by signal 15 (SIGTERM), which another program sent" in str(
+        diagnose(evidence(*alone))
+    )
     both = Rank(0, True, None, -15, "", "", None), Rank(1, True, None, -9, "", "", None)
     assert str(diagnose(evidence(*both))).startswith("rank 1 was killed by signal 9")
 
 
 def test_a_rank_that_crashed_is_named_with_its_line_and_last_words() -> None:
-    crashed = Rank(1, True, None, -11, "", "step 3\nRuntimeError in native code\n", Place(4, "kernel(x)", ""))
+    crashed = Rank(
+        1, True, None, -11, "", "step 3\nRuntimeError in native code\n", Place(4, "kernel(x)", "")
+    )
     told = diagnose(evidence(Rank(0, True, None, -15, "", "", None), crashed))
     assert told is not None
-    assert told.startswith("rank 1 was killed by signal 11 (SIGSEGV) in line 4, `kernel(x)`: native code crashed.")
+    assert told.startswith(
+        "rank 1 was killed by signal 11 (SIGSEGV) in line 4, `kernel(x)`: native code crashed."
+    )
     assert "RuntimeError in native code" in told
 
 
 def test_an_exit_without_an_exception_is_told_as_one() -> None:
-    told = diagnose(evidence(Rank(0, True, None, -15, "", "", None), Rank(1, True, None, 5, "", "", None)))
-    assert str(told).startswith("rank 1's process ended with exit code 5 without an exception, as by `os._exit`")
+    told = diagnose(
+        evidence(Rank(0, True, None, -15, "", "", None), Rank(1, True, None, 5, "", "", None))
+    )
+    assert str(told).startswith(
+        "rank 1's process ended with exit code 5 without an exception, as by `os._exit`"
+    )
 
 
 def test_an_echo_alone_is_told_as_one() -> None:
-    told = diagnose(evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, ECHO, 1, "", "", None)))
+    told = diagnose(
+        evidence(Rank(0, True, ECHO, 1, "", "", None), Rank(1, True, ECHO, 1, "", "", None))
+    )
     assert "rank 0 lost its connection to another rank in line 7" in str(told)
 
 
@@ -259,11 +301,18 @@ def test_exit_codes_are_read_from_either_report(tmp_path: Path, report: str) -> 
 
 
 def test_what_gloo_and_torch_print_about_themselves_is_kept_apart(tmp_path: Path) -> None:
-    gloo = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
-    c10d = "[W1124 01:56:38.015824587 socket.cpp:469] [c10d] waitForInput: poll for socket returned 0"
+    gloo = (
+        "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    )
+    c10d = (
+        "[W1124 01:56:38.015824587 socket.cpp:469] [c10d] waitForInput: poll for socket returned 0"
+    )
     (tmp_path / "rank0.jsonl").write_text('{"at": 1.0, "pid": 7}\n')
     (tmp_path / "rank0.out").write_text(f"{gloo}\nloss 0.5\n")
     (tmp_path / "rank0.err").write_text(f"{c10d}\n")
     (rank,) = gather(tmp_path, tmp_path / "train.py", 1, 1, Ended("ended", (0,), 1.0)).ranks
     assert (rank.out, rank.err) == ("loss 0.5", "")
-    assert gather(tmp_path, tmp_path / "train.py", 1, 1, Ended("ended", (0,), 1.0)).launcher == f"{gloo}\n{c10d}"
+    assert (
+        gather(tmp_path, tmp_path / "train.py", 1, 1, Ended("ended", (0,), 1.0)).launcher
+        == f"{gloo}\n{c10d}"
+    )

@@ -14,7 +14,9 @@ from amp_course.distributed.launching import LAUNCHERS, LauncherTable, StartUpTi
 from amp_course.distributed.launching.figures import start_up_figure
 from amp_course.distributed.launching.start_up import variables_text
 
-TEMPLATES = Path(sys.modules["amp_course.distributed.launching"].__file__ or "").parent / "templates"
+TEMPLATES = (
+    Path(sys.modules["amp_course.distributed.launching"].__file__ or "").parent / "templates"
+)
 BY_KEY = {one.key: one for one in LAUNCHERS if one.key}
 RANK = """
 import os, sys
@@ -41,7 +43,10 @@ MPIRUN = {
 def with_programs(folder: Path, **programs: str) -> dict[str, str]:
     """Put programs, and Python as `python`, before all others on the PATH; return the environment."""
     (folder / "bin").mkdir()
-    for name, text in {"python": f'#!/bin/bash\nexec "{sys.executable}" "$@"\n', **programs}.items():
+    for name, text in {
+        "python": f'#!/bin/bash\nexec "{sys.executable}" "$@"\n',
+        **programs,
+    }.items():
         file = folder / "bin" / name
         file.write_text(text)
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
@@ -78,9 +83,19 @@ def test_the_templates_are_bash_and_marked_as_not_run(name: str) -> None:
 
 
 def test_the_slurm_script_gives_each_task_its_place(tmp_path: Path, ranks: Path) -> None:
-    job = {"SLURM_JOB_NODELIST": "node[07-08]", "SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "8"}
+    job = {
+        "SLURM_JOB_NODELIST": "node[07-08]",
+        "SLURM_JOB_ID": "123456",
+        "SLURM_CPUS_PER_TASK": "8",
+    }
     environment = with_programs(tmp_path, srun=SRUN, scontrol=SCONTROL) | job
-    done = bash(TEMPLATES / "slurm.sbatch", tmp_path / "train.py", ranks, "two words", environment=environment)
+    done = bash(
+        TEMPLATES / "slurm.sbatch",
+        tmp_path / "train.py",
+        ranks,
+        "two words",
+        environment=environment,
+    )
     assert done.returncode == 0, done.stderr
     assert found(ranks) == [f"{rank} 4 {rank % 2} node07 23456 two words" for rank in range(4)]
 
@@ -101,7 +116,10 @@ def test_the_mpi_script_says_what_it_misses(tmp_path: Path, ranks: Path) -> None
     assert done.returncode == 2
     assert "start it by mpirun" in done.stderr
     done = bash(
-        TEMPLATES / "mpi.sh", tmp_path / "train.py", ranks, environment=environment | {"PMI_RANK": "0", "PMI_SIZE": "1"}
+        TEMPLATES / "mpi.sh",
+        tmp_path / "train.py",
+        ranks,
+        environment=environment | {"PMI_RANK": "0", "PMI_SIZE": "1"},
     )
     assert done.returncode != 0
     assert "MPI_LOCALRANKID" in done.stderr
@@ -147,7 +165,9 @@ def test_the_table_shows_every_launcher_in_text_and_html() -> None:
 
 
 def test_the_figure_draws_medians_and_quartiles() -> None:
-    times = StartUpTimes({"torchrun": (2.0, 3.0, 4.0), "spawn": (1.0, 1.0, 2.0)}, {"torchrun": {}, "spawn": {}}, {})
+    times = StartUpTimes(
+        {"torchrun": (2.0, 3.0, 4.0), "spawn": (1.0, 1.0, 2.0)}, {"torchrun": {}, "spawn": {}}, {}
+    )
     figure = start_up_figure(times)
     (axis,) = figure.axes
     assert [bar.get_width() for bar in axis.patches if isinstance(bar, Rectangle)] == [3.0, 1.0]
@@ -158,11 +178,16 @@ def test_the_figure_draws_medians_and_quartiles() -> None:
 
 
 def test_the_figure_of_one_round_shows_no_spread() -> None:
-    figure = start_up_figure(StartUpTimes({"torchrun": (2.0,), "spawn": (1.0,)}, {"torchrun": {}, "spawn": {}}, {}))
+    figure = start_up_figure(
+        StartUpTimes({"torchrun": (2.0,), "spawn": (1.0,)}, {"torchrun": {}, "spawn": {}}, {})
+    )
     assert not figure.axes[0].collections
     assert "one start of each: torchrun 2.00 s; spawn 1.00 s." in figure.alt  # type: ignore[attr-defined]
 
 
 def test_variables_are_shortened_for_people() -> None:
-    assert variables_text({"WORLD_SIZE": "2", "RANK": "1", "OTHER": "x"}) == "RANK=1, WORLD_SIZE=2, and 1 more"
+    assert (
+        variables_text({"WORLD_SIZE": "2", "RANK": "1", "OTHER": "x"})
+        == "RANK=1, WORLD_SIZE=2, and 1 more"
+    )
     assert variables_text({}) == "nothing"

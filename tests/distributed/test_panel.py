@@ -20,7 +20,12 @@ def made():
 
 @pytest.fixture
 def panel(made):
-    made.agreement.value, made.ranks.value, made.pattern.value, made.where.value = "nothing", 4, "once", 1
+    made.agreement.value, made.ranks.value, made.pattern.value, made.where.value = (
+        "nothing",
+        4,
+        "once",
+        1,
+    )
     made.steps.value, made.first.value, made.growth.value = 30, 13, 8
     return made
 
@@ -41,13 +46,19 @@ def test_each_agreement_is_simulated(panel, agreement):
 def test_every_control_changes_what_is_simulated(panel):
     panel.ranks.value, panel.pattern.value, panel.where.value = 2, "every 5th step", IN_TURN
     panel.first.value, panel.steps.value, panel.growth.value = 4, 20, 4
-    assert panel.run == simulate(2, "nothing", {3: [0], 8: [1], 13: [0], 18: [1]}, steps=20, growth_interval=4)
+    assert panel.run == simulate(
+        2, "nothing", {3: [0], 8: [1], 13: [0], 18: [1]}, steps=20, growth_interval=4
+    )
     panel.growth.value = None
-    assert panel.run == simulate(2, "nothing", {3: [0], 8: [1], 13: [0], 18: [1]}, steps=20, growth_interval=None)
+    assert panel.run == simulate(
+        2, "nothing", {3: [0], 8: [1], 13: [0], 18: [1]}, steps=20, growth_interval=None
+    )
 
 
 def test_every_combination_of_menus_is_drawn(panel, monkeypatch):
-    monkeypatch.setattr(module, "simulate", lambda ranks, agreement, plan, steps, growth: (ranks, agreement, plan))
+    monkeypatch.setattr(
+        module, "simulate", lambda ranks, agreement, plan, steps, growth: (ranks, agreement, plan)
+    )
     monkeypatch.setattr(module, "run_view", repr)
     panel._runs = {}
     for ranks, agreement, pattern in itertools.product((2, 4, 8), AGREEMENTS, PATTERNS):
@@ -72,7 +83,12 @@ def test_where_keeps_a_rank_that_is_still_there(panel):
     panel.ranks.value = 8
     panel.where.value = 7
     panel.ranks.value = 2
-    assert panel.where.value == 1 and [value for _, value in panel.where.options] == [0, 1, IN_TURN, ALL]
+    assert panel.where.value == 1 and [value for _, value in panel.where.options] == [
+        0,
+        1,
+        IN_TURN,
+        ALL,
+    ]
     panel.where.value = ALL
     panel.ranks.value = 4
     assert panel.where.value == ALL and all(map(any, panel.run.skipped))
@@ -120,11 +136,21 @@ def test_schedules(arguments, plan):
 def test_a_page_without_a_kernel_gets_a_picture(panel):
     bundle, metadata = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
-    assert metadata["image/png"]["alt"].startswith("4 ranks agree on nothing: loss scale, skipped steps")
+    assert metadata["image/png"]["alt"].startswith(
+        "4 ranks agree on nothing: loss scale, skipped steps"
+    )
     assert bundle["text/plain"] == "RankExplorer()"
 
 
 def test_controls_have_names_and_explanations(panel):
-    controls = (panel.agreement, panel.ranks, panel.pattern, panel.where, panel.first, panel.steps, panel.growth)
+    controls = (
+        panel.agreement,
+        panel.ranks,
+        panel.pattern,
+        panel.where,
+        panel.first,
+        panel.steps,
+        panel.growth,
+    )
     assert len({control.description for control in controls}) == len(controls)
     assert all(control.description and control.tooltip for control in controls)

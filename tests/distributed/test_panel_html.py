@@ -7,7 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from amp_course.distributed.panel_html import RANKS, describe, name_ranks, run_view, scale_text, verdict
+from amp_course.distributed.panel_html import (
+    RANKS,
+    describe,
+    name_ranks,
+    run_view,
+    scale_text,
+    verdict,
+)
 from amp_course.distributed.simulation import RankRun, simulate
 
 
@@ -56,7 +63,11 @@ NEVER = [[0, 0, 0]] * 4
             "norms. **That is luck:** nothing makes them agree.",
         ),
         (
-            made([[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]], [1024, 512, 1024, 1024], [0.0, 0.0312, 0.0, 0.0]),
+            made(
+                [[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]],
+                [1024, 512, 1024, 1024],
+                [0.0, 0.0312, 0.0, 0.0],
+            ),
             "In step 2 rank 1 skips and the others step: **from step 3 on their scales differ**, and with them the units of "
             "the gradients that they add up. At the end the scale is 512 on rank 1 and 1,024 on ranks 0, 2 and 3, and the layer "
             "norms differ from rank 0's by up to 0.031.",
@@ -94,7 +105,10 @@ def test_the_verdict(run, words):
 def test_the_verdict_of_real_runs_is_true(ranks):
     run = simulate(ranks, "nothing", {4: [1], 7: [0]}, steps=12)
     assert "from step 6 on their scales differ" in verdict(run)
-    assert len({scales[4] for scales in run.scales}) == 1 and len({scales[5] for scales in run.scales}) == 2
+    assert (
+        len({scales[4] for scales in run.scales}) == 1
+        and len({scales[5] for scales in run.scales}) == 2
+    )
     assert f"by up to {max(each[-1] for each in run.distances):.2g}." in verdict(run)
 
 
@@ -119,7 +133,9 @@ def test_scales_in_full():
 
 def parsed(run):
     """The view's picture, as XML: so it is well-formed, too."""
-    return ElementTree.fromstring(re.search(r"<svg role.*?</svg>(?=<div>)", run_view(run), flags=re.S)[0])
+    return ElementTree.fromstring(
+        re.search(r"<svg role.*?</svg>(?=<div>)", run_view(run), flags=re.S)[0]
+    )
 
 
 NAMED = "{http://www.w3.org/2000/svg}"
@@ -146,19 +162,32 @@ def test_every_group_has_its_line_and_its_name_within_the_picture():
     for each in lines:
         points = [tuple(map(float, point.split(","))) for point in each.get("points").split()]
         assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
-    words = [(text.text, float(text.get("x")), float(text.get("y"))) for text in picture.iter(f"{NAMED}text")]
+    words = [
+        (text.text, float(text.get("x")), float(text.get("y")))
+        for text in picture.iter(f"{NAMED}text")
+    ]
     names = [(name, x, y) for name, x, y in words if name.startswith("rank")]
-    assert {name for name, *_ in names} >= {"ranks 0, 2, 5 and 7", "rank 1", "rank 3", "rank 4", "rank 6"}
+    assert {name for name, *_ in names} >= {
+        "ranks 0, 2, 5 and 7",
+        "rank 1",
+        "rank 3",
+        "rank 4",
+        "rank 6",
+    }
     heights = sorted(y for _, x, y in names if x > 500)
     assert all(0 <= x < width and 10 <= y < height - 4 for _, x, y in words)
     assert all(after - before > 12.9 for before, after in itertools.pairwise(heights))
 
 
 def test_ranks_are_told_apart_by_colour_and_without():
-    assert len({colour for colour, _ in RANKS}) == len({dash for _, dash in RANKS}) == len(RANKS) == 8
+    assert (
+        len({colour for colour, _ in RANKS}) == len({dash for _, dash in RANKS}) == len(RANKS) == 8
+    )
 
 
-@pytest.mark.parametrize("run", [simulate(2, "nothing", {}, steps=1), simulate(2, "nothing", {0: [0]}, steps=1)])
+@pytest.mark.parametrize(
+    "run", [simulate(2, "nothing", {}, steps=1), simulate(2, "nothing", {0: [0]}, steps=1)]
+)
 def test_a_run_of_one_step_is_drawn_too(run):
     assert parsed(run).get("aria-label") == describe(run)
 

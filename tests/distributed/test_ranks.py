@@ -46,7 +46,9 @@ def summed(start: float) -> list[float]:
 def test_each_rank_gets_the_arguments_and_returns_its_result(ranks: Ranks) -> None:
     reports = ranks.run(summed, 3.0)
     assert [report.value for report in reports] == [[7.0, 7.0]] * 2
-    assert [str(one) for one in reports[0].collectives] == ["`all_reduce` of a float32 tensor of shape (2,)"]
+    assert [str(one) for one in reports[0].collectives] == [
+        "`all_reduce` of a float32 tensor of shape (2,)"
+    ]
 
 
 def ranked() -> tuple[int, int, str]:
@@ -123,7 +125,9 @@ LEFT = "rank 0 returned without calling it"
     (_both_receive, 0, _first(0, "`recv` from rank 1 of a float32 tensor of shape (1,)")
                        + "rank 1's number 1 is `recv` from rank 0"),
 ])  # fmt: skip
-def test_a_collective_that_can_never_complete_is_told_at_once(ranks: Ranks, work: Any, rank: int, told: str) -> None:
+def test_a_collective_that_can_never_complete_is_told_at_once(
+    ranks: Ranks, work: Any, rank: int, told: str
+) -> None:
     ranks.start()
     processes, start = ranks.processes, time.monotonic()
     failure = ranks.run(work)[rank].failure
@@ -165,8 +169,14 @@ def test_a_rank_that_fails_is_named_and_the_other_is_not_left_waiting(
     ranks: Ranks, how: Any, kind: str, told: str, others: str
 ) -> None:
     first, second = ranks.run(_fails, how)
-    assert second.failure is not None and second.failure.kind == kind and told in second.failure.told
-    assert first.failure is not None and first.failure.kind == "stopped" and others in first.failure.told
+    assert (
+        second.failure is not None and second.failure.kind == kind and told in second.failure.told
+    )
+    assert (
+        first.failure is not None
+        and first.failure.kind == "stopped"
+        and others in first.failure.told
+    )
     assert ranks.run(summed, 1.0)[0].value == [3.0, 3.0]
 
 
@@ -179,7 +189,9 @@ def _loops_for_ever() -> None:
 def test_a_loop_ends_with_its_time_and_is_the_cause(ranks: Ranks) -> None:
     first, second = ranks.run(_fails, _loops_for_ever, seconds=0.5)
     assert second.failure is not None and second.failure.kind == "time"
-    assert second.failure.told.startswith("your code had not finished after 0.5 seconds and was stopped in line ")
+    assert second.failure.told.startswith(
+        "your code had not finished after 0.5 seconds and was stopped in line "
+    )
     assert first.failure is not None and first.failure.kind == "stopped"
     assert ranks.run(summed, 1.0)[0].value == [3.0, 3.0]
 
@@ -199,13 +211,17 @@ def _leaves_gradients_off() -> None:
 def test_what_is_left_changed_is_told_and_put_back(ranks: Ranks) -> None:
     assert "your code ended the process group." in ranks.run(_ends_the_group)[0].leaks[0]
     opened = ranks.run(_opens_a_group)[1].failure
-    assert opened is not None and "trying to initialize the default process group twice" in opened.told
+    assert (
+        opened is not None and "trying to initialize the default process group twice" in opened.told
+    )
     assert "gradients switched off" in ranks.run(_leaves_gradients_off)[1].leaks[0]
     after = ranks.run(summed, 1.0)
     assert after[0].value == [3.0, 3.0] and not after[0].leaks
 
 
-def test_a_function_typed_into_a_cell_travels_with_what_it_uses_and_its_lines_are_quoted(ranks: Ranks) -> None:
+def test_a_function_typed_into_a_cell_travels_with_what_it_uses_and_its_lines_are_quoted(
+    ranks: Ranks,
+) -> None:
     cell = "factor = 3\ndef inner(x):\n    return x * factor\ndef answer(x):\n    return inner(x) / (x - 2)\n"
     names: dict[str, Any] = {"__name__": "__main__"}
     linecache.cache["<cell 7>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 7>")
@@ -214,14 +230,16 @@ def test_a_function_typed_into_a_cell_travels_with_what_it_uses_and_its_lines_ar
     failure = ranks.run(call_answer, names["answer"], "for 2", 2)[0].failure
     assert failure is not None and failure.case == "for 2"
     assert (
-        failure.told == "your code raised ZeroDivisionError (division by zero) in line 5, `return inner(x) / (x - 2)`"
+        failure.told
+        == "your code raised ZeroDivisionError (division by zero) in line 5, `return inner(x) / (x - 2)`"
     )
 
 
 def test_what_cannot_be_sent_is_refused_with_the_cure() -> None:
     lock = threading.Lock()
     with pytest.raises(
-        Wrong, match=r"cannot be sent there \(TypeError: cannot pickle .*create it inside your function"
+        Wrong,
+        match=r"cannot be sent there \(TypeError: cannot pickle .*create it inside your function",
     ):
         packed(lambda: lock)
 
@@ -229,7 +247,9 @@ def test_what_cannot_be_sent_is_refused_with_the_cure() -> None:
 def test_the_group_of_an_answer_names_the_rank_that_is_the_cause(capsys: Any) -> None:
     with pytest.raises(Failed, match="on rank 1") as raised:
         run_on_ranks(_fails, lambda: MINE["mine"])
-    assert isinstance(raised.value.__cause__, Explained) and "KeyError" in raised.value.__cause__.told
+    assert (
+        isinstance(raised.value.__cause__, Explained) and "KeyError" in raised.value.__cause__.told
+    )
     with pytest.raises(Failed, match="on both ranks"):
         run_on_ranks(lambda: MINE["mine"])
     with pytest.raises(Failed, match="on both ranks, for 2"):
@@ -274,14 +294,20 @@ IDLE = "told()\ntime.sleep(60)"
 
 
 def _gone(processes: list[int], seconds: float = 10.0) -> bool:
-    _, left = psutil.wait_procs([psutil.Process(one) for one in processes if psutil.pid_exists(one)], seconds)
+    _, left = psutil.wait_procs(
+        [psutil.Process(one) for one in processes if psutil.pid_exists(one)], seconds
+    )
     return not left
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "ending"), [(BUSY, signal.SIGKILL), (IDLE, signal.SIGKILL), (BUSY, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("code", "ending"), [(BUSY, signal.SIGKILL), (IDLE, signal.SIGKILL), (BUSY, signal.SIGINT)]
+)
 def test_the_ranks_end_with_their_parent(code: str, ending: signal.Signals) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT + code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     assert parent.stdout is not None
     folder, *numbers = parent.stdout.readline().split()
     processes = [int(one) for one in numbers]

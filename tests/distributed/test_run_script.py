@@ -42,7 +42,10 @@ def test_two_ranks_see_what_they_would_see_in_a_shell(
     assert run.ok
     assert run.problem is None
     assert run.exit_codes == (0, 0)
-    assert run.command == "COLOUR='dark blue' torchrun --standalone --nproc-per-node 2 train.py --rate 0.5"
+    assert (
+        run.command
+        == "COLOUR='dark blue' torchrun --standalone --nproc-per-node 2 train.py --rate 0.5"
+    )
     for rank in (0, 1):
         assert run.output[rank].splitlines() == [
             f"rank {rank} ['--rate', '0.5'] __main__ train.py dark blue",
@@ -59,7 +62,9 @@ def test_two_ranks_see_what_they_would_see_in_a_shell(
 
 @pytest.mark.slow
 def test_more_ranks_than_cores_run_and_a_note_says_so(script: Path) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if cores > 7:
         pytest.skip("too many cores to start more ranks than that in a test")
     run = run_script(script, ranks=cores + 1)
@@ -80,7 +85,12 @@ def test_two_nodes_make_one_world(tmp_path: Path) -> None:
         [str(rank), "4", str(rank // 2), str(rank % 2)] for rank in range(4)
     ]
     assert len(run.command.splitlines()) == 2
-    assert run.command.count("--nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:") == 2
+    assert (
+        run.command.count(
+            "--nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:"
+        )
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -122,11 +132,19 @@ def test_what_is_no_script_raises_at_once(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_tells_its_problem_and_raises_it_on_demand() -> None:
-    run = ScriptRun("torchrun a.py", (RankOutput(0, "", "<oops>\n", 1),), 1.5, "rank 0 raised `<E>`.", ("a note",))
+    run = ScriptRun(
+        "torchrun a.py",
+        (RankOutput(0, "", "<oops>\n", 1),),
+        1.5,
+        "rank 0 raised `<E>`.",
+        ("a note",),
+    )
     assert not run.ok
     with pytest.raises(CourseError, match="rank 0 raised `<E>`"):
         run.check()
-    assert str(run) == ("$ torchrun a.py\n[rank 0, stderr] <oops>\nThe run failed: rank 0 raised `<E>`.\nNote: a note")
+    assert str(run) == (
+        "$ torchrun a.py\n[rank 0, stderr] <oops>\nThe run failed: rank 0 raised `<E>`.\nNote: a note"
+    )
     page = run._repr_html_()
     assert "&lt;oops&gt;" in page
     assert "<code>&lt;E&gt;</code>" in page

@@ -60,12 +60,16 @@ def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) 
     assert len(weights(first)) == 1 and weights(first) == weights(alone)
     assert weights(resumed) == weights(whole) != weights(first)
     assert "epoch" not in alone[0] and "epoch 1" not in resumed[0] and "epoch 2" in resumed[0]
-    assert list((tmp_path / "broken" / "epoch-0001").glob("__1_*")), "rank 1 writes a part of its own"
+    assert list((tmp_path / "broken" / "epoch-0001").glob("__1_*")), (
+        "rank 1 writes a part of its own"
+    )
 
 
 def test_tensor_parallel_ranks_keep_one_scale_and_one_norm() -> None:
     printed = run("tensor_parallel_amp")
-    found = [re.search(r"loss ([\d.]+), loss scale (\d+), weights ([\d.]+)", one) for one in printed]
+    found = [
+        re.search(r"loss ([\d.]+), loss scale (\d+), weights ([\d.]+)", one) for one in printed
+    ]
     first, second = (one.groups() for one in found if one)
     assert first == second and float(first[0]) < 0.5
 
@@ -73,18 +77,36 @@ def test_tensor_parallel_ranks_keep_one_scale_and_one_norm() -> None:
 def test_a_skip_decided_alone_ends_by_its_timeout() -> None:
     found = run_script("skip_alone", seconds=120)
     assert not found.ok and found.problem is not None
-    assert "rank 0 skips step 2" in found.output[0] and "rank 1 runs the backward pass of step 3" in found.output[1]
-    assert "Timed out waiting 5000" in found.problem and "for another rank, which never came" in found.problem
+    assert (
+        "rank 0 skips step 2" in found.output[0]
+        and "rank 1 runs the backward pass of step 3" in found.output[1]
+    )
+    assert (
+        "Timed out waiting 5000" in found.problem
+        and "for another rank, which never came" in found.problem
+    )
 
 
 @pytest.mark.parametrize("accumulate", [3, 5])
-def test_ddp_trains_as_one_process_would_with_every_sample_counting_the_same(accumulate: int, tmp_path: Path) -> None:
+def test_ddp_trains_as_one_process_would_with_every_sample_counting_the_same(
+    accumulate: int, tmp_path: Path
+) -> None:
     run(
-        "ddp_amp", "--dtype", "fp32", "--epochs", "1", "--accumulate", accumulate, "--checkpoint", tmp_path / "ranks.pt"
+        "ddp_amp",
+        "--dtype",
+        "fp32",
+        "--epochs",
+        "1",
+        "--accumulate",
+        accumulate,
+        "--checkpoint",
+        tmp_path / "ranks.pt",
     )
     inputs, targets = map(torch.tensor, load_digits(return_X_y=True))
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0)).tolist()
-    order += order[: len(order) % 2]  # the sampler's: the same number for both ranks, who take turns
+    order += order[
+        : len(order) % 2
+    ]  # the sampler's: the same number for both ranks, who take turns
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)

@@ -82,7 +82,9 @@ def train(agreement, overflow_at, steps, growth_interval):
 
 @pytest.mark.parametrize("agreement", AGREEMENTS)
 @pytest.mark.parametrize(
-    "overflow_at", [{}, {3: [1], 4: [1], 9: [0]}, {2: [0, 1], 5: [0]}], ids=["none", "both ranks", "together first"]
+    "overflow_at",
+    [{}, {3: [1], 4: [1], 9: [0]}, {2: [0, 1], 5: [0]}],
+    ids=["none", "both ranks", "together first"],
 )
 def test_two_simulated_ranks_equal_two_real_ones_bit_for_bit(agreement, overflow_at):
     reports = warm_ranks(2).run(train, agreement, overflow_at, 14, 3)
@@ -104,7 +106,9 @@ def test_ranks_that_agree_train_as_one_process_with_one_scaler(ranks, agreement)
     alone = simulate(1, "nothing", dict.fromkeys(overflow_at, (0,)), growth_interval=8)
     assert set(run.scales) == set(alone.scales) and set(run.skipped) == set(alone.skipped)
     # A part's logits and gradients are rounded to fp16 before they are added up: 2^-11 of each, at every step.
-    torch.testing.assert_close(torch.tensor(run.norms), torch.tensor(alone.norms).expand(ranks, -1), rtol=0, atol=2e-4)
+    torch.testing.assert_close(
+        torch.tensor(run.norms), torch.tensor(alone.norms).expand(ranks, -1), rtol=0, atol=2e-4
+    )
     assert torch.tensor(alone.norms[0][:16]).sub(1).abs().max() > 0.05  # it did learn
 
 
@@ -136,7 +140,9 @@ def test_ranks_that_agree_skip_together_and_stay_equal(overflow_at, growth_inter
     assert run.skipped == (tuple(step in overflow_at for step in range(12)),) * 4
     assert run.scales[0] == scales_of(run.skipped[0], growth_interval)
     for rank in range(4):
-        assert run.overflowed[rank] == tuple(rank in overflow_at.get(step, ()) for step in range(12))
+        assert run.overflowed[rank] == tuple(
+            rank in overflow_at.get(step, ()) for step in range(12)
+        )
 
 
 @drawn
@@ -146,7 +152,9 @@ def test_ranks_that_agree_on_nothing_skip_alone(overflow_at, growth_interval):
     for rank in range(4):
         assert run.skipped[rank] == run.overflowed[rank]
         assert run.scales[rank] == scales_of(run.skipped[rank], growth_interval)
-        assert run.overflowed[rank] == tuple(rank in overflow_at.get(step, ()) for step in range(12))
+        assert run.overflowed[rank] == tuple(
+            rank in overflow_at.get(step, ()) for step in range(12)
+        )
     split = run.first_split()
     if split is None:
         assert run.groups() == [[0, 1, 2, 3]]
@@ -157,23 +165,35 @@ def test_ranks_that_agree_on_nothing_skip_alone(overflow_at, growth_interval):
     if split < 11:
         assert len({scales[split + 1] for scales in run.scales}) == 2
     skipping = [rank for rank in range(4) if run.skipped[rank][split]]
-    assert {bool(run.distances[rank][split]) for rank in range(4) if (rank in skipping) != (0 in skipping)} == {True}
+    assert {
+        bool(run.distances[rank][split])
+        for rank in range(4)
+        if (rank in skipping) != (0 in skipping)
+    } == {True}
 
 
 @drawn
 @given(st.integers(0, 3), st.sets(st.integers(0, 11), min_size=1), intervals)
 def test_an_inf_on_one_rank_only_leaves_the_others_together(victim, steps, growth_interval):
-    run = simulate(4, "nothing", dict.fromkeys(steps, (victim,)), steps=12, growth_interval=growth_interval)
+    run = simulate(
+        4, "nothing", dict.fromkeys(steps, (victim,)), steps=12, growth_interval=growth_interval
+    )
     others = [rank for rank in range(4) if rank != victim]
     assert run.norms[victim] != run.norms[others[0]]
-    assert len({run.norms[rank] for rank in others}) == 1 and not any(sum(run.skipped[rank]) for rank in others)
+    assert len({run.norms[rank] for rank in others}) == 1 and not any(
+        sum(run.skipped[rank]) for rank in others
+    )
     if victim:
         assert run.groups() == [others, [victim]]
 
 
 def test_without_an_overflow_nothing_has_to_agree():
     nothing, agreed = (simulate(4, agreement, {}) for agreement in ("nothing", "found_inf agreed"))
-    assert nothing.norms == agreed.norms and nothing.scales == agreed.scales and nothing.groups() == [[0, 1, 2, 3]]
+    assert (
+        nothing.norms == agreed.norms
+        and nothing.scales == agreed.scales
+        and nothing.groups() == [[0, 1, 2, 3]]
+    )
 
 
 def test_scales_that_grow_overflow_on_some_ranks_first():
@@ -215,11 +235,17 @@ def test_a_simulation_can_be_repeated_and_leaves_the_process_alone():
     [
         ((3, "nothing", {}), "ranks is 3: 16 hidden units can be shared by 1, 2, 4, 8 or 16 ranks"),
         ((0, "nothing", {}), "ranks is 0"),
-        ((2, "luck", {}), "agreement is 'luck': choose one of 'nothing', 'gradients all-reduced', 'found_inf agreed'"),
+        (
+            (2, "luck", {}),
+            "agreement is 'luck': choose one of 'nothing', 'gradients all-reduced', 'found_inf agreed'",
+        ),
         ((2, "nothing", {}, 0), "steps is 0: take at least 1"),
         ((2, "nothing", {}, 5, 0), "growth_interval is 0: pass at least 1, or None"),
         ((2, "nothing", {5: [0]}, 5), "overflow_at names step 5, but the steps are 0 to 4"),
-        ((2, "nothing", {4: [2]}, 5), "overflow_at names rank 2 at step 4, but the ranks are 0 to 1"),
+        (
+            (2, "nothing", {4: [2]}, 5),
+            "overflow_at names rank 2 at step 4, but the ranks are 0 to 1",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(arguments, words):

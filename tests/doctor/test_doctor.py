@@ -44,7 +44,9 @@ class Training:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         self.batches = [(torch.randn(8, 8), torch.randint(0, 4, (8,))) for _ in range(4)]
 
-    def step(self, x: torch.Tensor, y: torch.Tensor, clip: bool = False, factor: float = 1.0) -> torch.Tensor:
+    def step(
+        self, x: torch.Tensor, y: torch.Tensor, clip: bool = False, factor: float = 1.0
+    ) -> torch.Tensor:
         self.optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16):
             loss = cross_entropy(self.model(x * factor) * factor, y)
@@ -56,11 +58,17 @@ class Training:
         return loss
 
     def examine(self, step: Step, timing: float = 0.0) -> Report:
-        return doctor(self.model, step, self.batches, self.optimizer, self.scaler, steps=4, timing=timing)
+        return doctor(
+            self.model, step, self.batches, self.optimizer, self.scaler, steps=4, timing=timing
+        )
 
 
 def state(training: Training) -> list[torch.Tensor]:
-    return [*training.model.state_dict().values(), torch.tensor(training.scaler.get_scale()), torch.get_rng_state()]
+    return [
+        *training.model.state_dict().values(),
+        torch.tensor(training.scaler.get_scale()),
+        torch.get_rng_state(),
+    ]
 
 
 def test_a_sound_step_is_clean_and_everything_is_put_back() -> None:
@@ -70,7 +78,9 @@ def test_a_sound_step_is_clean_and_everything_is_put_back() -> None:
     told = dict(found.facts)
     assert "torch " + torch.__version__ in told["machine"]
     assert "times as long as in fp32" in told["fp16 here"] or "busy" in told["fp16 here"]
-    assert ("bf16 here" not in told and " ms: " in told["a step takes"]) or " µs: " in told["a step takes"]
+    assert ("bf16 here" not in told and " ms: " in told["a step takes"]) or " µs: " in told[
+        "a step takes"
+    ]
     assert found and found.exit_code == 0 and not found.findings, found
     assert all(torch.equal(a, b) for a, b in zip(before, state(training), strict=True))
     assert "100% in float16" in str(found)
@@ -110,7 +120,9 @@ def test_bad_input() -> None:
     assert "empty" in doctor(training.model, training.step, [], training.optimizer).problem
 
 
-def lost(dtype: torch.dtype, lr: float, make: type[torch.optim.Optimizer] = torch.optim.SGD) -> list[str]:
+def lost(
+    dtype: torch.dtype, lr: float, make: type[torch.optim.Optimizer] = torch.optim.SGD
+) -> list[str]:
     """Names of what a twin finds after six steps with gradients of 1, for weights of 1."""
     weight = nn.Parameter(torch.ones(16, dtype=dtype))
     optimizer = make([weight], lr=lr)  # type: ignore[call-arg]
@@ -157,7 +169,10 @@ shutil.rmtree("tree")
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.read_text() if path.is_file() else ""
+        for path in folder.rglob("*")
+    }
 
 
 def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
@@ -201,7 +216,9 @@ def script(folder: Path, more: str = "", clear: str = "optimizer.zero_grad()") -
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_page_and_writes_html(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_page_and_writes_html(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.html"
     assert cli.main(["doctor", "--html", str(page), script(tmp_path, clear="pass"), "6"]) == 1
     out = capsys.readouterr().out
@@ -261,18 +278,25 @@ def test_a_script_has_a_terminal_where_there_is_one(tmp_path: Path) -> None:
     code = f"import sys; from amp_course import cli; sys.exit(cli.main(['doctor', {str(path)!r}]))"
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (33, 77))
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs
+    )
     os.close(theirs)
     said = process.communicate()[0].decode()
     os.close(ours)
-    assert "True os.terminal_size(columns=77, lines=33) ['33', '77']" in said and "nobody answers" in said
+    assert (
+        "True os.terminal_size(columns=77, lines=33) ['33', '77']" in said
+        and "nobody answers" in said
+    )
     assert process.returncode == 2 and "exit code 1" in said
 
 
 @pytest.mark.slow
 def test_an_interrupt_ends_all_and_puts_files_back(tmp_path: Path) -> None:
     path, made = tmp_path / "endless.py", tmp_path / "made.txt"
-    path.write_text("import pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text('new')\ntime.sleep(999)\n")
+    path.write_text(
+        "import pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text('new')\ntime.sleep(999)\n"
+    )
     code = f"import sys; from amp_course import cli; sys.exit(cli.main(['doctor', {str(path)!r}, {str(made)!r}]))"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     while not made.exists():
@@ -318,7 +342,15 @@ def test_the_last_lines_are_those_that_a_terminal_shows() -> None:
     ({"error": "ValueError: no"}, "raised an exception before an optimizer stepped: ValueError: no"),
 ])  # fmt: skip
 def test_why_there_is_nothing_to_judge(seen: dict[str, Any], words: str) -> None:
-    result = {"ended": "end", "error": "", "optimizers": [], "passes": 0, "by_hand": 0, "programs": [], **seen}
+    result = {
+        "ended": "end",
+        "error": "",
+        "optimizers": [],
+        "passes": 0,
+        "by_hand": 0,
+        "programs": [],
+        **seen,
+    }
     assert words in reason([result], Outcome(3, (), late=False), 5)
 
 
@@ -351,12 +383,19 @@ def test_no_process_is_left_and_no_folder(tmp_path: Path) -> None:
     path.write_text(f"import subprocess, sys, time\n{sleeps}\ntime.sleep(99)\n")
     found = examine_script(path, seconds=8)
     assert found.exit_code == 2 and "8 seconds it" in found.problem
-    running = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    running = subprocess.run(
+        ["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True
+    ).stdout
     assert mark not in running and [*tmp_path.iterdir()] == [path]
 
 
 def test_the_ward_round_shows_its_causes_on_a_click_alone() -> None:
-    ward = Round({"scaled_clip": Report(subject="scaled_clip.py"), "zero_amax": Report(subject="zero_amax.py")})
+    ward = Round(
+        {
+            "scaled_clip": Report(subject="scaled_clip.py"),
+            "zero_amax": Report(subject="zero_amax.py"),
+        }
+    )
     page = ward._repr_html_()
     open_part, folded = page.split("<details>")
     assert "0 of 2 causes named" in open_part and "</summary>" in folded

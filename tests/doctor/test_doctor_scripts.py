@@ -49,7 +49,9 @@ def examined(kind: str, name: str, folder: Path | None = None) -> Report:
     if kind == "ranks":
         return examine_script(CHAPTER_10 / f"{name}.py", ON_RANKS[name][0], ranks=2, seconds=200)
     assert folder is not None
-    return examine_script(written(kind, name, folder), seconds=20 if name == "waits for ever" else 200)
+    return examine_script(
+        written(kind, name, folder), seconds=20 if name == "waits for ever" else 200
+    )
 
 
 def as_recorded(kind: str, name: str, folder: Path | None = None) -> Report:
@@ -62,7 +64,10 @@ def as_recorded(kind: str, name: str, folder: Path | None = None) -> Report:
 @pytest.mark.parametrize("name", some("sound"))
 def test_a_sound_script_is_not_accused(name: str, tmp_path: Path) -> None:
     found = as_recorded("sound", name, tmp_path)
-    assert found.state == "clean" and DATA["sound"].get(name, {}).get("advice", "") in ("", *found.advised), found
+    assert found.state == "clean" and DATA["sound"].get(name, {}).get("advice", "") in (
+        "",
+        *found.advised,
+    ), found
     assert dict(found.facts)["updates"] and len([*tmp_path.iterdir()]) == 1
 
 
@@ -70,7 +75,9 @@ def test_a_sound_script_is_not_accused(name: str, tmp_path: Path) -> None:
 def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     found = as_recorded("faulty", name, tmp_path)
     changes = DATA["faulty"].get(name)
-    first = "" if changes else (SCRIPTS / "faulty" / f"{name}.py").read_text("utf-8").splitlines()[0]
+    first = (
+        "" if changes else (SCRIPTS / "faulty" / f"{name}.py").read_text("utf-8").splitlines()[0]
+    )
     fault = changes["fault"] if changes else first.removeprefix("# fault: ").strip()
     assert found.exit_code == 1 and fault in found.names, found
     assert len(found.findings) <= 2, found

@@ -44,7 +44,9 @@ class Case:
         rules = PairRules()
         passes = [one for one in events if isinstance(one, Backward)]
         summary = Summary(len(passes), (1.0,), (), (), frozenset(), OURS, (), (), 0)
-        update = Update([], list(events), calls=len(passes), changed=[True, False], spoilt=[False, False])
+        update = Update(
+            [], list(events), calls=len(passes), changed=[True, False], spoilt=[False, False]
+        )
         for _ in range(updates):
             rules.look_at([update], self.training, summary)
         return [one.name for one in rules.findings()]
@@ -84,7 +86,9 @@ def test_gradients_that_are_all_exactly_0(case: Case) -> None:
 
 
 def losses(values: Sequence[float]) -> list[str]:
-    faults, _ = check_values(Nonfinite((), (), (), len(values), None, False), values, len(values), 0)
+    faults, _ = check_values(
+        Nonfinite((), (), (), len(values), None, False), values, len(values), 0
+    )
     return [one.name for one in faults]
 
 
@@ -94,7 +98,9 @@ def test_a_loss_that_grows_by_orders_of_magnitude_diverges_before_it_is_inf() ->
     assert not losses([0.03 * 100.0**n for n in range(7)] + [1.0])  # it has come back
 
 
-def test_the_readers_line_is_outside_of_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readers_line_is_outside_of_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = tmp_path / "library"
     (library / "tool-1.0.dist-info").mkdir(parents=True)
     (library / "tool.py").write_text("def call(f):\n    return f()\n", "utf-8")

@@ -42,7 +42,9 @@ def test_a_wrapper_that_is_not_called_and_one_whose_model_has_moved(alone: Ranks
     assert alone.moved() and "DistributedDataParallel(model)" in str(alone.made)
 
 
-Sums = list[list[tuple[float, float]]]  # of each update, of each weight: of the weight and of its gradient
+Sums = list[
+    list[tuple[float, float]]
+]  # of each update, of each weight: of the weight and of its gradient
 
 
 def drift(*ranks: Sums, wrapped: bool = False, drift: dict[str, str] | None = None) -> list[str]:
@@ -69,7 +71,9 @@ def test_a_weight_that_was_the_same_with_the_same_gradient_has_to_stay_the_same(
     assert not drift(still, [[(1.0, 0.0)], [(0.8, 0.0)]])
 
 
-@pytest.mark.parametrize(("variant", "words"), [("wrapper", "past its"), ("moved", "moved or cast")])
+@pytest.mark.parametrize(
+    ("variant", "words"), [("wrapper", "past its"), ("moved", "moved or cast")]
+)
 def test_drifting_wrapped_models_are_told_with_the_cause(variant: str, words: str) -> None:
     sums: tuple[Sums, Sums] = [[(1.0, 0.1)]], [[(2.0, 0.1)]]
     (found,) = drift(*sums, wrapped=True, drift={"variant": variant, "place": "line 3"})

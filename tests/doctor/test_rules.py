@@ -41,7 +41,9 @@ def clipped(norm: float, arrived: float) -> list[str]:
 
 def test_gradients_that_were_divided_by_hand_are_not_clipped_while_scaled() -> None:
     assert clipped(norm=2048.0, arrived=2048.0) == ["clipped-while-scaled"]
-    assert clipped(norm=1000.0, arrived=2048.0) == ["clipped-while-scaled"]  # of half of the weights
+    assert clipped(norm=1000.0, arrived=2048.0) == [
+        "clipped-while-scaled"
+    ]  # of half of the weights
     assert clipped(norm=2.0, arrived=2048.0) == []
 
 
@@ -52,7 +54,9 @@ def waits(file: str, source: str, device: str, folder: Path) -> tuple[list[str],
     path.write_text(source)
     watch = DoctorsWatch()
     watch.reads[Line(str(path), 1), device] = 10
-    return [one.code for one in advise_speed(watch, None, 10)], [*observe_reads(watch, 10, ["AdamW"])]
+    return [one.code for one in advise_speed(watch, None, 10)], [
+        *observe_reads(watch, 10, ["AdamW"])
+    ]
 
 
 def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> None:
@@ -66,11 +70,17 @@ def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> Non
     assert not advice and "line 1 of c.py" in observed
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("replaced", True), ("unused", False), ("copied", True)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("replaced", True), ("unused", False), ("copied", True)]
+)
 def test_old_weights_are_those_that_no_module_holds(kind: str, expected: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     spare = nn.Linear(2, 3)
-    held = {"replaced": model, "unused": nn.ModuleList([model[1], spare]), "copied": copy.deepcopy(model)}[kind]
+    held = {
+        "replaced": model,
+        "unused": nn.ModuleList([model[1], spare]),
+        "copied": copy.deepcopy(model),
+    }[kind]
     optimizer = torch.optim.SGD(held.parameters(), lr=0.1)
     held = None  # type: ignore[assignment]
     if kind == "replaced":
@@ -102,7 +112,9 @@ def test_micro_batches_that_no_step_used(unused: int, expected: bool) -> None:
         (("trainer",), True),
     ],
 )
-def test_a_checkpoint_to_go_on_from_holds_the_scaler(parts: tuple[str, ...], advised: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_to_go_on_from_holds_the_scaler(
+    parts: tuple[str, ...], advised: bool, tmp_path: Path
+) -> None:
     model = nn.Linear(2, 2)
     optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
     trainer = type("Trainer", (), {})()
@@ -113,7 +125,12 @@ def test_a_checkpoint_to_go_on_from_holds_the_scaler(parts: tuple[str, ...], adv
         "both in a list": [optimizer.state_dict(), scaler.state_dict()], "objects": (optimizer, scaler), "trainer": trainer,
     }  # fmt: skip
     saved, kept = Saved(), []
-    assert saved.save(lambda *given: kept.append(given), {one: known[one] for one in parts}, tmp_path / "a.pt") is None
+    assert (
+        saved.save(
+            lambda *given: kept.append(given), {one: known[one] for one in parts}, tmp_path / "a.pt"
+        )
+        is None
+    )
     assert len(kept) == 1 and kept[0][1] == tmp_path / "a.pt"
     made = Made(DoctorsWatch(), lambda: None)
     made.optimizers, made.scalers = [optimizer], [scaler]
@@ -135,7 +152,9 @@ def test_a_checkpoint_to_go_on_from_holds_the_scaler(parts: tuple[str, ...], adv
         ([], False, []),
     ],
 )
-def test_a_checkpoint_to_go_on_from_holds_the_schedule(saved: list[str], resumed: bool, expected: list[str]) -> None:
+def test_a_checkpoint_to_go_on_from_holds_the_schedule(
+    saved: list[str], resumed: bool, expected: list[str]
+) -> None:
     model, keep = nn.Linear(2, 2), Saved()
     made = Made(DoctorsWatch(), lambda: None)
     made.optimizers = [torch.optim.AdamW(model.parameters())]
@@ -148,7 +167,11 @@ def test_a_checkpoint_to_go_on_from_holds_the_schedule(saved: list[str], resumed
             )
         else:
             schedule = torch.optim.lr_scheduler.StepLR(made.optimizers[0], 1)
-    states = {"model": model, "optimizer": made.optimizers[0].state_dict(), "schedule": schedule.state_dict()}
+    states = {
+        "model": model,
+        "optimizer": made.optimizers[0].state_dict(),
+        "schedule": schedule.state_dict(),
+    }
     keep.save(lambda *_: None, {"model": model} | {one: states[one] for one in saved})
     assert [one.name for one in advise_saving(keep.states, made)] == expected
 
@@ -188,7 +211,9 @@ def test_groups_of_other_sizes_under_one_divisor(groups, share: float, expected:
     assert [one.name for one in rules.findings()] == expected
 
 
-@pytest.mark.parametrize(("plain", "dtype", "expected"), [(True, torch.bfloat16, True), (False, torch.bfloat16, False)])
+@pytest.mark.parametrize(
+    ("plain", "dtype", "expected"), [(True, torch.bfloat16, True), (False, torch.bfloat16, False)]
+)
 def test_weights_and_state_in_16_bits(plain: bool, dtype: torch.dtype, expected: bool) -> None:
     lost = LostUpdates(dtype, 8, 1.0, 1.0, 0.0, plain)
     assert bool([*advise_16_bits([lost])]) == expected
@@ -214,10 +239,14 @@ def test_a_twin_knows_whether_anything_is_in_fp32() -> None:
     assert not plain(torch.optim.AdamW(mixed.parameters()))
 
 
-def island(device: str, *, enabled: bool = False, inside: bool = True, casts: bool = True) -> list[str]:
+def island(
+    device: str, *, enabled: bool = False, inside: bool = True, casts: bool = True
+) -> list[str]:
     """Names for a region that was entered in an update of a training on the CPU."""
     model = nn.Linear(2, 2)
-    training = Training(lambda: None, [model], [torch.optim.SGD(model.parameters(), lr=0.1)], [], [])
+    training = Training(
+        lambda: None, [model], [torch.optim.SGD(model.parameters(), lr=0.1)], [], []
+    )
     model(torch.ones(1, 2)).sum().backward()
     region = Region(0, device, enabled, torch.bfloat16, inside, casts)
     update = Update([], [region, Backward(0, arrived={0: training.slots[0].now()})])
@@ -226,7 +255,9 @@ def island(device: str, *, enabled: bool = False, inside: bool = True, casts: bo
 
 def test_an_island_is_for_the_device_of_the_parameters() -> None:
     assert island("cuda") == ["island-of-another-device"]
-    assert not island("cpu") and not island("cuda", inside=False) and not island("cuda", enabled=True)
+    assert (
+        not island("cpu") and not island("cuda", inside=False) and not island("cuda", enabled=True)
+    )
     assert not island("cuda", casts=False)  # sums and products of fp32 tensors, say
 
 

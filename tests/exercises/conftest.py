@@ -10,7 +10,9 @@ from amp_course.checking import Mistake
 from amp_course.checking.judging import Case, Judge
 from amp_course.distributed.ranks import cases_on_ranks
 
-_PLAYED: dict[tuple[int, str, int], list[Case]] = {}  # (judge, mistake or "" for the right answer, seed) → its cases
+_PLAYED: dict[
+    tuple[int, str, int], list[Case]
+] = {}  # (judge, mistake or "" for the right answer, seed) → its cases
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks choose
@@ -24,7 +26,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for place, item in zip(places, together, strict=True):
         items[place] = item
         plays_many = "whatever_is_drawn" in item.name or "told_nothing_false" in item.name
-        if plays_many and cases_on_ranks in vars(inspect.getmodule(exercise_of(item).judge.cases)).values():
+        if (
+            plays_many
+            and cases_on_ranks in vars(inspect.getmodule(exercise_of(item).judge.cases)).values()
+        ):
             item.add_marker(pytest.mark.slow)
 
 

@@ -28,7 +28,9 @@ def each_exercise_and_draw() -> pytest.MarkDecorator:
     drawn = [(exercise, seed) for exercise in EXERCISES for seed in range(DRAWS or 1)]
     drawn += [] if DRAWS else [(exercise, 1) for exercise in EXERCISES[::4]]
     cases = [
-        pytest.param(exercise, seed, marks=[pytest.mark.slow] * (seed > 0), id=f"{exercise.id}-{seed}")
+        pytest.param(
+            exercise, seed, marks=[pytest.mark.slow] * (seed > 0), id=f"{exercise.id}-{seed}"
+        )
         for exercise, seed in drawn
     ]
     return pytest.mark.parametrize(("exercise", "seed"), cases)
@@ -57,7 +59,9 @@ def judge_of(exercise: Exercise) -> Judge:
 
 @pytest.mark.usefixtures("draw")
 @each_exercise_and_draw()
-def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, seed: int, record_property: Any) -> None:
+def test_each_mistake_is_told_as_itself_whatever_is_drawn(
+    exercise: Exercise, seed: int, record_property: Any
+) -> None:
     judge = judge_of(exercise)
     right = judge.run(judge.right, seed)
 
@@ -71,7 +75,9 @@ def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, se
         # The later draws as in a check, which plays the answer on its own: in another folder, at another time
         mine = judge.run(mistake.made_of(judge.right), seed) if seed else list(played(mistake))
         wrong = judge.explain(mine, right, played)
-        assert wrong is not None, f"{mistake.name!r} is right in every case: add a case that shows it, or drop it"
+        assert wrong is not None, (
+            f"{mistake.name!r} is right in every case: add a case that shows it, or drop it"
+        )
         alike = f"{mistake.name!r} does what {wrong.mistake!r} does up to the first wrong output"
         alike += ": list another output first, or add evidence"
         assert wrong.mistake == mistake.name, f"{alike}. What it is told: {wrong}"
@@ -103,7 +109,9 @@ def test_right_answer_passes(
 
 @pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize(("exercise", "label", "case"), of_all("WRONG"))
-def test_wrong_answer_is_told_nothing_false(exercise: Exercise, label: str, case: Any, record_property: Any) -> None:
+def test_wrong_answer_is_told_nothing_false(
+    exercise: Exercise, label: str, case: Any, record_property: Any
+) -> None:
     answer, mistake = case  # None: no mistake of the table does the same, so no cause is named
     outcome = exercise.check(answer)
     record_property(DIAGNOSIS, (exercise.id, label, outcome.message))
@@ -172,4 +180,6 @@ def test_blank_is_not_attempted(exercise: Exercise) -> None:
 def test_file_and_object_bear_one_name(exercise: Exercise) -> None:
     module = importlib.import_module(f"amp_course.{exercise.chapter}.exercises")
     assert getattr(module, exercise.name) is exercise
-    assert inspect.getsourcefile(judge_of(exercise).cases).endswith(f"{exercise.chapter}/exercises/{exercise.name}.py")
+    assert inspect.getsourcefile(judge_of(exercise).cases).endswith(
+        f"{exercise.chapter}/exercises/{exercise.name}.py"
+    )

@@ -20,14 +20,20 @@ def book(folder, chapter):
 
 
 def answer_cell(chapter, exercise):
-    (found,) = [c for c in book("solutions", chapter).cells if f"answer-{exercise.name}" in c.metadata.get("tags", [])]
+    (found,) = [
+        c
+        for c in book("solutions", chapter).cells
+        if f"answer-{exercise.name}" in c.metadata.get("tags", [])
+    ]
     return found
 
 
 def test_ids_and_numbers_are_in_order():
     assert len(set(IDS)) == len(IDS)
     for chapter in CHAPTERS:
-        assert [exercise.number for exercise in chapter.exercises()] == list(range(1, len(chapter.exercises()) + 1))
+        assert [exercise.number for exercise in chapter.exercises()] == list(
+            range(1, len(chapter.exercises()) + 1)
+        )
         assert all(exercise.chapter == chapter.word for exercise in chapter.exercises())
 
 
@@ -46,11 +52,15 @@ def test_solution_is_judged_correct_and_its_blank_not_attempted(chapter, exercis
     for source, state in ((master.source, "correct"), (blank.source, "not attempted")):
         names = {}
         setup = "\n".join(
-            c.source for c in book("solutions", chapter).cells if c.source.startswith(("import ", "from "))
+            c.source
+            for c in book("solutions", chapter).cells
+            if c.source.startswith(("import ", "from "))
         )
         exec(
             compile(
-                f"{setup}\n{source.rsplit(chr(10), 1)[0]}\nresult = {source.rsplit(chr(10), 1)[1]}", "cell", "exec"
+                f"{setup}\n{source.rsplit(chr(10), 1)[0]}\nresult = {source.rsplit(chr(10), 1)[1]}",
+                "cell",
+                "exec",
             ),
             names,
         )
@@ -79,7 +89,9 @@ def test_a_changed_and_a_stray_exercise_are_found(tmp_path, monkeypatch):
     made = tmp_path / "exercises" / f"{CHAPTERS[-1].stem}.ipynb"
     made.write_text(made.read_text().replace("# your code here", "pass"))
     problems = authoring.problems()
-    assert any("99_stray" in problem for problem in problems) and any(made.name in problem for problem in problems)
+    assert any("99_stray" in problem for problem in problems) and any(
+        made.name in problem for problem in problems
+    )
     assert authoring.main(["check"]) == 1
 
 

@@ -41,7 +41,9 @@ class LyingTensor(torch.Tensor):
     """A tensor that claims to be equal to everything."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return (
             True
             if function in (torch.equal, torch.allclose)

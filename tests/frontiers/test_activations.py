@@ -96,13 +96,17 @@ def test_weights_and_their_casts_are_kept_and_never_written(dtype: torch.dtype |
     with Watching(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         loss = net(torch.randn(32, 64)).float().square().mean()
     loss.backward()
-    assert seen.count(True) == 1  # the second layer's; the first needs none, for its input has no gradient
+    assert (
+        seen.count(True) == 1
+    )  # the second layer's; the first needs none, for its input has no gradient
     assert seen.count(False) >= 3
     assert all(torch.equal(a, p) for a, p in zip(before, net.parameters(), strict=True))
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
-def gradient(net: nn.Module, x: torch.Tensor, saved: CompressedActivations | None = None) -> torch.Tensor:
+def gradient(
+    net: nn.Module, x: torch.Tensor, saved: CompressedActivations | None = None
+) -> torch.Tensor:
     """Return the gradient of all parameters for the mean of the squared outputs, the loss outside the hooks."""
     net.zero_grad()
     with saved or contextlib.nullcontext():
@@ -114,14 +118,19 @@ def gradient(net: nn.Module, x: torch.Tensor, saved: CompressedActivations | Non
 @pytest.mark.parametrize("bits", [2, 4])
 def test_gradients_through_relus_are_right_on_average(bits: int) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    net = nn.Sequential(
+        nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)
+    )
     x = torch.randn(64, 32)
     exact = gradient(net, x)
     saved = CompressedActivations(bits, 64, generator=torch.Generator().manual_seed(2))
     draws = torch.stack([gradient(net, x, saved) for _ in range(200)])
     deviation = draws.std(0) / math.sqrt(200)
     off = ((draws.mean(0) - exact) / deviation)[deviation > 0]
-    assert off.square().mean().sqrt() < 1.3 and (draws.mean(0) - exact)[deviation == 0].abs().max() < 1e-6
+    assert (
+        off.square().mean().sqrt() < 1.3
+        and (draws.mean(0) - exact)[deviation == 0].abs().max() < 1e-6
+    )
 
 
 def test_zeros_stay_zeros_and_what_is_above_stays_above() -> None:
@@ -130,7 +139,13 @@ def test_zeros_stay_zeros_and_what_is_above_stays_above() -> None:
     for bits in (2, 4, 8):
         back = compress(x, bits, 256).restore()
         assert torch.equal(back == 0, x == 0) and (back >= 0).all()
-    mean = sum(compress(x, 2, 256, torch.Generator().manual_seed(n)).restore().double() for n in range(2000)) / 2000
+    mean = (
+        sum(
+            compress(x, 2, 256, torch.Generator().manual_seed(n)).restore().double()
+            for n in range(2000)
+        )
+        / 2000
+    )
     step = compress(x, 2, 256).step.float().repeat_interleave(256)[:5000]
     assert ((mean - x).abs() <= 5 * 0.5 * step / math.sqrt(2000) + 1e-9).all()
 
@@ -149,7 +164,9 @@ def test_what_several_ops_save_of_one_tensor_is_kept_and_counted_once() -> None:
     assert saved.whole == 64 * 64 * 4
     sum(out.sum() for out in outputs).backward()
     with saved:
-        for _ in range(20):  # tensors that come and go, at the same addresses: none is taken for another
+        for _ in range(
+            20
+        ):  # tensors that come and go, at the same addresses: none is taken for another
             x = torch.randn(64, 64, requires_grad=True)
             out = (x * 1.0).square()
             (got,) = torch.autograd.grad(out.sum(), x)
@@ -159,7 +176,9 @@ def test_what_several_ops_save_of_one_tensor_is_kept_and_counted_once() -> None:
 def test_weights_are_known_from_what_is_made_of_them() -> None:
     frozen, free = nn.Linear(64, 64).requires_grad_(False), nn.Embedding(100, 64)
     assert (
-        is_weight(frozen.weight.t()) and is_weight(frozen.weight[3:].view(-1)) and is_weight(free.weight.bfloat16().t())
+        is_weight(frozen.weight.t())
+        and is_weight(frozen.weight[3:].view(-1))
+        and is_weight(free.weight.bfloat16().t())
     )
     ids = torch.arange(100)
     for activation in (
@@ -181,7 +200,9 @@ def test_numbers_at_the_ends_of_fp32_are_kept_as_they_are() -> None:
     with CompressedActivations() as saved:
         (x * 1.0).square().sum()
         (x * 1.0).abs().mul(1e-30).sum().backward()
-    assert saved.kept == 0 and x.grad is not None and torch.allclose(x.grad.abs(), torch.tensor(1e-30))
+    assert (
+        saved.kept == 0 and x.grad is not None and torch.allclose(x.grad.abs(), torch.tensor(1e-30))
+    )
 
 
 def test_what_holds_inf_stays_as_it_is() -> None:

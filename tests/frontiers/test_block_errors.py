@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from amp_course.bits import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FloatFormat
-from amp_course.frontiers import BLOCK_FORMATS, MXFP4, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
+from amp_course.frontiers import (
+    BLOCK_FORMATS,
+    MXFP4,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4,
+    BlockFormat,
+)
 from amp_course.frontiers.block_errors import (
     INT8,
     block_line,
@@ -59,20 +67,27 @@ def test_a_block_by_hand() -> None:
     assert row.clipped.tolist() == [True, False, False, False]
     assert row.errors.tolist() == pytest.approx([1.9 / 7.9, 1.0, 0.4 / 2.4, 0.0])
     assert row.filled.tolist() == pytest.approx([7.9 / 6])
-    assert row.error() == pytest.approx(math.sqrt((1.9**2 + 0.2**2 + 0.4**2) / (7.9**2 + 0.2**2 + 2.4**2)))
+    assert row.error() == pytest.approx(
+        math.sqrt((1.9**2 + 0.2**2 + 0.4**2) / (7.9**2 + 0.2**2 + 2.4**2))
+    )
     assert row.error(without=0) == pytest.approx(math.sqrt((0.2**2 + 0.4**2) / (0.2**2 + 2.4**2)))
     assert row.zeroed_neighbours(0) == 1 and row.zeroed_neighbours(1) == 0
     assert row.sets_scale(0) and not row.sets_scale(2)
 
 
 def test_what_is_within_half_a_step_of_the_largest_is_not_clipped() -> None:
-    assert row_errors(torch.tensor([6.9, 1.0]), MXFP4).clipped.tolist() == [False, False]  # 6 is the nearest anyway
+    assert row_errors(torch.tensor([6.9, 1.0]), MXFP4).clipped.tolist() == [
+        False,
+        False,
+    ]  # 6 is the nearest anyway
     assert row_errors(torch.tensor([7.1, 1.0]), MXFP4).clipped.tolist() == [True, False]
     assert not row_errors(torch.tensor([7.1, 1.0]), MXFP4.rounding_scale("nearest")).clipped.any()
 
 
 @pytest.mark.parametrize(
-    "fmt", CHOICES, ids=lambda f: f"{f.element.name} {f.size} {f.scale and f.scale.name} {f.rounding}"
+    "fmt",
+    CHOICES,
+    ids=lambda f: f"{f.element.name} {f.size} {f.scale and f.scale.name} {f.rounding}",
 )
 def test_a_row_equals_the_exact_reference_block_by_block(fmt: BlockFormat) -> None:
     row = row_errors(ROW, fmt)
@@ -103,7 +118,9 @@ def test_a_row_equals_the_exact_reference_block_by_block(fmt: BlockFormat) -> No
 @pytest.mark.parametrize("rounding", ["down", "nearest", "up"])
 def test_only_a_scale_rounded_down_clips_an_fp4_outlier(rounding) -> None:
     fmt, clipped = MXFP4.rounding_scale(rounding), 0
-    for times in torch.logspace(0, 1, 60).tolist():  # all places between two powers of two, three times
+    for times in torch.logspace(
+        0, 1, 60
+    ).tolist():  # all places between two powers of two, three times
         row = row_errors(with_outlier(weight_row(), 37, times), fmt)
         clipped += int(row.clipped.sum())
         if rounding == "up":
@@ -114,7 +131,10 @@ def test_only_a_scale_rounded_down_clips_an_fp4_outlier(rounding) -> None:
 def test_smaller_blocks_confine_an_outlier_and_fp8_survives_it() -> None:
     lost = [int(row_errors(ROW, MXFP4.with_size(size)).zeroed.sum()) for size in (4, 8, 16, 32, 64)]
     assert lost == sorted(lost) and lost[0] < lost[-1] / 3
-    assert not row_errors(ROW, MXFP8_E4M3).zeroed.any() and not row_errors(ROW, MXFP8_E5M2).zeroed.any()
+    assert (
+        not row_errors(ROW, MXFP8_E4M3).zeroed.any()
+        and not row_errors(ROW, MXFP8_E5M2).zeroed.any()
+    )
 
 
 def test_a_scale_of_0_gives_zeros_and_nothing_clipped() -> None:
@@ -126,7 +146,8 @@ def test_a_scale_of_0_gives_zeros_and_nothing_clipped() -> None:
 
 def test_rounding_at_random_is_the_callers_draw() -> None:
     draws = [
-        row_errors(ROW, MXFP4, rounding="stochastic", generator=torch.Generator().manual_seed(n)) for n in (0, 0, 1)
+        row_errors(ROW, MXFP4, rounding="stochastic", generator=torch.Generator().manual_seed(n))
+        for n in (0, 0, 1)
     ]
     assert draws[0].rounded.equal(draws[1].rounded) and not draws[0].rounded.equal(draws[2].rounded)
     assert draws[0].scales.equal(row_errors(ROW, MXFP4).scales)
@@ -143,7 +164,9 @@ def test_an_outlier_is_measured_in_deviations_of_the_others() -> None:
     values = torch.tensor([1.0, 100.0, 3.0, 5.0], dtype=torch.float64)
     assert spread(values, 1) == pytest.approx(math.sqrt(8 / 3))
     found = with_outlier(values, 1, 10.0)
-    assert found.tolist() == pytest.approx([1.0, 10 * math.sqrt(8 / 3), 3.0, 5.0]) and values[1] == 100
+    assert (
+        found.tolist() == pytest.approx([1.0, 10 * math.sqrt(8 / 3), 3.0, 5.0]) and values[1] == 100
+    )
 
 
 def test_relative_error_of_nothing_but_zeros() -> None:
@@ -184,7 +207,9 @@ def test_fp8_with_one_scale_is_torchs_cast() -> None:
 def tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     sparse = torch.randn(16, 64, generator=generator).relu()
-    wide = torch.randn(16, 64, generator=generator) * torch.exp2(4 * torch.randn(16, 64, generator=generator))
+    wide = torch.randn(16, 64, generator=generator) * torch.exp2(
+        4 * torch.randn(16, 64, generator=generator)
+    )
     return {"activations": sparse, "gradients": wide}
 
 
@@ -204,11 +229,13 @@ def test_each_format_is_measured_with_each_rounding() -> None:
         fmt = fmt.rounding_scale(one.rounding or "down")
         whole = float((x.abs().max() / (6 * 448)).float()) if fmt.scale else 1.0
         rows = [part for row in x for part in exact_blocks(row, fmt)]
-        rounded = torch.tensor([quantize_block(part, fmt, whole) for part in rows], dtype=torch.float64).reshape(
-            x.shape
-        )
+        rounded = torch.tensor(
+            [quantize_block(part, fmt, whole) for part in rows], dtype=torch.float64
+        ).reshape(x.shape)
         assert one.error == pytest.approx(float((rounded - x).norm() / x.norm()), rel=1e-6)
-        assert one.zeroed == pytest.approx(float(((rounded == 0) & (x != 0)).sum() / (x != 0).sum()))
+        assert one.zeroed == pytest.approx(
+            float(((rounded == 0) & (x != 0)).sum() / (x != 0).sum())
+        )
         assert one.bits == float(fmt.bits) and one.element == fmt.element.name
 
 
@@ -223,7 +250,9 @@ def test_tensors_with_one_scale_are_measured_whole() -> None:
 
 
 def test_a_tensor_of_zeros_has_no_error() -> None:
-    assert {(one.error, one.zeroed) for one in format_errors({"zeros": torch.zeros(2, 8)})} == {(0.0, 0.0)}
+    assert {(one.error, one.zeroed) for one in format_errors({"zeros": torch.zeros(2, 8)})} == {
+        (0.0, 0.0)
+    }
 
 
 def test_half_tensors_and_gradients_are_taken_as_they_are() -> None:

@@ -8,7 +8,14 @@ import torch
 
 from amp_course.bits import FP4_E2M1
 from amp_course.frontiers import MXFP4, MXFP8_E4M3, NVFP4
-from amp_course.frontiers.block_errors import block_line, format_errors, row_errors, spread, weight_row, with_outlier
+from amp_course.frontiers.block_errors import (
+    block_line,
+    format_errors,
+    row_errors,
+    spread,
+    weight_row,
+    with_outlier,
+)
 from amp_course.frontiers.block_figures import (
     FATES,
     LEAST_ERROR,
@@ -24,22 +31,31 @@ ROW = row_errors(with_outlier(weight_row(), PLACE, 20.0), MXFP4)
 UNIT = spread(weight_row(), PLACE)
 LINES = [block_line(weight_row(32), fmt) for fmt in (MXFP4, NVFP4, MXFP8_E4M3)]
 GENERATOR = torch.Generator().manual_seed(3)
-TENSORS = {"weights": weight_row(256).reshape(4, 64), "gradients": torch.randn(4, 64, generator=GENERATOR) ** 9}
+TENSORS = {
+    "weights": weight_row(256).reshape(4, 64),
+    "gradients": torch.randn(4, 64, generator=GENERATOR) ** 9,
+}
 ERRORS = format_errors(TENSORS)
 
 
 def test_a_bar_for_each_number_and_its_error_in_the_colour_of_its_fate():
     above, below = row_figure(ROW, PLACE, UNIT).axes
-    assert [bar.get_height() * UNIT for bar in above.patches[:64]] == pytest.approx(ROW.values.tolist())
+    assert [bar.get_height() * UNIT for bar in above.patches[:64]] == pytest.approx(
+        ROW.values.tolist()
+    )
     dashes = above.collections[0].get_offsets()
     assert [y * UNIT for _, y in dashes] == pytest.approx(ROW.rounded.tolist())
     bars = [bar for bar in below.patches if bar.get_y() == LEAST_ERROR]
     assert len(bars) == 64
     for bar in bars:
         place = round(bar.get_x() + bar.get_width() / 2)
-        assert bar.get_y() + bar.get_height() == pytest.approx(max(float(ROW.errors[place]), LEAST_ERROR))
+        assert bar.get_y() + bar.get_height() == pytest.approx(
+            max(float(ROW.errors[place]), LEAST_ERROR)
+        )
         assert (bar.get_hatch() or "") == FATES[fate(ROW, place)][1]
-    assert [text.get_text().strip() for text in above.texts if "→" in text.get_text()] == ["20 → 16.8"]
+    assert [text.get_text().strip() for text in above.texts if "→" in text.get_text()] == [
+        "20 → 16.8"
+    ]
 
 
 def test_fates_are_told_apart_without_colour():
@@ -57,9 +73,15 @@ def test_a_line_where_each_block_begins_and_the_outliers_block_is_shaded():
 
 def test_the_alt_text_of_a_row_says_what_was_counted():
     alt = row_figure(ROW, PLACE, UNIT).alt
-    assert "64 numbers in MXFP4, blocks of 32" in alt and "20 standard deviations at place 37" in alt
+    assert (
+        "64 numbers in MXFP4, blocks of 32" in alt and "20 standard deviations at place 37" in alt
+    )
     assert f"Became 0: {int((ROW.rounded == 0).sum())}; clipped: 1;" in alt
-    assert f"without the outlier {ROW.error(PLACE):.2%}" in alt and "places 32 to 63" in alt and alt.endswith(".")
+    assert (
+        f"without the outlier {ROW.error(PLACE):.2%}" in alt
+        and "places 32 to 63" in alt
+        and alt.endswith(".")
+    )
 
 
 def test_a_number_line_has_a_tick_for_each_number_and_a_stroke_for_each_value():
@@ -93,8 +115,12 @@ def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
         of = [one for one in ERRORS if one.tensor == tensor]
         for axis, field in ((errors[column], "error"), (shares[column], "zeroed")):
             marks = [line for line in axis.lines if line.get_marker() not in ("", "None")]
-            assert [line.get_xdata()[0] for line in marks] == pytest.approx([100 * getattr(one, field) for one in of])
-            assert [round(line.get_ydata()[0]) for line in marks] == [names.index(one.format) for one in of]
+            assert [line.get_xdata()[0] for line in marks] == pytest.approx(
+                [100 * getattr(one, field) for one in of]
+            )
+            assert [round(line.get_ydata()[0]) for line in marks] == [
+                names.index(one.format) for one in of
+            ]
     assert [label.get_text() for label in errors[0].get_yticklabels()][4:] == [
         "MXFP4 · 4.25 bits", "NVFP4 · 4.5 bits", "fp8 E4M3 per tensor · 8.03 bits", "int8 per tensor · 8.03 bits",
     ]  # fmt: skip
@@ -106,12 +132,18 @@ def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
 def test_roundings_are_told_apart_by_marks_that_do_not_cover_each_other():
     axis = format_error_figure(ERRORS).axes[0]
     marks = [line for line in axis.lines if line.get_marker() not in ("", "None")][:3]
-    assert len({line.get_marker() for line in marks}) == 3 and len({line.get_ydata()[0] for line in marks}) == 3
+    assert (
+        len({line.get_marker() for line in marks}) == 3
+        and len({line.get_ydata()[0] for line in marks}) == 3
+    )
 
 
 def test_the_alt_text_of_errors_names_the_best_rounding_of_each():
     alt = format_error_figure(ERRORS).alt
-    best = min((one for one in ERRORS if (one.tensor, one.format) == ("gradients", "MXFP4")), key=lambda one: one.error)
+    best = min(
+        (one for one in ERRORS if (one.tensor, one.format) == ("gradients", "MXFP4")),
+        key=lambda one: one.error,
+    )
     assert f"MXFP4 {best.error:.2%}, {best.zeroed:.1%} became 0" in alt.split("gradients: ")[1]
     assert alt.count("MXFP4 ") == 2 and alt.endswith(".")
 

@@ -38,8 +38,16 @@ def test_a_variant_replaces_every_matmul_and_keeps_the_parameters(name: str) -> 
         before = {key: value.data_ptr() for key, value in model.state_dict().items()}
         find_variant(name).convert(model)
         kinds = {type(module) for module in model.modules()}
-        assert not kinds & {nn.Linear, nn.Conv2d} and kinds & {RoundedLinear, RoundedConv2d, Fp8Linear}
-        after = {key: value.data_ptr() for key, value in model.state_dict().items() if "history" not in key}
+        assert not kinds & {nn.Linear, nn.Conv2d} and kinds & {
+            RoundedLinear,
+            RoundedConv2d,
+            Fp8Linear,
+        }
+        after = {
+            key: value.data_ptr()
+            for key, value in model.state_dict().items()
+            if "history" not in key
+        }
         assert after == before
 
 
@@ -51,7 +59,11 @@ def test_the_first_loss_is_that_of_fp32_but_for_rounding_and_seeds_decide() -> N
             train(find_variant("fp32"), steps=3), seconds_per_step=exact.seconds_per_step
         )
         assert train(find_variant("fp32"), steps=3, seed=1).losses != exact.losses
-        for name, within in (("bf16", 0.01), ("fp8, current scale", 0.05), ("MXFP4, scale up, stochastic", 0.4)):
+        for name, within in (
+            ("bf16", 0.01),
+            ("fp8, current scale", 0.05),
+            ("MXFP4, scale up, stochastic", 0.4),
+        ):
             run = train(find_variant(name), steps=3)
             assert 0 < abs(run.losses[0] - exact.losses[0]) < within, name
             assert run.losses == train(find_variant(name), steps=3).losses
@@ -75,7 +87,10 @@ def test_compressed_activations_are_counted_by_the_step() -> None:
 @pytest.mark.slow
 def test_two_bits_cost_at_most_two_points_of_accuracy_over_three_seeds() -> None:
     steps = 150
-    exact, few = ([train_resnet(v, steps=steps, seed=s) for s in range(3)] for v in (VARIANTS[0], CompressedVariant()))
+    exact, few = (
+        [train_resnet(v, steps=steps, seed=s) for s in range(3)]
+        for v in (VARIANTS[0], CompressedVariant())
+    )
     lost = sum(a.score - b.score for a, b in zip(exact, few, strict=True)) / 3
     assert lost < 0.02 and min(run.score for run in exact) > 0.95
     assert all(run.whole >= 12 * run.kept for run in few)
@@ -90,16 +105,29 @@ def test_an_optimizer_steps_at_the_rate_of_the_schedule(variant) -> None:
 
 
 def test_a_gradient_is_far_from_fp32s_by_what_was_rounded() -> None:
-    found = {one.variant: one for one in gradient_errors(VARIANTS[:2] + VARIANTS[5:7], draws=2, steps=20)}
+    found = {
+        one.variant: one for one in gradient_errors(VARIANTS[:2] + VARIANTS[5:7], draws=2, steps=20)
+    }
     assert found["fp32"].single == found["fp32"].mean == 0
-    assert 0 < found["bf16"].single < 0.01 < found["MXFP8, scale up"].single < found["MXFP8, scale down"].single < 0.5
+    assert (
+        0
+        < found["bf16"].single
+        < 0.01
+        < found["MXFP8, scale up"].single
+        < found["MXFP8, scale down"].single
+        < 0.5
+    )
     assert found["bf16"].mean == pytest.approx(found["bf16"].single)  # nothing is drawn
 
 
 @pytest.mark.slow
 def test_drawn_rounding_averages_out_only_where_nothing_is_clipped() -> None:
     down, up = gradient_errors(
-        [find_variant("MXFP4, scale down, stochastic"), find_variant("MXFP4, scale up, stochastic")], draws=6
+        [
+            find_variant("MXFP4, scale down, stochastic"),
+            find_variant("MXFP4, scale up, stochastic"),
+        ],
+        draws=6,
     )
     assert up.mean < 0.75 * down.mean
 
@@ -111,16 +139,29 @@ def test_the_table_says_what_ran_and_comes_back_from_a_file(tmp_path) -> None:
     path.write_text(json.dumps({"runs": [as_json(run) for run in runs]}))
     tables = load_trainings(path)
     table = tables["resnet"]
-    assert set(tables) == {"resnet", "gpt"} and [len(one.runs) for one in (table, tables["gpt"])] == [3, 1]
+    assert set(tables) == {"resnet", "gpt"} and [
+        len(one.runs) for one in (table, tables["gpt"])
+    ] == [3, 1]
     head, first, second = table.rows()
     assert head == ["variant", "rate", "bits", "last loss", "right digits", "seeds", "fp32 bytes"]
-    assert first[0] == "fp32" and first[5] == "2" and " to " in first[3] and "%" in first[4] and first[6] == ""
+    assert (
+        first[0] == "fp32"
+        and first[5] == "2"
+        and " to " in first[3]
+        and "%" in first[4]
+        and first[6] == ""
+    )
     assert second[1] == "0.5" and second[6].startswith("÷ 15")
     assert table.score("fp32") == pytest.approx((runs[0].score + runs[1].score) / 2)
     assert "held-out loss" in repr(tables["gpt"]) and "<table" in table._repr_html_()
     better = [replace(run, variant="other", score=run.score + 0.25) for run in runs[1::-1]]
-    assert TrainingTable((*runs[:2], *better)).differences("other", "fp32") == pytest.approx([0.25, 0.25])
-    assert table.only("fp32").runs == tuple(table.runs[:2]) and table.only(rate=0.5).runs == table.runs[2:]
+    assert TrainingTable((*runs[:2], *better)).differences("other", "fp32") == pytest.approx(
+        [0.25, 0.25]
+    )
+    assert (
+        table.only("fp32").runs == tuple(table.runs[:2])
+        and table.only(rate=0.5).runs == table.runs[2:]
+    )
     with pytest.raises(KeyError, match="was not trained"):
         table.score("fp16")
     with pytest.raises(ValueError, match="one workload"):
@@ -143,8 +184,12 @@ def test_real_tensors_are_those_of_one_matmul() -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     assert shapes == {"weights": (256, 64), "activations": (1024, 64), "gradients": (1024, 256)}
     rows = found["activations"]
-    assert rows.mean(1).abs().max() < 0.2 and found["gradients"].abs().amax() < 0.01  # layer norm's output; a mean loss
-    assert all(tensor.dtype is torch.float32 and not tensor.requires_grad for tensor in found.values())
+    assert (
+        rows.mean(1).abs().max() < 0.2 and found["gradients"].abs().amax() < 0.01
+    )  # layer norm's output; a mean loss
+    assert all(
+        tensor.dtype is torch.float32 and not tensor.requires_grad for tensor in found.values()
+    )
 
 
 def test_each_row_of_the_head_gradient_balances_its_label() -> None:

@@ -43,7 +43,10 @@ def test_numbers_are_stored_as_ml_dtypes_stores_them(dtype: torch.dtype) -> None
     torch.manual_seed(0)
     largest = torch.finfo(dtype).max
     x = torch.cat(
-        [torch.randn(5000) * 10.0 ** torch.randint(-6, 3, (5000,)), torch.tensor([0.0, -0.0, largest, -largest])]
+        [
+            torch.randn(5000) * 10.0 ** torch.randint(-6, 3, (5000,)),
+            torch.tensor([0.0, -0.0, largest, -largest]),
+        ]
     )
     inside = x.clamp(-largest, largest).numpy().astype(NUMPY[dtype]).astype(np.float32)
     assert np.array_equal(to_fp8(x, ONE, dtype).float().numpy(), inside)
@@ -59,7 +62,9 @@ def test_what_is_past_the_largest_is_clipped_and_inf_and_nan_stay() -> None:
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("amax", [1e-40, 1e-30, 0.01, 3.0, 1e30, 3e38])
-def test_with_its_scale_the_largest_number_is_the_largest_of_the_format(amax: float, dtype: torch.dtype) -> None:
+def test_with_its_scale_the_largest_number_is_the_largest_of_the_format(
+    amax: float, dtype: torch.dtype
+) -> None:
     x = torch.tensor([amax, -amax / 2])
     back = from_fp8(to_fp8(x, scale_for(x.amax(), dtype), dtype), scale_for(x.amax(), dtype))
     if amax > 1e-35:
@@ -108,22 +113,37 @@ def test_a_history_of_zeros_a_window_of_none_and_evaluation_mode() -> None:
 
 @pytest.mark.parametrize("sizes", [(16, 32, 48), (1, 1, 1), (5, 7, 3), (64, 1000, 8)])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)])
-def test_a_product_is_within_the_bound_of_the_float64_product(arithmetic: str, sizes, dtypes) -> None:
+def test_a_product_is_within_the_bound_of_the_float64_product(
+    arithmetic: str, sizes, dtypes
+) -> None:
     m, k, n = sizes
     generator = torch.Generator().manual_seed(sum(sizes))
-    x, y = torch.randn(m, k, generator=generator) * 3e-3, torch.randn(k, n, generator=generator) * 50
-    scales = [scale_for(tensor.abs().amax(), dtype) for tensor, dtype in zip((x, y), dtypes, strict=True)]
+    x, y = (
+        torch.randn(m, k, generator=generator) * 3e-3,
+        torch.randn(k, n, generator=generator) * 50,
+    )
+    scales = [
+        scale_for(tensor.abs().amax(), dtype) for tensor, dtype in zip((x, y), dtypes, strict=True)
+    ]
     a, b = to_fp8(x, scales[0], dtypes[0]), to_fp8(y, scales[1], dtypes[1])
     got = multiply(a, b, *scales)
     exact = (a.double() * scales[0].double()) @ (b.double() * scales[1].double())
     bound = product_error_bound(a, b, *scales)
     assert got.dtype == torch.float32 and ((got.double() - exact).abs() <= bound).all()
-    assert (bound <= 2e-4 * (a.double().abs() @ b.double().abs()) * float(scales[0] * scales[1]) + 1e-44).all()
+    assert (
+        bound <= 2e-4 * (a.double().abs() @ b.double().abs()) * float(scales[0] * scales[1]) + 1e-44
+    ).all()
 
 
 def test_an_empty_product(arithmetic: str) -> None:
-    assert multiply(torch.zeros(0, 4).to(E4M3), torch.zeros(4, 3).to(E4M3), ONE, ONE).shape == (0, 3)
-    assert multiply(torch.zeros(2, 0).to(E4M3), torch.zeros(0, 3).to(E4M3), ONE, ONE).tolist() == [[0.0] * 3] * 2
+    assert multiply(torch.zeros(0, 4).to(E4M3), torch.zeros(4, 3).to(E4M3), ONE, ONE).shape == (
+        0,
+        3,
+    )
+    assert (
+        multiply(torch.zeros(2, 0).to(E4M3), torch.zeros(0, 3).to(E4M3), ONE, ONE).tolist()
+        == [[0.0] * 3] * 2
+    )
 
 
 def test_wrong_products_are_noticed(monkeypatch: pytest.MonkeyPatch, request) -> None:
@@ -131,7 +151,9 @@ def test_wrong_products_are_noticed(monkeypatch: pytest.MonkeyPatch, request) ->
         pytest.skip("this torch has no scaled_mm")
     request.addfinalizer(fp8._problem.cache_clear)
     fp8._problem.cache_clear()
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm", lambda a, b, *_, **__: torch.zeros(16, 16))
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_mm", lambda a, b, *_, **__: torch.zeros(16, 16)
+    )
     assert simulated_because() == "scaled_mm gives wrong products on this cpu"
     fp8._problem.cache_clear()
 
@@ -144,7 +166,9 @@ def test_wrong_products_are_noticed(monkeypatch: pytest.MonkeyPatch, request) ->
 
 @pytest.mark.parametrize("scaling", [CurrentScaling, DelayedScaling])
 @pytest.mark.parametrize("gradient_dtype", [E4M3, E5M2])
-def test_a_layer_is_the_float64_layer_of_its_fp8_numbers(arithmetic: str, scaling, gradient_dtype: torch.dtype) -> None:
+def test_a_layer_is_the_float64_layer_of_its_fp8_numbers(
+    arithmetic: str, scaling, gradient_dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     layer = Fp8Linear(24, 12, scaling=scaling, gradient_dtype=gradient_dtype)
     for _ in range(2):  # in the second, a delayed scale is that of the first
@@ -198,7 +222,10 @@ def test_it_shares_the_weights_of_the_layer_that_it_replaces() -> None:
     fresh = Fp8Linear(8, 4, scaling=DelayedScaling)
     layer.train()(torch.ones(1, 8))
     fresh.load_state_dict(layer.state_dict())
-    assert torch.equal(fresh.input_scaling.history, layer.input_scaling.history) and fresh.input_scaling.history[0] == 1
+    assert (
+        torch.equal(fresh.input_scaling.history, layer.input_scaling.history)
+        and fresh.input_scaling.history[0] == 1
+    )
     with pytest.raises(TypeError, match="this is a Conv2d"):
         Fp8Linear.from_linear(nn.Conv2d(1, 1, 1))  # type: ignore[arg-type]
 
@@ -214,6 +241,9 @@ def test_frozen_weights_and_inputs_get_no_gradient() -> None:
 
 
 def test_a_scale_that_is_far_too_small_still_clips() -> None:
-    assert to_fp8(torch.tensor([1e30, -1e30]), torch.tensor(1e-10)).float().tolist() == [448.0, -448.0]
+    assert to_fp8(torch.tensor([1e30, -1e30]), torch.tensor(1e-10)).float().tolist() == [
+        448.0,
+        -448.0,
+    ]
     assert to_fp8(torch.tensor([1e39], dtype=torch.float64), ONE).float().tolist() == [448.0]
     assert scale_for(torch.tensor(1e-3, dtype=torch.float16), E5M2) > 0

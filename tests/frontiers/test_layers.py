@@ -17,7 +17,9 @@ from amp_course.kit.models import CharGPT, DigitsResNet
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64])
 def test_the_matrix_is_scipys(size: int) -> None:
-    assert torch.allclose(hadamard(size), torch.from_numpy(scipy.linalg.hadamard(size)).float() / size**0.5)
+    assert torch.allclose(
+        hadamard(size), torch.from_numpy(scipy.linalg.hadamard(size)).float() / size**0.5
+    )
 
 
 @pytest.mark.parametrize("size", [0, 3, -4, 0.5])
@@ -65,11 +67,15 @@ def test_a_linear_layer_rounds_along_what_it_sums_over(block_format, rotated: bo
     y.backward(gradient.view(4, 9, 24))
 
     def round_(tensor, dim):
-        turned = rotate(tensor.detach(), 32, dim, random_signs(32, 0)) if rotated else tensor.detach()
+        turned = (
+            rotate(tensor.detach(), 32, dim, random_signs(32, 0)) if rotated else tensor.detach()
+        )
         return quantize(turned, block_format, dim)
 
     exact = by_hand(x, linear.weight, gradient, round_)
-    for got, wanted in zip((y.view(36, 24) - linear.bias, x.grad, linear.weight.grad), exact, strict=True):
+    for got, wanted in zip(
+        (y.view(36, 24) - linear.bias, x.grad, linear.weight.grad), exact, strict=True
+    ):
         assert torch.allclose(got.double(), wanted, atol=1e-4)
     plain = x.detach().double() @ linear.weight.double().t()
     assert (exact[0] - plain).norm() / plain.norm() > 0.01  # the rounding is there
@@ -83,7 +89,10 @@ def test_a_convolution_is_a_linear_layer_where_its_kernel_is_one_pixel() -> None
     layer(x).backward(gradient)
     weight = convolution.weight.detach().flatten(1)
     _, of_x, of_weight = by_hand(
-        x.detach().flatten(1), weight, gradient.flatten(1), lambda tensor, dim: quantize(tensor, MXFP4, dim)
+        x.detach().flatten(1),
+        weight,
+        gradient.flatten(1),
+        lambda tensor, dim: quantize(tensor, MXFP4, dim),
     )
     assert torch.allclose(x.grad.flatten(1).double(), of_x, atol=1e-4)
     assert torch.allclose(convolution.weight.grad.flatten(1).double(), of_weight, atol=1e-4)
@@ -92,17 +101,25 @@ def test_a_convolution_is_a_linear_layer_where_its_kernel_is_one_pixel() -> None
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_without_rounding_they_are_torchs_own(kind: str) -> None:
     torch.manual_seed(0)
-    plain = nn.Linear(6, 5) if kind == "linear" else nn.Conv2d(6, 5, 3, stride=2, padding=1, dilation=2)
+    plain = (
+        nn.Linear(6, 5) if kind == "linear" else nn.Conv2d(6, 5, 3, stride=2, padding=1, dilation=2)
+    )
     as_it_is = Operands(*[lambda tensor, dim: tensor] * 3)
     layer = RoundedLinear(plain, as_it_is) if kind == "linear" else RoundedConv2d(plain, as_it_is)
-    x = torch.randn(4, 6, requires_grad=True) if kind == "linear" else torch.randn(4, 6, 9, 9, requires_grad=True)
+    x = (
+        torch.randn(4, 6, requires_grad=True)
+        if kind == "linear"
+        else torch.randn(4, 6, 9, 9, requires_grad=True)
+    )
     found = []
     for one in (plain, layer):
         x.grad = None
         one.zero_grad()
         y = one(x)
         y.square().sum().backward()
-        found.append([y.detach(), x.grad.clone(), plain.weight.grad.clone(), plain.bias.grad.clone()])
+        found.append(
+            [y.detach(), x.grad.clone(), plain.weight.grad.clone(), plain.bias.grad.clone()]
+        )
     for wanted, got in zip(*found, strict=True):
         assert torch.allclose(wanted, got, atol=1e-5)
 
@@ -129,7 +146,9 @@ def test_operands_by_name() -> None:
     with_draws = ByBlocks(MXFP4, "stochastic", seed=3)
     again = ByBlocks(MXFP4, "stochastic", seed=3)
     many = torch.rand(64, 64)
-    assert torch.equal(first := with_draws(many, 1), again(many, 1)) and not torch.equal(first, with_draws(many, 1))
+    assert torch.equal(first := with_draws(many, 1), again(many, 1)) and not torch.equal(
+        first, with_draws(many, 1)
+    )
 
 
 def test_layers_are_replaced_but_for_those_to_keep() -> None:
@@ -147,7 +166,9 @@ def test_layers_are_replaced_but_for_those_to_keep() -> None:
         replace_layers(model, make, keep=["tail"])
 
 
-@pytest.mark.parametrize("options", [{"groups": 2}, {"padding_mode": "circular", "padding": 1}, {"padding": "same"}])
+@pytest.mark.parametrize(
+    "options", [{"groups": 2}, {"padding_mode": "circular", "padding": 1}, {"padding": "same"}]
+)
 def test_convolutions_that_cannot_be_rounded_are_refused(options) -> None:
     with pytest.raises(ValueError, match="one group, padded by a number of zeros"):
         RoundedConv2d(nn.Conv2d(4, 4, 3, **options), Operands(*[Unscaled(BF16)] * 3))
@@ -157,7 +178,8 @@ def test_the_networks_of_the_course_train_with_them() -> None:
     model = DigitsResNet(8)
     operand = ByBlocks(MXFP4)
     count = replace_layers(
-        model, lambda m: RoundedConv2d(m, Operands(*[operand] * 3)) if isinstance(m, nn.Conv2d) else None
+        model,
+        lambda m: RoundedConv2d(m, Operands(*[operand] * 3)) if isinstance(m, nn.Conv2d) else None,
     )
     assert count == 5
     model(torch.rand(4, 1, 8, 8)).sum().backward()
@@ -177,13 +199,21 @@ def test_an_empty_batch_and_a_single_row(shape) -> None:
 
 def test_integers_are_refused_and_dimensions_checked() -> None:
     whole = torch.ones(2, 8, dtype=torch.int64)
-    for refused in (lambda: rotate(whole), lambda: Fp8Linear(8, 4)(whole), lambda: to_fp8(whole, torch.tensor(1.0))):
-        with pytest.raises(TypeError, match=r"this one is torch\.int64: convert it with \.float\(\)"):
+    for refused in (
+        lambda: rotate(whole),
+        lambda: Fp8Linear(8, 4)(whole),
+        lambda: to_fp8(whole, torch.tensor(1.0)),
+    ):
+        with pytest.raises(
+            TypeError, match=r"this one is torch\.int64: convert it with \.float\(\)"
+        ):
             refused()
     with pytest.raises(IndexError, match="Dimension out of range"):
         rotate(torch.ones(2, 8), dim=2)
     half = torch.randn(4, 32).half()
-    assert rotate(half).dtype == torch.float16 and torch.allclose(rotate(rotate(half)).float(), half.float(), atol=0.02)
+    assert rotate(half).dtype == torch.float16 and torch.allclose(
+        rotate(rotate(half)).float(), half.float(), atol=0.02
+    )
 
 
 def test_autocast_changes_no_arithmetic_in_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,13 +238,17 @@ def test_the_result_has_the_dtype_of_the_input() -> None:
         y = layer(low)
         y.float().sum().backward()
         assert (
-            y.dtype is torch.bfloat16 and low.grad.dtype is torch.bfloat16 and layer.weight.grad.dtype is torch.bfloat16
+            y.dtype is torch.bfloat16
+            and low.grad.dtype is torch.bfloat16
+            and layer.weight.grad.dtype is torch.bfloat16
         )
 
 
 def test_delayed_scales_move_stop_and_are_saved_with_their_layer() -> None:
     def operands() -> Operands:
-        return Operands(*(OneScale(scaling=DelayedScaling(4)) for _ in range(3)), by_dimension=False)
+        return Operands(
+            *(OneScale(scaling=DelayedScaling(4)) for _ in range(3)), by_dimension=False
+        )
 
     layer = RoundedLinear(nn.Linear(8, 4), operands())
     layer(torch.full((2, 8), 3.0))
@@ -242,7 +276,11 @@ def test_a_layer_in_several_places_is_replaced_in_all_and_what_is_kept_is_kept_w
         return RoundedLinear(module, operands) if isinstance(module, nn.Linear) else None
 
     assert replace_layers(model, make, keep=["head"]) == 1
-    assert model.a is model.b and isinstance(model.a, RoundedLinear) and isinstance(model.head[0], nn.Linear)
+    assert (
+        model.a is model.b
+        and isinstance(model.a, RoundedLinear)
+        and isinstance(model.head[0], nn.Linear)
+    )
     with pytest.raises(TypeError, match=r"write keep=\['head'\]"):
         replace_layers(model, make, keep="head")
     with pytest.raises(ValueError, match="the model is a Linear itself"):
@@ -271,4 +309,6 @@ def test_the_first_call_decides_nothing_for_later_ones() -> None:
     x = torch.ones(16, requires_grad=True)
     rotate(x, 16, signs=random_signs(16)).sum().backward()
     hadamard(16).mul_(5)
-    assert x.grad is not None and torch.allclose(hadamard(16) @ hadamard(16), torch.eye(16), atol=1e-6)
+    assert x.grad is not None and torch.allclose(
+        hadamard(16) @ hadamard(16), torch.eye(16), atol=1e-6
+    )

@@ -29,7 +29,9 @@ def models() -> list[CharGPT]:
 @pytest.fixture(scope="module")
 def found(models) -> dict[tuple[str, str, int], mm.Mismatch]:
     return {
-        (engine.name, fmt.name, seed): mm.measure(model, fmt, inference=engine, sequences=16, seed=seed)
+        (engine.name, fmt.name, seed): mm.measure(
+            model, fmt, inference=engine, sequences=16, seed=seed
+        )
         for engine, fmt, (seed, model) in itertools.product(
             (INFERENCE, REORDERED), (FP32, FP16, BF16), enumerate(models)
         )
@@ -72,12 +74,19 @@ def test_in_fp32_every_engine_computes_the_model(models, engine: Engine) -> None
 def test_a_linear_layer_rounds_where_it_says(models, pieces: int, round_pieces: bool) -> None:
     model = models[0]
     x = torch.randint(-64, 65, (5, 1, 64), generator=torch.Generator().manual_seed(1)) / 16
-    weight = torch.randint(-64, 65, (model.vocab_size, 64), generator=torch.Generator().manual_seed(2)) / 16
+    weight = (
+        torch.randint(-64, 65, (model.vocab_size, 64), generator=torch.Generator().manual_seed(2))
+        / 16
+    )
     policy = Policy(model, BF16, Engine("one", pieces, round_pieces))
-    policy.weights["head.weight"] = weight  # multiples of 1/16 of 7 bits: bf16 has them, and fp32 adds them exactly
+    policy.weights["head.weight"] = (
+        weight  # multiples of 1/16 of 7 bits: bf16 has them, and fp32 adds them exactly
+    )
     got = policy._linear(x, "head").squeeze(1).numpy()
     total = 0.0
-    for a, b in zip(np.split(x.squeeze(1).numpy(), pieces, 1), np.split(weight.numpy(), pieces, 1), strict=True):
+    for a, b in zip(
+        np.split(x.squeeze(1).numpy(), pieces, 1), np.split(weight.numpy(), pieces, 1), strict=True
+    ):
         piece = a.astype(np.float64) @ b.astype(np.float64).T
         total = total + (piece.astype(BFLOAT16).astype(np.float64) if round_pieces else piece)
     expected = total.astype(np.float32).astype(BFLOAT16).astype(np.float32)
@@ -89,7 +98,11 @@ def test_a_linear_layer_rounds_where_it_says(models, pieces: int, round_pieces: 
 def test_logits_have_values_of_the_format(models, engine: Engine, fmt) -> None:
     with torch.no_grad():
         logits = Policy(models[0], fmt, engine).logits(torch.arange(12).view(2, 6))
-    assert torch.equal(logits, round_to(logits, fmt)) and logits.isfinite().all() and logits.std() > 0.1
+    assert (
+        torch.equal(logits, round_to(logits, fmt))
+        and logits.isfinite().all()
+        and logits.std() > 0.1
+    )
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16])
@@ -133,13 +146,23 @@ def test_training_in_bf16_is_as_far_from_fp32_as_autocast_is(models) -> None:
 
 
 def test_what_a_mismatch_says_of_itself() -> None:
-    one = mm.Mismatch("bf16", torch.tensor([[math.log(2), 0.0], [0.0, -math.log(4)]], dtype=torch.float64))
-    assert one.mean == pytest.approx(3 * math.log(2) / 4) and one.largest == pytest.approx(2 * math.log(2))
+    one = mm.Mismatch(
+        "bf16", torch.tensor([[math.log(2), 0.0], [0.0, -math.log(4)]], dtype=torch.float64)
+    )
+    assert one.mean == pytest.approx(3 * math.log(2) / 4) and one.largest == pytest.approx(
+        2 * math.log(2)
+    )
     assert one.identical == 0.5 and one.sequence_ratios.tolist() == pytest.approx([2, 0.25])
     assert one.effective_share == pytest.approx(2.25**2 / (2 * (4 + 1 / 16)))
     assert one.divergence == pytest.approx(((2 - 1 - math.log(2)) + (0.25 - 1 + math.log(4))) / 4)
     none = mm.Mismatch("fp32", torch.zeros(3, 5, dtype=torch.float64))
-    assert (none.mean, none.largest, none.identical, none.effective_share, none.divergence) == (0, 0, 1, 1, 0)
+    assert (none.mean, none.largest, none.identical, none.effective_share, none.divergence) == (
+        0,
+        0,
+        1,
+        1,
+        0,
+    )
 
 
 @pytest.mark.slow
@@ -150,7 +173,9 @@ def test_three_bits_more_make_log_ratios_eight_times_smaller(found) -> None:
         assert 25 < bf16.divergence / fp16.divergence < 144  # it is quadratic: 64
         assert bf16.mean > 1e-3 and fp32.mean < 1e-6
         assert fp32.effective_share > fp16.effective_share > bf16.effective_share
-        assert (bf16.sequence_ratios - 1).abs().max() > 0.03 > (fp16.sequence_ratios - 1).abs().max()
+        assert (
+            (bf16.sequence_ratios - 1).abs().max() > 0.03 > (fp16.sequence_ratios - 1).abs().max()
+        )
 
 
 def test_another_order_of_sums_alone_does_little_and_no_more_in_bf16(found) -> None:
@@ -170,7 +195,12 @@ def test_an_engine_agrees_with_itself_but_for_the_cache(models) -> None:
     ids, sampled = mm.sample(Policy(models[0], FP32, TRAINING), 4, 30, seed=0)
     with torch.no_grad():
         assert (mm.log_probs(Policy(models[0], FP32, TRAINING), ids) - sampled).abs().max() < 1e-5
-    assert ids.shape == (4, 31) and sampled.shape == (4, 30) and (sampled < 0).all() and not sampled.requires_grad
+    assert (
+        ids.shape == (4, 31)
+        and sampled.shape == (4, 30)
+        and (sampled < 0).all()
+        and not sampled.requires_grad
+    )
 
 
 def test_tokens_are_drawn_with_their_probabilities(models) -> None:
@@ -195,7 +225,9 @@ def test_with_this_machines_own_kernels_it_is_the_same(models) -> None:
 def test_runs_repeat_and_leave_the_random_state_alone() -> None:
     state = torch.get_rng_state()
     model, again = mm.small_policy(4, steps=2, context=16), mm.small_policy(4, steps=2, context=16)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    )
     first, second = (mm.measure(model, BF16, sequences=2, tokens=10, seed=1) for _ in range(2))
     assert torch.equal(first.log_ratios, second.log_ratios)
     runs = [reinforce(model, BF16, steps=2, sequences=4, tokens=6) for _ in range(2)]
@@ -209,7 +241,9 @@ def test_runs_repeat_and_leave_the_random_state_alone() -> None:
 def test_bad_input_is_refused_with_a_reason(models) -> None:
     with pytest.raises(ValueError, match="none: a dot product has at least 1 piece, not 0"):
         Engine("none", 0)
-    with pytest.raises(ValueError, match="129 tokens in a row, but this model has only 128 positions"):
+    with pytest.raises(
+        ValueError, match="129 tokens in a row, but this model has only 128 positions"
+    ):
         mm.sample(Policy(models[0], FP32, TRAINING), 1, 129, seed=0)
     with pytest.raises(ValueError, match="number of steps is 0: ask for at least 1"):
         mm.small_policy(steps=0)
@@ -221,7 +255,9 @@ def test_bad_input_is_refused_with_a_reason(models) -> None:
 
 
 def test_the_reward() -> None:
-    ids = torch.tensor([[9, 1, 2, 1, 2, 1], [1, 1, 1, 1, 1, 1], [0, 1, 2, 1, 3, 1], [0, 1, 2, 3, 4, 5]])
+    ids = torch.tensor(
+        [[9, 1, 2, 1, 2, 1], [1, 1, 1, 1, 1, 1], [0, 1, 2, 1, 3, 1], [0, 1, 2, 3, 4, 5]]
+    )
     assert alternation(ids).tolist() == pytest.approx([1, 0, 2 / 3, 0])
 
 
@@ -230,7 +266,10 @@ def test_a_policy_learns_whatever_the_format() -> None:
     """Nothing more is claimed: at this size formats differ by no more than seeds do."""
     model = mm.small_policy(0, steps=60, context=16)
     before = [parameter.clone() for parameter in model.parameters()]
-    runs = {fmt.name: reinforce(model, fmt, seed=2, steps=30, sequences=24, tokens=12) for fmt in (FP32, FP16, BF16)}
+    runs = {
+        fmt.name: reinforce(model, fmt, seed=2, steps=30, sequences=24, tokens=12)
+        for fmt in (FP32, FP16, BF16)
+    }
     for run in runs.values():
         assert len(run.rewards) == len(run.divergences) == 30
         assert run.rewards[0] < 0.2 and run.last() > 2 * run.rewards[0]
@@ -255,7 +294,9 @@ def test_the_mismatch_figure_has_a_curve_and_a_mark_for_each_sequence(found) -> 
     assert [line.get_label() for line in curves.lines] == ["fp32", "fp16", "bf16"]
     assert len({line.get_linestyle() for line in curves.lines}) > 1 and curves.get_xscale() == "log"
     for number, line in enumerate(curves.lines):
-        every = torch.cat([one.log_ratios.abs().flatten() for one in shown[2 * number : 2 * number + 2]])
+        every = torch.cat(
+            [one.log_ratios.abs().flatten() for one in shown[2 * number : 2 * number + 2]]
+        )
         for x, y in list(zip(line.get_xdata(), line.get_ydata(), strict=True))[::20]:
             assert (every >= x).double().mean().item() == pytest.approx(y, abs=0.01)
     for number, line in enumerate(dots.lines[:3]):
@@ -275,7 +316,10 @@ def test_a_mismatch_of_nothing_can_be_drawn_and_none_cannot() -> None:
 
 
 def test_the_reward_figure_has_a_line_for_each_run() -> None:
-    runs = [RewardRun("fp16", 0, (0.0, 0.5), (0.0, 0.0)), RewardRun("bf16", 1, (0.25, 0.75), (0.0, 0.0))]
+    runs = [
+        RewardRun("fp16", 0, (0.0, 0.5), (0.0, 0.0)),
+        RewardRun("bf16", 1, (0.25, 0.75), (0.0, 0.0)),
+    ]
     figure = reward_figure(runs)
     (axis,) = figure.axes
     assert [tuple(line.get_ydata()) for line in axis.lines] == [run.rewards for run in runs]

@@ -64,21 +64,31 @@ def test_kahan_is_the_sum_with_a_second_number_in_exact_fractions() -> None:
         after = nearest_bf16(value + wanted)
         carried = nearest_bf16(wanted - (after - value))
         value = after
-        assert float(weight.detach()) == value and float(optimizer.state[weight]["compensation"]) == carried
+        assert (
+            float(weight.detach()) == value
+            and float(optimizer.state[weight]["compensation"]) == carried
+        )
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
 @pytest.mark.parametrize("make", [Bf16SGD, Bf16AdamW])
 def test_small_updates_arrive_unless_they_are_rounded_to_nearest(make, rounding: str) -> None:
     weight = nn.Parameter(torch.ones(400, dtype=torch.bfloat16))
-    optimizer = make([weight], lr=2.0**-12, rounding=rounding, **({"weight_decay": 0.0} if make is Bf16AdamW else {}))
+    optimizer = make(
+        [weight],
+        lr=2.0**-12,
+        rounding=rounding,
+        **({"weight_decay": 0.0} if make is Bf16AdamW else {}),
+    )
     for _ in range(256):  # of 2^-12 each, a sixteenth of the way to the next number: in all 2^-4
         weight.grad = -torch.ones_like(weight)
         optimizer.step()
     moved = float(weight.detach().float().mean()) - 1
     assert moved == 0 if rounding == "nearest" else moved == pytest.approx(2**-4, rel=0.05)
     assert weight.dtype == torch.bfloat16
-    kinds = {value.dtype for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)}
+    kinds = {
+        value.dtype for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)
+    }
     assert kinds <= {torch.bfloat16}
 
 
@@ -136,7 +146,9 @@ def test_parameters_without_a_gradient_and_closures() -> None:
 @pytest.mark.parametrize("signed", [True, False])
 def test_each_number_of_a_block_becomes_the_nearest_of_the_table(signed: bool) -> None:
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(3, 400, generator=generator) * 10.0 ** torch.randint(-5, 3, (3, 400), generator=generator)
+    x = torch.randn(3, 400, generator=generator) * 10.0 ** torch.randint(
+        -5, 3, (3, 400), generator=generator
+    )
     x[0, 256:] = 0.0
     x = x if signed else x.abs()
     stored = to_eight_bit(x, signed=signed)
@@ -158,7 +170,9 @@ def test_the_table_has_seven_decades() -> None:
         table = dynamic_table(signed)
         positive = table[table > 0]
         assert len(table) == len(table.unique()) == 256 and table.max() == 1 and 0.0 in table
-        counts = [int(((positive < 10.0**-n) & (positive >= 10.0 ** -(n + 1))).sum()) for n in range(7)]
+        counts = [
+            int(((positive < 10.0**-n) & (positive >= 10.0 ** -(n + 1))).sum()) for n in range(7)
+        ]
         assert counts == [(64 if signed else 128) >> n for n in range(7)]
     assert to_eight_bit(torch.zeros(0), signed=True).restore().shape == (0,)
 
@@ -222,7 +236,10 @@ def test_fp16_weights_and_states_of_torchs_own_are_taken(make) -> None:
         torch.optim.AdamW([exact], lr=1e-3, betas=make([exact]).defaults["betas"]),
     )
     for step in range(30):
-        weight.grad, exact.grad = torch.full((64,), 1e-4 * (step != 20)).half(), torch.full((64,), 1e-4 * (step != 20))
+        weight.grad, exact.grad = (
+            torch.full((64,), 1e-4 * (step != 20)).half(),
+            torch.full((64,), 1e-4 * (step != 20)),
+        )
         optimizer.step()
         torchs.step()
     assert (weight.float() - exact).abs().max() < 0.02
@@ -234,7 +251,11 @@ def test_fp16_weights_and_states_of_torchs_own_are_taken(make) -> None:
     second.load_state_dict(first.state_dict())
     for _ in range(5):
         second.step()
-    means = [state for state in second.state[big].values() if isinstance(state, torch.Tensor) and state.numel() >= 5000]
+    means = [
+        state
+        for state in second.state[big].values()
+        if isinstance(state, torch.Tensor) and state.numel() >= 5000
+    ]
     assert len(means) == 2 and (make is Bf16AdamW or all(one.dtype == torch.uint8 for one in means))
     assert float(big.detach()[0]) == pytest.approx(6e-3, rel=0.05)
 

@@ -26,13 +26,18 @@ def panel(made):
 
 
 def verdict(panel):
-    return re.sub(r"<[^>]+>", "", re.search(r'<div role="status"[^>]*>(.*?)</div>', panel.view.value)[1])
+    return re.sub(
+        r"<[^>]+>", "", re.search(r'<div role="status"[^>]*>(.*?)</div>', panel.view.value)[1]
+    )
 
 
 def cells(panel, first):
     """Return the texts of a row of the table, found by how its first cell begins."""
     rows = re.findall(r"<tr>(.*?)</tr>", panel.view.value, flags=re.S)
-    texts = [[re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows]
+    texts = [
+        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        for row in rows
+    ]
     return next(row[1:] for row in texts if row and row[0].startswith(first))
 
 
@@ -55,7 +60,9 @@ def test_what_is_shown_is_what_quantize_returns(panel, element, scale):
         sides = [got] if size == 64 else [got, whole]
         kept = torch.arange(64) != place
         assert cells(panel, "became 0") == [f"{int((one == 0).sum())} of 64" for one in sides]
-        assert cells(panel, "relative error") == [f"{100 * float((one - x).norm() / x.norm()):.3g} %" for one in sides]
+        assert cells(panel, "relative error") == [
+            f"{100 * float((one - x).norm() / x.norm()):.3g} %" for one in sides
+        ]
         without = [float((one - x)[kept].norm() / x[kept].norm()) for one in sides]
         assert cells(panel, "… without") == [f"{100 * one:.3g} %" for one in without]
         assert cells(panel, "bits")[0] == f"{element.bits + 8 / size:.3g}"
@@ -112,12 +119,16 @@ def test_fp8_survives_what_fp4_does_not(panel):
     assert "all of its 31 neighbours became 0. With blocks of 8, all 7 would." in verdict(panel)
     for element in (FP8_E4M3, FP8_E5M2):
         panel.element.value = element
-        assert "none of its 31 neighbours became 0. With E2M1 elements, all 31 would." in verdict(panel)
+        assert "none of its 31 neighbours became 0. With E2M1 elements, all 31 would." in verdict(
+            panel
+        )
 
 
 def test_a_small_outlier_sets_no_scale(panel):
     panel.outlier.value = 1.0
-    assert verdict(panel).startswith("At 1 σ, the outlier is smaller than another number of its block")
+    assert verdict(panel).startswith(
+        "At 1 σ, the outlier is smaller than another number of its block"
+    )
     assert "would" not in verdict(panel)
 
 
@@ -128,7 +139,9 @@ def test_with_one_scale_for_all_there_is_one_column(panel):
     assert len(cells(panel, "became 0")) == 2
 
 
-@pytest.mark.parametrize("scale, size, fmt", [("E8M0, rounded up", 32, MXFP4), ("E4M3, with one fp32", 16, NVFP4)])
+@pytest.mark.parametrize(
+    "scale, size, fmt", [("E8M0, rounded up", 32, MXFP4), ("E4M3, with one fp32", 16, NVFP4)]
+)
 def test_known_formats_are_named(panel, scale, size, fmt):
     panel.scale.value, panel.size.value = scale, size
     assert f">{fmt.name}: E2M1, blocks of {size}</th>" in panel.view.value

@@ -52,19 +52,28 @@ def test_bars_of_errors_are_logarithmic_and_in_the_colour_of_their_fate():
         became = "became 0" if ROW.rounded[place] == 0 else "clipped" if place == PLACE else "kept"
         assert bar[5].endswith(f", {became}")
         colour, hatch = FATES[became]
-        assert bar[4] == colour if not hatch else bar[4].startswith(f"url(#amp-{colour.lstrip('#')}")
+        assert (
+            bar[4] == colour if not hatch else bar[4].startswith(f"url(#amp-{colour.lstrip('#')}")
+        )
 
 
 def test_the_outliers_block_is_shaded_and_each_block_has_an_edge():
     row = row_errors(ROW.values, MXFP4.with_size(16))
     shaded = re.search(
-        r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill="var\(--jp-layout', view(row)
+        r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill="var\(--jp-layout',
+        view(row),
     )
     left, wide = 58, (650 - 58) / 64
     assert float(shaded[1]) == pytest.approx(left + 32 * wide, abs=0.1)
     assert float(shaded[2]) == pytest.approx(16 * wide, abs=0.1)
-    upright = {a for a, b in re.findall(r'<line x1="([\d.]+)" y1="[\d.]+" x2="([\d.]+)"', view(row)) if a == b}
-    assert sorted(map(float, upright)) == pytest.approx([left + edge * wide for edge in range(0, 65, 16)], abs=0.1)
+    upright = {
+        a
+        for a, b in re.findall(r'<line x1="([\d.]+)" y1="[\d.]+" x2="([\d.]+)"', view(row))
+        if a == b
+    }
+    assert sorted(map(float, upright)) == pytest.approx(
+        [left + edge * wide for edge in range(0, 65, 16)], abs=0.1
+    )
 
 
 def test_a_screen_reader_hears_what_is_lost():
@@ -86,17 +95,25 @@ def test_the_sentences():
     assert "With blocks of 8, " in plain[0]
     assert "With E4M3 elements, none of the 31 would." in plain[1]
     assert "With one scale for all 64, " in plain[2]
-    assert plain[3] == "The outlier sets the scale of 32 numbers: none of its 31 neighbours became 0."
+    assert (
+        plain[3] == "The outlier sets the scale of 32 numbers: none of its 31 neighbours became 0."
+    )
 
 
 def test_names():
     assert name_text(ROW) == "MXFP4: E2M1, blocks of 32"
-    assert name_text(row_errors(ROW.values, MXFP4.rounding_scale("up"))) == "MXFP4: E2M1, blocks of 32"
+    assert (
+        name_text(row_errors(ROW.values, MXFP4.rounding_scale("up"))) == "MXFP4: E2M1, blocks of 32"
+    )
     assert name_text(row_errors(ROW.values, NVFP4)) == "NVFP4: E2M1, blocks of 16"
     assert name_text(row_errors(ROW.values, NVFP4.with_size(32))) == "E2M1, blocks of 32"
     assert name_text(WHOLE) == "E2M1, one scale for all 64"
     assert short_name(FP8_E4M3) == "E4M3" and short_name(FP8_E4M3.renamed("own")) == "own"
-    assert (percent_text(0.0264), percent_text(0.9981), percent_text(1.0)) == ("2.64 %", "99.8 %", "100 %")
+    assert (percent_text(0.0264), percent_text(0.9981), percent_text(1.0)) == (
+        "2.64 %",
+        "99.8 %",
+        "100 %",
+    )
 
 
 def test_an_error_above_all_of_a_number_stays_inside_the_picture():
@@ -112,4 +129,8 @@ def test_names_are_escaped():
     row = row_errors(ROW.values, replace(MXFP4, element=own))
     other = row_errors(ROW.values, replace(MXFP4, element=FP8_E4M3.renamed("fp8 <i>")))
     html = view(row, other)
-    assert "&lt;b&gt;, blocks of 32" in html and "With &lt;i&gt; elements" in html and "<i>" not in html
+    assert (
+        "&lt;b&gt;, blocks of 32" in html
+        and "With &lt;i&gt; elements" in html
+        and "<i>" not in html
+    )

@@ -53,15 +53,22 @@ def edge_blocks() -> dict[str, torch.Tensor]:
         "powers of two": 2.0 ** -torch.arange(32.0),
         "signed zeros": torch.cat([torch.full((16,), -0.0), torch.ones(16)]),
     }
-    sized = {f"2^{e}": (torch.randn(32).double() * 2.0**e).float() for e in (-149, -140, -127, -126, -60, 60, 124)}
-    drawn = {f"drawn {n}": torch.randn(32) * 2.0 ** int(torch.randint(-40, 40, ())) for n in range(60)}
+    sized = {
+        f"2^{e}": (torch.randn(32).double() * 2.0**e).float()
+        for e in (-149, -140, -127, -126, -60, 60, 124)
+    }
+    drawn = {
+        f"drawn {n}": torch.randn(32) * 2.0 ** int(torch.randint(-40, 40, ())) for n in range(60)
+    }
     return blocks | sized | drawn
 
 
 @pytest.mark.parametrize("fmt", GFLOAT, **ID)
 def test_every_mx_format_equals_gfloat_bit_for_bit(fmt: BlockFormat) -> None:
     for name, block in edge_blocks().items():
-        wanted = gfloat.block.quantize_block(GFLOAT[fmt], block.double().numpy(), gfloat.block.compute_scale_amax)
+        wanted = gfloat.block.quantize_block(
+            GFLOAT[fmt], block.double().numpy(), gfloat.block.compute_scale_amax
+        )
         got = quantize(block, fmt)
         assert np.array_equal(got.numpy(), wanted.astype(np.float32)), name
 
@@ -73,7 +80,11 @@ def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt: BlockFormat
     for name, block in edge_blocks().items():
         wanted = torch.tensor(quantize_block(block.tolist(), fmt), dtype=torch.float64).float()
         got = quantize(block, fmt)
-        assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit()), (name, got, wanted)
+        assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit()), (
+            name,
+            got,
+            wanted,
+        )
 
 
 @settings(deadline=None, max_examples=150)
@@ -132,7 +143,9 @@ def test_empty_single_and_half_tensors() -> None:
     for shape in ((0,), (3, 0), (0, 3)):
         for fmt in (MXFP4, NVFP4):
             assert quantize(torch.zeros(shape), fmt).shape == shape
-    assert quantize(torch.tensor(3.3), MXFP4) == 3.0  # 6.6 of half a unit is past the largest element, 6
+    assert (
+        quantize(torch.tensor(3.3), MXFP4) == 3.0
+    )  # 6.6 of half a unit is past the largest element, 6
     half = torch.randn(4, 32).half()
     assert torch.equal(quantize(half, MXFP8_E4M3), quantize(half.float(), MXFP8_E4M3))
     assert quantize(half.double(), MXFP4).dtype == torch.float64
@@ -140,7 +153,9 @@ def test_empty_single_and_half_tensors() -> None:
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS, **ID)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(fmt: BlockFormat, bad: float) -> None:
+def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(
+    fmt: BlockFormat, bad: float
+) -> None:
     x = torch.randn(3, fmt.size)
     clean = quantize(x, fmt)
     x[1, 7] = bad
@@ -171,12 +186,18 @@ def test_gradients_pass_straight_through() -> None:
 
 
 @pytest.mark.parametrize("fmt", [MXFP4, NVFP4, MXFP6_E2M3], **ID)
-def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(fmt: BlockFormat) -> None:
+def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(
+    fmt: BlockFormat,
+) -> None:
     fmt, generator = fmt.rounding_scale("up"), torch.Generator().manual_seed(0)
     x = torch.randn(1, 64)
     parts = blocks_of(x, fmt)
-    drawn = torch.stack([quantize(x, fmt, rounding="stochastic", generator=generator) for _ in range(4000)])
-    step = parts.scales.repeat_interleave(fmt.size, -1).float() * 2  # the widest gap of fp4's: from 4 to 6
+    drawn = torch.stack(
+        [quantize(x, fmt, rounding="stochastic", generator=generator) for _ in range(4000)]
+    )
+    step = (
+        parts.scales.repeat_interleave(fmt.size, -1).float() * 2
+    )  # the widest gap of fp4's: from 4 to 6
     largest = parts.scales.repeat_interleave(fmt.size, -1).float() * fmt.element.max
     inside = x.abs() <= largest
     assert ((drawn - x).abs() <= step)[:, inside].all()
@@ -185,7 +206,11 @@ def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(fmt: 
 
 
 def test_bits_a_number() -> None:
-    assert MXFP4.bits == Fraction(17, 4) and NVFP4.bits == Fraction(9, 2) and MXFP8_E4M3.bits == Fraction(33, 4)
+    assert (
+        MXFP4.bits == Fraction(17, 4)
+        and NVFP4.bits == Fraction(9, 2)
+        and MXFP8_E4M3.bits == Fraction(33, 4)
+    )
     int2 = FloatFormat.of(1, 0, "finite")
     assert BlockFormat("tiny", int2, 4).bits == 4
 
@@ -202,14 +227,27 @@ def test_the_scale_rounded_down_cuts_what_up_keeps() -> None:
 def test_a_scale_with_the_range_of_fp32_needs_no_second_one(scale: FloatFormat) -> None:
     """As in DeepSeek-V3's recipe: E4M3, and an fp32 scale for each 128 numbers."""
     fmt = BlockFormat("E4M3 by 128", FP8_E4M3, 128, scale)
-    x = torch.randn(40, 300, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 20)[:, None]
+    x = (
+        torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+        * 10.0 ** torch.arange(-20, 20)[:, None]
+    )
     assert not fmt.two_level and fmt.bits == 8 + Fraction(scale.bits, 128)
     got = quantize(x, fmt)
     for start in (0, 128, 256):
         block = x[:, start : start + 128].double()
         scales = (
-            (block.abs().amax(1, keepdim=True) / 448).to(torch.float32 if scale is FP32 else torch.bfloat16).double()
+            (block.abs().amax(1, keepdim=True) / 448)
+            .to(torch.float32 if scale is FP32 else torch.bfloat16)
+            .double()
         )
-        stored = (block / scales).clamp(-448, 448).numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
-        assert np.allclose(got[:, start : start + 128].numpy(), stored * scales.numpy(), rtol=2e-7, atol=0)
+        stored = (
+            (block / scales)
+            .clamp(-448, 448)
+            .numpy()
+            .astype(ml_dtypes.float8_e4m3fn)
+            .astype(np.float64)
+        )
+        assert np.allclose(
+            got[:, start : start + 128].numpy(), stored * scales.numpy(), rtol=2e-7, atol=0
+        )
     assert quantize(torch.zeros(3), fmt).tolist() == [0.0, 0.0, 0.0]

@@ -41,7 +41,9 @@ def test_three_pieces_sum_to_the_number(numbers) -> None:
     for piece in pieces:
         as_bf16 = piece.numpy().astype(ml_dtypes.bfloat16).astype(np.float32)
         assert np.array_equal(piece.numpy(), as_bf16)  # each has a value of bf16
-    for number, parts in zip(x.tolist(), zip(*(piece.tolist() for piece in pieces), strict=True), strict=True):
+    for number, parts in zip(
+        x.tolist(), zip(*(piece.tolist() for piece in pieces), strict=True), strict=True
+    ):
         if not math.isfinite(parts[0]):
             assert abs(number) >= (2 - 2**-8) * 2.0**127 and parts[1:] == (0, 0)
             continue
@@ -51,8 +53,15 @@ def test_three_pieces_sum_to_the_number(numbers) -> None:
 
 @pytest.mark.parametrize(("parts", "left"), [(1, 8), (2, 17)])
 def test_one_and_two_pieces_leave_a_known_rest(parts: int, left: int) -> None:
-    significands = torch.arange(2**23, dtype=torch.int32)[::37] + 0x3F800000  # all of [1, 2), thinned
-    x = torch.cat([significands.view(torch.float32), torch.tensor([1 + 2**-8, 1 + 2**-8 + 2**-23, 2 - 2**-23])])
+    significands = (
+        torch.arange(2**23, dtype=torch.int32)[::37] + 0x3F800000
+    )  # all of [1, 2), thinned
+    x = torch.cat(
+        [
+            significands.view(torch.float32),
+            torch.tensor([1 + 2**-8, 1 + 2**-8 + 2**-23, 2 - 2**-23]),
+        ]
+    )
     rest = x.double() - sum(piece.double() for piece in split_bf16(x, parts))
     assert (rest.abs() <= 2.0**-left * x.double()).all()
     assert (rest.abs() > 0.99 * 2.0**-left).any()  # and no less is true
@@ -61,12 +70,17 @@ def test_one_and_two_pieces_leave_a_known_rest(parts: int, left: int) -> None:
 def test_the_numbers_around_the_limits() -> None:
     exact = torch.tensor([EXACT_FROM * (1 + 2**-23), EXACT_FROM * (2 - 2**-23), 0.0])
     assert fractions(exact) == [
-        sum(map(Fraction, parts)) for parts in zip(*map(torch.Tensor.tolist, split_bf16(exact)), strict=True)
+        sum(map(Fraction, parts))
+        for parts in zip(*map(torch.Tensor.tolist, split_bf16(exact)), strict=True)
     ]
     below = torch.tensor([EXACT_FROM / 2 * (1 + 2**-23)])  # its last bit is worth 2^-134
-    assert fractions(below)[0] - sum(Fraction(piece.item()) for piece in split_bf16(below)) == Fraction(1, 2**134)
+    assert fractions(below)[0] - sum(
+        Fraction(piece.item()) for piece in split_bf16(below)
+    ) == Fraction(1, 2**134)
     largest_kept = torch.tensor(np.nextafter(np.float32((2 - 2**-8) * 2.0**127), np.float32(0)))
-    assert sum(Fraction(piece.item()) for piece in split_bf16(largest_kept)) == Fraction(largest_kept.item())
+    assert sum(Fraction(piece.item()) for piece in split_bf16(largest_kept)) == Fraction(
+        largest_kept.item()
+    )
     for number in (math.inf, -math.inf, (2 - 2**-8) * 2.0**127, FP32.max):
         first, *others = (piece.item() for piece in split_bf16(torch.tensor(number)))
         assert first == math.copysign(math.inf, number) and others == [0, 0]
@@ -95,14 +109,19 @@ def test_single_products_stay_within_what_is_left_out(scheme: Scheme) -> None:
     a[:3, 0, 0] = torch.tensor([1 + 2**-8, 1 + 2**-11, 1 + 2**-8 + 2**-17])
     b[:3] = a[:3]
     got = torch.stack([matmul(x, y, scheme) for x, y in zip(a, b, strict=True)])
-    worst = max(abs(x * y - z) / (x * y) for x, y, z in zip(fractions(a), fractions(b), fractions(got), strict=True))
+    worst = max(
+        abs(x * y - z) / (x * y)
+        for x, y, z in zip(fractions(a), fractions(b), fractions(got), strict=True)
+    )
     assert worst <= Fraction(scheme.bound(1))
     assert worst > Fraction(scheme.left_out) / 4
 
 
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 2.0**-40, 2.0**40])
-def test_errors_of_matmuls_are_below_their_bounds_and_in_order(positive: bool, scale: float) -> None:
+def test_errors_of_matmuls_are_below_their_bounds_and_in_order(
+    positive: bool, scale: float
+) -> None:
     generator = torch.Generator().manual_seed(1)
     draw = torch.rand if positive else torch.randn
     a, b = draw(48, 200, generator=generator) * scale, draw(200, 40, generator=generator)
@@ -127,15 +146,21 @@ def test_weights_of_a_layer_are_as_random_numbers(one_thread: None) -> None:
 
 def test_integers_come_out_exactly_where_their_bits_fit() -> None:
     generator = torch.Generator().manual_seed(4)
-    a, b = (torch.randint(-999, 1000, size, generator=generator) for size in ((8, 16), (16, 8)))  # 10 bits
+    a, b = (
+        torch.randint(-999, 1000, size, generator=generator) for size in ((8, 16), (16, 8))
+    )  # 10 bits
     exact = (a @ b).float()  # below 2^24
-    assert all(torch.equal(matmul(a.float(), b.float(), s), exact) for s in (TF32X1, BF16X6, BF16X9, PLAIN))
+    assert all(
+        torch.equal(matmul(a.float(), b.float(), s), exact) for s in (TF32X1, BF16X6, BF16X9, PLAIN)
+    )
     assert not torch.equal(matmul(a.float(), b.float(), BF16X1), exact)
 
 
 def test_infinities_zeros_and_empty_matrices() -> None:
     assert matmul(torch.full((1, 1), math.inf), torch.ones(1, 1), BF16X1).item() == math.inf
-    assert math.isnan(matmul(torch.full((1, 1), math.inf), torch.ones(1, 1), BF16X3).item())  # inf times a piece of 0
+    assert math.isnan(
+        matmul(torch.full((1, 1), math.inf), torch.ones(1, 1), BF16X3).item()
+    )  # inf times a piece of 0
     assert all(error.largest == 0 for error in compare(torch.zeros(2, 3), torch.ones(3, 2)))
     assert matmul(torch.zeros(0, 3), torch.zeros(3, 2), BF16X9).shape == (0, 2)
 
@@ -181,7 +206,10 @@ def test_the_figure_shows_every_error_and_its_bound() -> None:
     assert drawn["x"] == [error.largest for error in errors[::-1]]
     assert drawn["|"] == [error.bound for error in errors[::-1]]
     assert axis.get_xscale() == "log"
-    assert all(f"{error.scheme.name} {error.typical:.1e} and {error.largest:.1e}" in figure.alt for error in errors)
+    assert all(
+        f"{error.scheme.name} {error.typical:.1e} and {error.largest:.1e}" in figure.alt
+        for error in errors
+    )
 
 
 def test_other_formats_and_dtypes_are_refused_and_autocast_changes_nothing() -> None:
@@ -192,6 +220,12 @@ def test_other_formats_and_dtypes_are_refused_and_autocast_changes_nothing() -> 
     for scheme in SCHEMES:
         plain = matmul(a, b.requires_grad_(), scheme)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(matmul(a, b, scheme), plain) and plain.dtype is torch.float32 and not plain.requires_grad
-        with pytest.raises(TypeError, match=r"only float32 is multiplied, and this is torch\.float64"):
+            assert (
+                torch.equal(matmul(a, b, scheme), plain)
+                and plain.dtype is torch.float32
+                and not plain.requires_grad
+            )
+        with pytest.raises(
+            TypeError, match=r"only float32 is multiplied, and this is torch\.float64"
+        ):
             matmul(a.double(), b.double(), scheme)

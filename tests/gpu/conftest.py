@@ -18,7 +18,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.gpu)
-            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+            item.add_marker(
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+            )
 
 
 @pytest.fixture

@@ -48,7 +48,13 @@ def run_for_real(dtype):
     """Return op and inputs → the dtype that came out, "raised", "no float" or, if it ended the process, ""."""
     found = {}
     while True:
-        command = [sys.executable, "-c", ONE_BY_ONE, str(dtype).removeprefix("torch."), str(len(found))]
+        command = [
+            sys.executable,
+            "-c",
+            ONE_BY_ONE,
+            str(dtype).removeprefix("torch."),
+            str(len(found)),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         found |= dict(line.rstrip().split(" =") for line in done.stdout.splitlines())
         if done.returncode == 0:
@@ -59,8 +65,17 @@ def run_for_real(dtype):
 def test_ops_make_on_the_gpu_what_they_make_of_fake_tensors(policy):
     made = run_for_real(policy.dtype)
     print("these end the process:", [call for call, dtype in made.items() if not dtype])
-    told = {f"{row.op}/{how}": str(dtype) for row in policy for how, dtype in row.outputs.items() if dtype}
-    both = {call: (dtype, told[call]) for call, dtype in made.items() if dtype.startswith("torch.") and call in told}
+    told = {
+        f"{row.op}/{how}": str(dtype)
+        for row in policy
+        for how, dtype in row.outputs.items()
+        if dtype
+    }
+    both = {
+        call: (dtype, told[call])
+        for call, dtype in made.items()
+        if dtype.startswith("torch.") and call in told
+    }
     assert len(both) > 400
     assert {call: pair for call, pair in both.items() if pair[0] != pair[1]} == {}
 
@@ -77,8 +92,14 @@ def test_it_is_the_policy_in_pytorchs_documentation(policy):
 
 MODELS = {
     "SimpleNet": lambda device: (models.SimpleNet(64), torch.randn(8, 64)),
-    "DigitsResNet": lambda device: (models.DigitsResNet.for_device(device), torch.randn(8, 1, 8, 8)),
-    "CharGPT": lambda device: (models.CharGPT.for_device(device, vocab_size=96), torch.randint(0, 96, (2, 32))),
+    "DigitsResNet": lambda device: (
+        models.DigitsResNet.for_device(device),
+        torch.randn(8, 1, 8, 8),
+    ),
+    "CharGPT": lambda device: (
+        models.CharGPT.for_device(device, vocab_size=96),
+        torch.randint(0, 96, (2, 32)),
+    ),
 }
 
 
@@ -110,5 +131,7 @@ def test_a_trace_has_real_tensors_and_a_backward_pass(device, name, dtype):
     assert seen and all(traced[path].outputs == (out,) for path, out in seen.items())
     after = model.state_dict()
     assert all(
-        torch.equal(after[key], value) for key, value in before.items() if "running" not in key and "batches" not in key
+        torch.equal(after[key], value)
+        for key, value in before.items()
+        if "running" not in key and "batches" not in key
     )

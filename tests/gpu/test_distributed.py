@@ -12,7 +12,15 @@ def test_the_scripts_train_over_nccl(device, tmp_path):
     pytest.importorskip("psutil")
     for name in ("ddp_amp", "fsdp2_amp"):
         found = run_script(
-            name, "--dtype", "fp16", "--epochs", "1", "--checkpoint", tmp_path / name, ranks=1, seconds=120
+            name,
+            "--dtype",
+            "fp16",
+            "--epochs",
+            "1",
+            "--checkpoint",
+            tmp_path / name,
+            ranks=1,
+            seconds=120,
         )
         assert found.ok and "epoch 1" in found.output[0], found.problem
 

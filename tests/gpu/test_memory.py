@@ -18,7 +18,10 @@ def simple_net(device):
 def resnet(device):
     # cuDNN takes workspaces inside of convolutions, which nobody counts: the batch is large, so that they weigh little.
     model = models.DigitsResNet(64).to(device)
-    batch = [torch.randn(4096, 1, 8, 8, device=device), torch.randint(0, 10, (4096,), device=device)]
+    batch = [
+        torch.randn(4096, 1, 8, 8, device=device),
+        torch.randint(0, 10, (4096,), device=device),
+    ]
     return model, batch, lambda: cross_entropy(model(batch[0]), batch[1])
 
 
@@ -43,7 +46,9 @@ def test_the_counted_peak_is_the_allocators(device, build, dtype):
         optimizer.step()
 
     step()
-    unrelated = torch.empty(2**28, dtype=torch.uint8, device=device)  # somebody else's, and not to be counted
+    unrelated = torch.empty(
+        2**28, dtype=torch.uint8, device=device
+    )  # somebody else's, and not to be counted
     memory = step_memory(model, optimizer, step, batch)
     del unrelated
     assert memory.cuda_peak is not None

@@ -17,7 +17,11 @@ def operands(op):
     if op == "matmul":
         a, b = (torch.randn(2048, 2048, generator=generator) for _ in range(2))
         return torch.matmul, a, b
-    return conv2d, torch.randn(16, 64, 32, 32, generator=generator), torch.randn(64, 64, 3, 3, generator=generator)
+    return (
+        conv2d,
+        torch.randn(16, 64, 32, 32, generator=generator),
+        torch.randn(64, 64, 3, 3, generator=generator),
+    )
 
 
 @pytest.mark.parametrize("op", ["matmul", "conv2d"])
@@ -46,7 +50,9 @@ def test_by_default_convolutions_use_tf32_and_matmuls_do_not(device, tensor_core
     errors = {}
     for op in ("matmul", "conv2d"):
         function, a, b = operands(op)
-        errors[op] = relative_error(function(a.to(device), b.to(device)), function(a.double(), b.double()))
+        errors[op] = relative_error(
+            function(a.to(device), b.to(device)), function(a.double(), b.double())
+        )
     assert errors["matmul"] < 2**-18 and errors["conv2d"] > 2**-13
 
 
@@ -71,7 +77,12 @@ def test_the_report_knows_this_gpu(device, tensor_cores):
     for name in ("fp16", "bf16", "tf32"):
         assert state[name].state == "native", state[name]
         assert state[name].times_fp32 < 0.9, state[name]  # its matrix units are for these
-    assert [recipe.name for recipe in recipes_for(device)] == ["fp32", "tf32", "amp_fp16", "amp_bf16"]
+    assert [recipe.name for recipe in recipes_for(device)] == [
+        "fp32",
+        "tf32",
+        "amp_fp16",
+        "amp_bf16",
+    ]
 
 
 def test_the_report_leaves_the_precision_as_it_was(device):

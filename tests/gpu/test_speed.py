@@ -38,7 +38,9 @@ def test_kinds_add_up_to_the_step(device):
     step = training(device)
     found = explain(step, seconds=2)
     plain = time_step(step, device=device).median
-    assert sum(found.kinds.values()) == pytest.approx(found.seconds) == pytest.approx(plain, rel=0.15)
+    assert (
+        sum(found.kinds.values()) == pytest.approx(found.seconds) == pytest.approx(plain, rel=0.15)
+    )
     assert found.kinds["low-precision matmul"] > 0 and found.kinds["fp32 matmul"] == 0
     assert found.recorded < 4 * found.seconds
 

@@ -33,7 +33,9 @@ def test_two_devices_in_one_op_are_explained(device):
 
 def make_run(device):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 5)).to(device)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 5)).to(
+        device
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer, torch.amp.GradScaler("cuda", init_scale=2.0**20, growth_interval=4)
 
@@ -53,7 +55,10 @@ def steps(run, batches):
 def test_a_resumed_run_equals_an_unbroken_one(device, deterministic, tmp_path):
     generator = torch.Generator().manual_seed(1)
     batches = [
-        (torch.randn(8, 16, generator=generator).to(device), torch.randint(0, 5, (8,), generator=generator).to(device))
+        (
+            torch.randn(8, 16, generator=generator).to(device),
+            torch.randint(0, 5, (8,), generator=generator).to(device),
+        )
         for _ in range(12)
     ]
     run = make_run(device)
@@ -63,7 +68,10 @@ def test_a_resumed_run_equals_an_unbroken_one(device, deterministic, tmp_path):
     unbroken = steps(run, batches[6:])
     torch.rand(7, device=device)
     model, optimizer, scaler = resumed = make_run(device)
-    assert load_checkpoint(tmp_path / "run.pt", model=model, optimizer=optimizer, scaler=scaler).step == 6
+    assert (
+        load_checkpoint(tmp_path / "run.pt", model=model, optimizer=optimizer, scaler=scaler).step
+        == 6
+    )
     weights, state = steps(resumed, batches[6:])
     assert state == unbroken[1]
     assert all(map(torch.equal, weights, unbroken[0]))
@@ -72,7 +80,10 @@ def test_a_resumed_run_equals_an_unbroken_one(device, deterministic, tmp_path):
 @pytest.mark.parametrize(("unscales", "names"), [(True, ()), (False, ("clipped-while-scaled",))])
 def test_the_audit_judges_a_step_on_a_gpu_and_puts_it_back(device, unscales, names):
     model, optimizer, scaler = make_run(device)
-    batches = [(torch.randn(8, 16, device=device), torch.randint(0, 5, (8,), device=device)) for _ in range(4)]
+    batches = [
+        (torch.randn(8, 16, device=device), torch.randint(0, 5, (8,), device=device))
+        for _ in range(4)
+    ]
 
     def train_step(inputs, targets):
         optimizer.zero_grad()
@@ -86,9 +97,14 @@ def test_the_audit_judges_a_step_on_a_gpu_and_puts_it_back(device, unscales, nam
         scaler.update()
         return loss
 
-    before, state = [p.detach().clone() for p in model.parameters()], torch.cuda.get_rng_state(device)
+    before, state = (
+        [p.detach().clone() for p in model.parameters()],
+        torch.cuda.get_rng_state(device),
+    )
     objects = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
-    report = audit(train_step, **objects, max_norm=0.1, loss=lambda model, x, y: cross_entropy(model(x), y))
+    report = audit(
+        train_step, **objects, max_norm=0.1, loss=lambda model, x, y: cross_entropy(model(x), y)
+    )
     assert report.names == names, str(report)
     assert all(map(torch.equal, before, model.parameters()))
     assert torch.equal(torch.cuda.get_rng_state(device), state)

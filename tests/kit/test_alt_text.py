@@ -10,12 +10,18 @@ from amp_course.course import available
 from amp_course.kit.style import image_html, new_figure
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWING = sorted(path for path in ROOT.glob("amp_course/*/*.py") if "new_figure(" in path.read_text("utf-8"))
+DRAWING = sorted(
+    path for path in ROOT.glob("amp_course/*/*.py") if "new_figure(" in path.read_text("utf-8")
+)
 STORED = {
     chapter: sorted(
-        path for folder in ("notebooks", "solutions") for path in (ROOT / folder).glob(f"*_{chapter}.ipynb")
+        path
+        for folder in ("notebooks", "solutions")
+        for path in (ROOT / folder).glob(f"*_{chapter}.ipynb")
     )
-    for chapter in sorted({path.parent.name for path in DRAWING} & {chapter.word for chapter in available()})
+    for chapter in sorted(
+        {path.parent.name for path in DRAWING} & {chapter.word for chapter in available()}
+    )
 }
 
 
@@ -27,7 +33,9 @@ def test_no_figure_is_made_without_one():
 def test_figures_are_made_in_one_place_only():
     """Else one could be drawn without `new_figure`, and so without an alt text."""
     calls = re.compile(r"Figure\(|import.*pyplot")
-    makers = [path for path in ROOT.glob("amp_course/**/*.py") if calls.search(path.read_text("utf-8"))]
+    makers = [
+        path for path in ROOT.glob("amp_course/**/*.py") if calls.search(path.read_text("utf-8"))
+    ]
     assert [path.name for path in makers] == ["style.py"]  # the class itself
 
 
@@ -52,4 +60,6 @@ def test_the_alt_text_is_in_the_output_where_ipython_and_nbconvert_look_for_it()
 
 def test_as_html_it_is_an_escaped_attribute():
     figure, _ = new_figure(2, 1, alt='1 < 2, "said" he')
-    assert image_html(figure).startswith('<img alt="1 &lt; 2, &quot;said&quot; he" src="data:image/png;base64,')
+    assert image_html(figure).startswith(
+        '<img alt="1 &lt; 2, &quot;said&quot; he" src="data:image/png;base64,'
+    )

@@ -107,7 +107,9 @@ def test_batches_repeat_and_depend_on_the_seed_alone() -> None:
     first = make_batches(0)
     before = [flat(batches) for batches in first]
     torch.manual_seed(2)
-    for batches, again, other, values in zip(first, make_batches(0), make_batches(1), before, strict=True):
+    for batches, again, other, values in zip(
+        first, make_batches(0), make_batches(1), before, strict=True
+    ):
         assert torch.equal(flat(batches), values)
         assert torch.equal(flat(again), values)
         assert not torch.equal(flat(other), values)
@@ -185,7 +187,10 @@ EMPTY = Digits(torch.empty(0, 1, 8, 8), torch.empty(0), torch.empty(0, 1, 8, 8),
         (lambda: text_batches(TEXT, 4, 0, 1), "context is 0"),
         (lambda: text_batches(TEXT, 4, 10, 0), "ask for at least 1"),
         (lambda: text_batches(TEXT, 4, 432, 1), "needs 433 characters, and the train text has 432"),
-        (lambda: text_batches(CharText("ab", 1.0), 4, 1, 1, split="validation"), "validation text has 0"),
+        (
+            lambda: text_batches(CharText("ab", 1.0), 4, 1, 1, split="validation"),
+            "validation text has 0",
+        ),
         (lambda: random_batches(0, 4, 1), "width is 0"),
         (lambda: random_batches(4, 0, 1), "batch_size is 0"),
         (lambda: random_batches(4, 4, 0), "ask for at least 1"),

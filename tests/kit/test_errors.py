@@ -33,8 +33,14 @@ def loop_of_links(folder: Path) -> Path:
 
 
 REAL = {
-    "no folder": (lambda here: write_text(here / "no" / "file", "x"), "{0}/no/file does not exist. Create the folder"),
-    "folder is a file": (lambda here: write_text(here / "file" / "x", "x"), "part of the path {0}/file/x is a file"),
+    "no folder": (
+        lambda here: write_text(here / "no" / "file", "x"),
+        "{0}/no/file does not exist. Create the folder",
+    ),
+    "folder is a file": (
+        lambda here: write_text(here / "file" / "x", "x"),
+        "part of the path {0}/file/x is a file",
+    ),
     "file is a folder": (
         lambda here: (here / "folder").read_text(),
         "{0}/folder is a folder, and a file belongs there",
@@ -43,8 +49,14 @@ REAL = {
         lambda here: (here / "file").mkdir(),
         "{0}/file already exists and is something else",
     ),
-    "long name": (lambda here: write_text(here / ("x" * 300), "x"), "is too long for this system. Use a folder with"),
-    "links in a circle": (lambda here: loop_of_links(here).read_text(), "the links at {0}/a point to each other"),
+    "long name": (
+        lambda here: write_text(here / ("x" * 300), "x"),
+        "is too long for this system. Use a folder with",
+    ),
+    "links in a circle": (
+        lambda here: loop_of_links(here).read_text(),
+        "the links at {0}/a point to each other",
+    ),
 }
 
 
@@ -97,7 +109,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root can mount a disk")
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("this system mounts no tmpfs")
     try:
         yield disk
@@ -114,10 +128,15 @@ def test_full_disk(tiny_disk: Path) -> None:
 
 
 def test_read_only_disk(tiny_disk: Path) -> None:
-    if subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-o", "remount,ro", str(tiny_disk)], capture_output=True
+    ).returncode:
         pytest.skip("this system cannot mount a disk read-only")
     said = told(lambda: write_text(tiny_disk / "progress.json", "x"))
-    assert f"{tiny_disk}/progress.json is on a read-only disk. Use a folder on a disk that can be written" in said
+    assert (
+        f"{tiny_disk}/progress.json is on a read-only disk. Use a folder on a disk that can be written"
+        in said
+    )
 
 
 def test_every_code_has_words_of_its_own() -> None:
@@ -130,7 +149,10 @@ def test_every_code_has_words_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.EACCES, "x"), "you have no permission to use the file. Change its permissions or"),
+        (
+            OSError(errno.EACCES, "x"),
+            "you have no permission to use the file. Change its permissions or",
+        ),
         (OSError(errno.EACCES, "x", b"/tmp/\xff"), "you have no permission to use /tmp/"),
         (OSError(99999, "odd thing", "/x"), "odd thing. Put that right, then try again."),
         (OSError("only a text"), "only a text. Put that right"),
@@ -154,7 +176,9 @@ def test_windows_says_access_denied_for_a_file_in_use() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="folders have other rights here")
 def test_folder_of_somebody_else() -> None:
     root = os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:  # not in tmp_path, which is closed to all other users
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # not in tmp_path, which is closed to all other users
         folder = Path(name)
         folder.chmod(0o555)
         try:
@@ -165,4 +189,7 @@ def test_folder_of_somebody_else() -> None:
             if root:
                 os.seteuid(0)
             folder.chmod(0o755)
-    assert f"you have no permission to use {folder}/progress.json. Change its permissions or its folder's" in said
+    assert (
+        f"you have no permission to use {folder}/progress.json. Change its permissions or its folder's"
+        in said
+    )

@@ -54,10 +54,16 @@ class Page(HTMLParser):
 def assert_harmless(text, is_told=True):
     page = Page(text)
     for tag, attributes in page.elements:
-        wicked = tag == "script" or attributes.get("src") == "x" or any(name.startswith("on") for name in attributes)
+        wicked = (
+            tag == "script"
+            or attributes.get("src") == "x"
+            or any(name.startswith("on") for name in attributes)
+        )
         assert not wicked, f"<{tag} {attributes}> in {text[:2000]}"
     # In code, spans may stand between the words: so only the end is looked for.
-    assert not is_told or "onerror=alert(1)" in "".join(page.read), f"the text is not shown: {text[:2000]}"
+    assert not is_told or "onerror=alert(1)" in "".join(page.read), (
+        f"the text is not shown: {text[:2000]}"
+    )
 
 
 def test_the_test_sees_what_a_browser_would_run():
@@ -95,7 +101,13 @@ def wicked(kind):
         return types.SimpleNamespace(name=WICKED, label=WICKED)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{field.name: wicked(hints[field.name]) for field in dataclasses.fields(kind) if field.init})
+        return kind(
+            **{
+                field.name: wicked(hints[field.name])
+                for field in dataclasses.fields(kind)
+                if field.init
+            }
+        )
     raise TypeError(f"no wicked {kind}: say in SPECIAL how to make what holds it")
 
 
@@ -116,11 +128,11 @@ def wicked_phrasebook():
 
 
 def wicked_exercise():
-    from amp_course.checking import Exercise
+    from amp_course.checking import Card, Exercise
 
     words = dict.fromkeys(("name", "title", "task", "why", "alternative"), WICKED)
     numbers = {"number": 1, "difficulty": 1, "importance": 1, "minutes": 1, "lines": 1}
-    return Exercise(chapter="bits", hints=(WICKED,) * 3, judge=lambda answer: None, **words, **numbers)
+    return Exercise(Card(chapter="bits", hints=(WICKED,) * 3, **words, **numbers), None, None, ())
 
 
 def wicked_finding():
@@ -153,8 +165,14 @@ def classes(in_files, holding):
     """Return the course's classes, from the files that hold a word, that are made there."""
     for path in sorted(PACKAGE.glob(in_files)):
         if re.search(holding, path.read_text("utf-8")):
-            module = importlib.import_module(".".join(["amp_course", *path.relative_to(PACKAGE).with_suffix("").parts]))
-            yield from (kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__)
+            module = importlib.import_module(
+                ".".join(["amp_course", *path.relative_to(PACKAGE).with_suffix("").parts])
+            )
+            yield from (
+                kind
+                for kind in vars(module).values()
+                if getattr(kind, "__module__", "") == module.__name__
+            )
 
 
 SHOWN = [
@@ -197,7 +215,9 @@ def test_the_map_escapes_the_name_of_the_readers_folder(monkeypatch, tmp_path):
 
 def test_tables_pictures_and_figures_escape():
     assert_harmless(html_table([[WICKED], [WICKED]]))
-    drawn = svg.picture(9, 9, svg.text(0, 0, WICKED), svg.box(0, 0, 1, 1, "#123456", tip=WICKED), label=WICKED)
+    drawn = svg.picture(
+        9, 9, svg.text(0, 0, WICKED), svg.box(0, 0, 1, 1, "#123456", tip=WICKED), label=WICKED
+    )
     assert_harmless(drawn)
     assert_harmless(image_html(new_figure(1, 1, alt=WICKED)[0]))
 
@@ -225,7 +245,9 @@ def test_the_powers_on_a_logarithmic_axis_are_still_powers():
 
 def wicked_model():
     """Return a model with a wicked layer, whose gradients are all 0."""
-    model = nn.Sequential(OrderedDict([("first", nn.Linear(2, 2)), (WICKED.replace(".", ""), nn.Linear(2, 2))]))
+    model = nn.Sequential(
+        OrderedDict([("first", nn.Linear(2, 2)), (WICKED.replace(".", ""), nn.Linear(2, 2))])
+    )
     return model, torch.ones(1, 2)
 
 
@@ -300,7 +322,9 @@ def dtype_trace_of_a_model_that_raises():
     return DtypeTrace(Raising(), torch.ones(1))
 
 
-@pytest.mark.parametrize("make", [scale_explorer, dtype_trace, range_weather, dtype_trace_of_a_model_that_raises])
+@pytest.mark.parametrize(
+    "make", [scale_explorer, dtype_trace, range_weather, dtype_trace_of_a_model_that_raises]
+)
 def test_panels_escape_the_names_in_a_readers_model(make):
     panel = make()
     assert_harmless(html_of(panel))

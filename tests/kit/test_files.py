@@ -54,6 +54,13 @@ def test_a_lock_keeps_another_process_out(tmp_path):
     path = tmp_path / "progress.json"
     ask = "import sys, pathlib; from amp_course.kit.files import locked\nwith locked(pathlib.Path(sys.argv[1]), 0.2): print('in')"
     with locked(path):
-        other = subprocess.run([sys.executable, "-c", ask, str(path)], capture_output=True, text=True)
+        other = subprocess.run(
+            [sys.executable, "-c", ask, str(path)], capture_output=True, text=True
+        )
     assert other.returncode == 1 and "another process has been using" in other.stderr
-    assert subprocess.run([sys.executable, "-c", ask, str(path)], capture_output=True, text=True).stdout == "in\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", ask, str(path)], capture_output=True, text=True
+        ).stdout
+        == "in\n"
+    )

@@ -16,7 +16,9 @@ from amp_course.kit.hardware import MachineReport, machine_report, pick_device
 
 
 def report_with(*supports: DtypeSupport) -> MachineReport:
-    return MachineReport("cuda", "A <GPU> & co", "9.0", 2**34, 8, 4, "2.13.0", "3.11.7", "Linux", "12.6", supports)
+    return MachineReport(
+        "cuda", "A <GPU> & co", "9.0", 2**34, 8, 4, "2.13.0", "3.11.7", "Linux", "12.6", supports
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def test_a_default_device_of_the_readers_changes_nothing(report: MachineReport) 
     """As after `torch.set_default_device("cuda")`; "meta" stands for any other device than the one that is asked about."""
     with torch.device("meta"):
         told = machine_report("cpu")
-    assert [one.state == "unsupported" for one in told.dtypes] == [one.state == "unsupported" for one in report.dtypes]
+    assert [one.state == "unsupported" for one in told.dtypes] == [
+        one.state == "unsupported" for one in report.dtypes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,9 @@ def test_a_matmul_that_raises_makes_a_format_unsupported(monkeypatch: pytest.Mon
     monkeypatch.setattr(dtypes, "_one_matmul", no_half)
     monkeypatch.setattr(dtypes, "ROUNDS_SECONDS", 0.0)
     fp16 = dtypes.dtype_support("cpu")[3]
-    assert fp16 == DtypeSupport("fp16", "unsupported", None, None, "\"addmm_impl_cpu_\" not implemented for 'Half'")
+    assert fp16 == DtypeSupport(
+        "fp16", "unsupported", None, None, "\"addmm_impl_cpu_\" not implemented for 'Half'"
+    )
 
 
 def test_an_error_that_is_no_lack_of_support_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +84,11 @@ def test_an_error_that_is_no_lack_of_support_comes_through(monkeypatch: pytest.M
 
 def test_formats_take_turns_and_the_fastest_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    seconds = {"fp32": iter([9.0, 0.3, 0.1, 0.2]), "bf16": iter([9.0, 0.5, 0.6, 0.4]), "fp16": iter([9.0, 4, 4, 4])}
+    seconds = {
+        "fp32": iter([9.0, 0.3, 0.1, 0.2]),
+        "bf16": iter([9.0, 0.5, 0.6, 0.4]),
+        "fp16": iter([9.0, 4, 4, 4]),
+    }
 
     def fake(name: str, matrix: torch.Tensor, device: torch.device) -> float:
         order.append(name)
@@ -91,7 +101,11 @@ def test_formats_take_turns_and_the_fastest_call_counts(monkeypatch: pytest.Monk
     monkeypatch.setattr(dtypes, "TURN_SECONDS", 0.0)
     with torch.autocast("cpu", torch.bfloat16):
         found = dtypes.dtype_support("cpu")
-    assert order == 4 * ["fp32", "bf16", "fp16"]  # the first round warms up, and its 9 s do not count
+    assert order == 4 * [
+        "fp32",
+        "bf16",
+        "fp16",
+    ]  # the first round warms up, and its 9 s do not count
     assert [support.seconds for support in found] == [0.1, None, 0.4, 4]
 
 
@@ -107,7 +121,9 @@ def test_the_report_knows_this_machine(report: MachineReport) -> None:
     fp32, tf32, *low = report.dtypes
     assert (fp32.state, fp32.times_fp32) == ("native", 1.0)
     assert tf32.state == "unsupported"
-    for support in low:  # what they are depends on the machine; that they agree with their numbers does not
+    for (
+        support
+    ) in low:  # what they are depends on the machine; that they agree with their numbers does not
         if support.state != "unsupported":
             assert support.seconds and support.times_fp32 and fp32.seconds
             assert support.times_fp32 == pytest.approx(support.seconds / fp32.seconds)
@@ -133,7 +149,9 @@ def test_asking_changes_nothing_and_warns_of_nothing(capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("backends", [dtypes._BACKENDS, []])  # torch 2.9 and later, and before
-def test_the_global_precision_is_given_back(backends: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_global_precision_is_given_back(
+    backends: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dtypes, "_BACKENDS", backends)
     torch.set_float32_matmul_precision("medium")
     try:
@@ -163,7 +181,9 @@ def test_the_precision_of_each_backend_is_given_back(value: str) -> None:
 def test_the_report_goes_through_json(report: MachineReport) -> None:
     back = json.loads(json.dumps(report.to_dict()))
     assert back["torch_version"] == torch.__version__
-    assert [support["state"] for support in back["dtypes"]] == [support.state for support in report.dtypes]
+    assert [support["state"] for support in back["dtypes"]] == [
+        support.state for support in report.dtypes
+    ]
 
 
 def test_the_reading_is_written_from_the_numbers() -> None:
@@ -178,7 +198,9 @@ def test_the_reading_is_written_from_the_numbers() -> None:
         "bf16 matmuls take 0.43× the time of fp32: AMP in bf16 can pay here. "
         "fp16 matmuls take 42× the time of fp32: fp16 here is for learning, not for speed."
     )
-    plain = report_with(judge("fp32", 1, 1), judge("tf32", "no", 1), judge("bf16", 1.0, 1), judge("fp16", "no", 1))
+    plain = report_with(
+        judge("fp32", 1, 1), judge("tf32", "no", 1), judge("bf16", 1.0, 1), judge("fp16", "no", 1)
+    )
     assert plain.reading == (
         "bf16 matmuls take 1.00× the time of fp32: AMP in bf16 saves memory here, and little time. "
         "fp16 matmuls do not run here."
@@ -189,15 +211,27 @@ def test_the_reading_is_written_from_the_numbers() -> None:
     ("bf16", "fp16", "words", "not_said"),
     [
         (0.4, 0.5, [], ["emulated here", "CPUs"]),
-        (0.4, 42.0, ["fp16 is emulated here", "hardly any CPU"], ["bf16 is fast on", "or fp16 costs"]),
-        (41.0, 42.0, ["bf16 and fp16 are emulated here", "bf16 is fast on CPUs", "fp16 is fast on GPUs"], []),
+        (
+            0.4,
+            42.0,
+            ["fp16 is emulated here", "hardly any CPU"],
+            ["bf16 is fast on", "or fp16 costs"],
+        ),
+        (
+            41.0,
+            42.0,
+            ["bf16 and fp16 are emulated here", "bf16 is fast on CPUs", "fp16 is fast on GPUs"],
+            [],
+        ),
         (41.0, 0.5, ["bf16 is emulated here", "Ampere"], ["fp16 is fast"]),
     ],
 )
 def test_emulated_formats_are_explained_and_no_others(
     bf16: float, fp16: float, words: list[str], not_said: list[str]
 ) -> None:
-    report = report_with(judge("fp32", 1, 1), judge("tf32", "no", 1), judge("bf16", bf16, 1), judge("fp16", fp16, 1))
+    report = report_with(
+        judge("fp32", 1, 1), judge("tf32", "no", 1), judge("bf16", bf16, 1), judge("fp16", fp16, 1)
+    )
     assert all(word in report.explanation for word in words)
     assert not any(word in report.explanation for word in not_said)
     assert bool(report.explanation) == (max(bf16, fp16) > 1.2)
@@ -269,20 +303,30 @@ def test_a_busy_machine_judges_no_format(monkeypatch):
     waits = iter([{"main": 0}, {"main": 10**12}])
     monkeypatch.setattr(measure, "read_waits", lambda: next(waits))
     monkeypatch.setattr(
-        dtypes, "_matmul_seconds", lambda device, names: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"}
+        dtypes,
+        "_matmul_seconds",
+        lambda device, names: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"},
     )
     report = machine_report("cpu")
-    assert [support.state for support in report.dtypes] == ["unknown", "unsupported", "unknown", "unknown"]
+    assert [support.state for support in report.dtypes] == [
+        "unknown",
+        "unsupported",
+        "unknown",
+        "unknown",
+    ]
     assert all(support.times_fp32 is None for support in report.dtypes)
     assert "too busy to tell" in report.reading and not report.explanation
     assert "emulated" not in str(report) and "time of fp32" not in report._repr_html_()
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("1600000 100000", 8), ("20000 100000", 1), ("", 8)]
+    ("quota", "cores"),
+    [("max 100000", 8), ("200000 100000", 2), ("1600000 100000", 8), ("20000 100000", 1), ("", 8)],
 )
 def test_a_quota_counts_as_cores(monkeypatch, tmp_path, quota, cores):
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(
+        hardware.os, "sched_getaffinity", lambda process: set(range(8)), raising=False
+    )
     monkeypatch.setattr(hardware, "_CPU_MAX", tmp_path / "cpu.max")
     assert hardware.usable_cores() == 8  # no such file
     hardware._CPU_MAX.write_text(quota)

@@ -9,7 +9,9 @@ from amp_course.kit.markup import inline_html
 
 LIBRARY = mistune.create_markdown(escape=True)
 WORDS = st.text("ab <>&x1.", min_size=1).filter(lambda text: text == text.strip())
-PARTS = st.one_of(WORDS, WORDS.map("`{}`".format), st.from_regex(r"[a-z1]+", fullmatch=True).map("**{}**".format))
+PARTS = st.one_of(
+    WORDS, WORDS.map("`{}`".format), st.from_regex(r"[a-z1]+", fullmatch=True).map("**{}**".format)
+)
 
 
 def by_library(text):

@@ -32,7 +32,9 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=30))
 def test_quartiles_are_those_of_torch(samples: list[float]) -> None:
     timing = Timing(tuple(samples))
-    expected = torch.quantile(torch.tensor(samples, dtype=torch.float64), torch.tensor([0.25, 0.5, 0.75]).double())
+    expected = torch.quantile(
+        torch.tensor(samples, dtype=torch.float64), torch.tensor([0.25, 0.5, 0.75]).double()
+    )
     found = torch.tensor([timing.q1, timing.median, timing.q3], dtype=torch.float64)
     torch.testing.assert_close(found, expected)
 
@@ -51,7 +53,8 @@ def test_a_timing_reads_well(samples: tuple[float, ...], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(90.0, "90.0 s"), (0.01234, "12.3 ms"), (0.0009999, "1.00 ms"), (3e-9, "0.00 µs")]
+    ("seconds", "text"),
+    [(90.0, "90.0 s"), (0.01234, "12.3 ms"), (0.0009999, "1.00 ms"), (3e-9, "0.00 µs")],
 )
 def test_seconds_text(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
@@ -77,12 +80,20 @@ def test_time_step_tells_the_time() -> None:
 @pytest.mark.parametrize(
     ("costs", "limit", "clocked"),
     [
-        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], 11.5, [1.0]),  # the warm-up counts: 9 + 1, one more, and no time left
+        (
+            [9.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+            11.5,
+            [1.0],
+        ),  # the warm-up counts: 9 + 1, one more, and no time left
         ([1.0] * 6, 5.5, [1.0, 1.0, 1.0]),
         ([1.0] * 6, 60.0, [1.0] * 4),
         ([3.0, 2.0, 1.0], 6.5, [2.0]),  # it ends in the warm-up: the last step is all there is
         ([7.0], 0.0, [7.0]),
-        ([3.0, 0.125, 0.125, 0.125, 0.125, 0.125], 4.0, [0.125] * 4),  # a slow first step says nothing of the others
+        (
+            [3.0, 0.125, 0.125, 0.125, 0.125, 0.125],
+            4.0,
+            [0.125] * 4,
+        ),  # a slow first step says nothing of the others
     ],
 )
 def test_max_seconds_is_a_limit_for_all_steps(
@@ -95,11 +106,16 @@ def test_max_seconds_is_a_limit_for_all_steps(
     def step() -> None:
         now[0] += next(left)
 
-    assert list(time_step(step, device="cpu", warmup=2, repeats=4, max_seconds=limit).samples) == clocked
+    assert (
+        list(time_step(step, device="cpu", warmup=2, repeats=4, max_seconds=limit).samples)
+        == clocked
+    )
     assert now[0] <= max(limit, costs[0])
 
 
-def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: events.append("wait"))
     monkeypatch.setattr(time, "perf_counter", lambda: float(events.append("clock") or len(events)))
@@ -115,7 +131,9 @@ def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(monkeypatch:
         ({"warmup": -1}, ValueError, "0 or more"),
     ],
 )
-def test_time_step_refuses(arguments: dict[str, object], error: type[Exception], message: str) -> None:
+def test_time_step_refuses(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         time_step(**{"step": lambda: None, "device": "cpu", **arguments})  # type: ignore[arg-type]
 
@@ -151,7 +169,9 @@ def test_step_timer_costs_microseconds() -> None:
             timer.start()
             timer.stop()
         costs.append((time.perf_counter() - start) / rounds)
-    assert statistics.median(costs) < 50e-6  # 1 % of a step of 5 ms, the smallest in the course; 2 µs seen
+    assert (
+        statistics.median(costs) < 50e-6
+    )  # 1 % of a step of 5 ms, the smallest in the course; 2 µs seen
 
 
 class FakeEvent:
@@ -188,7 +208,9 @@ def test_step_timer_waits_once_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(waits) == 1
 
 
-def test_step_timer_lets_a_gpu_fall_behind_by_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_timer_lets_a_gpu_fall_behind_by_so_many_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(FakeEvent, "clock", 0)
@@ -242,7 +264,9 @@ class FakeMachine:
             self.waits[thread] = self.waits.get(thread, 0) + int(more * 1e9)
 
 
-def test_the_share_is_that_of_the_thread_that_waited_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_is_that_of_the_thread_that_waited_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine, wait = FakeMachine(monkeypatch), CpuWait()
     with wait:
         machine.pass_time(2.0, main=0.5, worker=1.5)
@@ -253,7 +277,8 @@ def test_the_share_is_that_of_the_thread_that_waited_longest(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("seconds", "waited", "share"), [(-3.0, 0.5, None), (0.0, 0.5, None), (0.5, 3.0, 1.0), (1.0, -2.0, 0.0)]
+    ("seconds", "waited", "share"),
+    [(-3.0, 0.5, None), (0.0, 0.5, None), (0.5, 3.0, 1.0), (1.0, -2.0, 0.0)],
 )
 def test_a_share_is_one_whatever_the_clock_does(
     monkeypatch: pytest.MonkeyPatch, seconds: float, waited: float, share: float | None
@@ -264,7 +289,9 @@ def test_a_share_is_one_whatever_the_clock_does(
     assert wait.share == share
 
 
-def test_a_system_that_does_not_count_is_unknown_and_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_count_is_unknown_and_not_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(measure, "read_waits", lambda: None)
     timing = time_step(lambda: None, device="cpu", repeats=1)
     assert timing.waited is None
@@ -272,9 +299,13 @@ def test_a_system_that_does_not_count_is_unknown_and_not_busy(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("waited", "busy"), [(0.19, False), (0.21, True)])
-def test_a_fifth_of_the_time_is_too_much(monkeypatch: pytest.MonkeyPatch, waited: float, busy: bool) -> None:
+def test_a_fifth_of_the_time_is_too_much(
+    monkeypatch: pytest.MonkeyPatch, waited: float, busy: bool
+) -> None:
     machine = FakeMachine(monkeypatch)
-    timing = time_step(lambda: machine.pass_time(1.0, main=waited), device="cpu", warmup=0, repeats=10)
+    timing = time_step(
+        lambda: machine.pass_time(1.0, main=waited), device="cpu", warmup=0, repeats=10
+    )
     assert timing.waited == pytest.approx(waited)
     assert too_busy(timing.waited) is bool(timing.busy) is busy
     assert (f"{waited:.0%} of it waiting for a CPU" in str(timing)) is busy
@@ -292,8 +323,16 @@ def test_a_fifth_of_the_time_is_too_much(monkeypatch: pytest.MonkeyPatch, waited
     ("mine", "other", "said"),
     [
         (Timing((1.0, 1.1, 1.2)), Timing((2.0, 2.2, 2.4)), "0.50 times as long"),
-        (Timing((1.0, 1.3, 1.6)), Timing((1.1, 1.2, 1.5)), "no difference that this machine can show (1.08 "),
-        (Timing((1.0,), 0.1), Timing((2.0,), 0.4), "too busy to tell: this process waited for a CPU 40% of"),
+        (
+            Timing((1.0, 1.3, 1.6)),
+            Timing((1.1, 1.2, 1.5)),
+            "no difference that this machine can show (1.08 ",
+        ),
+        (
+            Timing((1.0,), 0.1),
+            Timing((2.0,), 0.4),
+            "too busy to tell: this process waited for a CPU 40% of",
+        ),
     ],
 )
 def test_two_timings_are_compared_as_far_as_they_go(mine: Timing, other: Timing, said: str) -> None:
@@ -334,7 +373,9 @@ def test_next_to_another_program_on_one_core_a_process_is_starved(threads: int) 
     )
     with subprocess.Popen(endless) as other:
         try:
-            said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+            said = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
         finally:
             other.kill()
     if said.strip() == "None":

@@ -36,7 +36,9 @@ SCALAR = 4
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, foreach=False),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=False),
+    "momentum": lambda parameters: torch.optim.SGD(
+        parameters, lr=1e-3, momentum=0.9, foreach=False
+    ),
     "adam": lambda parameters: torch.optim.Adam(parameters, foreach=False),
     "adam foreach": lambda parameters: torch.optim.Adam(parameters, foreach=True),
 }
@@ -51,7 +53,12 @@ class Training:
     """A model, its optimizer and one batch, after a first step, so that the optimizer has its state."""
 
     def __init__(
-        self, model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: str, amp: bool, loss_fn: Callable = F.mse_loss
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        optimizer: str,
+        amp: bool,
+        loss_fn: Callable = F.mse_loss,
     ) -> None:
         self.model, self.batch, self.amp, self.loss_fn = model, batch, amp, loss_fn
         self.optimizer = OPTIMIZERS[optimizer](model.parameters())
@@ -85,7 +92,9 @@ def test_what_is_held_is_the_hand_count(optimizer: str, amp: bool) -> None:
     training = simple(optimizer, amp)
     memory = measured(training)
     assert memory.parameters == PARAMETERS == parameter_bytes(training.model)
-    assert memory.gradients == PARAMETERS == gradient_bytes(training.model)  # in fp32 under autocast too
+    assert (
+        memory.gradients == PARAMETERS == gradient_bytes(training.model)
+    )  # in fp32 under autocast too
     assert memory.optimizer_state == STATE[optimizer] == optimizer_bytes(training.optimizer)
     assert memory.buffers == 0
     assert memory.cuda_peak is None
@@ -155,14 +164,19 @@ def test_cast_copies_are_cast_again_where_the_cache_is_off_and_freed_if_not_save
 
 def test_accumulation_saves_one_micro_batch_at_a_time() -> None:
     training = simple()
-    halves = [tuple(tensor[i : i + BATCH // 2].clone() for tensor in training.batch) for i in (0, BATCH // 2)]
+    halves = [
+        tuple(tensor[i : i + BATCH // 2].clone() for tensor in training.batch)
+        for i in (0, BATCH // 2)
+    ]
 
     def step() -> None:
         for x, y in halves:
             F.mse_loss(training.model(x), y).backward()
         training.optimizer.step()
 
-    memory = step_memory(training.model, training.optimizer, step, [t for half in halves for t in half])
+    memory = step_memory(
+        training.model, training.optimizer, step, [t for half in halves for t in half]
+    )
     assert memory.activations == 5 * (X // 2)
     assert memory.gradients == PARAMETERS
 
@@ -239,7 +253,9 @@ def test_a_step_that_does_nothing_still_holds_everything() -> None:
     assert memory.peak == PARAMETERS + PARAMETERS + STATE["momentum"] + 2 * X
     assert memory.gradients == PARAMETERS
     training.optimizer.zero_grad()
-    assert step_memory(training.model, training.optimizer, lambda: None, training.batch).gradients == 0
+    assert (
+        step_memory(training.model, training.optimizer, lambda: None, training.batch).gradients == 0
+    )
 
 
 KILO = torch.zeros(256)  # 1,024 bytes
@@ -309,7 +325,9 @@ def profiled_peak(step: Callable[[], None]) -> int:
     """Return the most bytes that `step` had allocated at one time, from the record of every allocation."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
@@ -322,7 +340,13 @@ def gpt(optimizer: str, amp: bool) -> Training:
     text = CharText("the cat sat on the mat. " * 20)
     model = CharGPT(len(text.vocabulary), context=32, layers=2, heads=2, width=32)
     batch = next(iter(text_batches(text, 4, 32, steps=1)))
-    return Training(model, batch, optimizer, amp, lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten()))
+    return Training(
+        model,
+        batch,
+        optimizer,
+        amp,
+        lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten()),
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -331,11 +355,17 @@ def gpt(optimizer: str, amp: bool) -> Training:
     # An op may allocate within itself: a scalar in fp32, a rearranged copy of its inputs in a bf16 matmul on a CPU.
     [(simple, False, 1.001), (gpt, False, 1.001), (gpt, True, 1.25)],
 )
-def test_peak_is_the_profilers(make: Callable[[str, bool], Training], amp: bool, slack: float, optimizer: str) -> None:
+def test_peak_is_the_profilers(
+    make: Callable[[str, bool], Training], amp: bool, slack: float, optimizer: str
+) -> None:
     training = make(optimizer, amp)
     peak = measured(training).peak
     training.optimizer.zero_grad()
-    held = tensor_bytes(training.batch) + optimizer_bytes(training.optimizer) + parameter_bytes(training.model)
+    held = (
+        tensor_bytes(training.batch)
+        + optimizer_bytes(training.optimizer)
+        + parameter_bytes(training.model)
+    )
     found = held + profiled_peak(training.step)
     assert peak <= found <= slack * peak
 
@@ -383,7 +413,9 @@ def test_nothing_is_left_behind_when_the_step_raises() -> None:
         step_memory(training.model, training.optimizer, fail)
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     seen: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: seen.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: seen.append(tensor) or tensor, lambda tensor: tensor
+    ):
         training.step()
     assert seen  # hooks put in place now are the ones that are called
 
@@ -415,14 +447,24 @@ def test_the_parts_add_up_and_go_through_json() -> None:
         == parts["total"]
         == sum(
             parts[name]
-            for name in ("parameters", "buffers", "gradients", "optimizer_state", "activations", "cast_copies")
+            for name in (
+                "parameters",
+                "buffers",
+                "gradients",
+                "optimizer_state",
+                "activations",
+                "cast_copies",
+            )
         )
     )
     assert set(parts) == {*memory.__dataclass_fields__, "total"}
 
 
 def test_the_table_reads_well() -> None:
-    assert str(measured(simple())).splitlines()[:2] == ["parameters        48.8 KiB", "buffers                0 B"]
+    assert str(measured(simple())).splitlines()[:2] == [
+        "parameters        48.8 KiB",
+        "buffers                0 B",
+    ]
     assert "cuda" not in str(measured(simple()))
 
 
@@ -459,7 +501,9 @@ def test_peak_is_the_cuda_allocators(amp: bool) -> None:
         optimizer.step()
 
     step()
-    unrelated = torch.empty(2**30, dtype=torch.uint8, device="cuda")  # somebody else's, and not to be counted
+    unrelated = torch.empty(
+        2**30, dtype=torch.uint8, device="cuda"
+    )  # somebody else's, and not to be counted
     memory = step_memory(model, optimizer, step, batch)
     del unrelated
     assert memory.cuda_peak is not None

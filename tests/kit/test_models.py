@@ -11,7 +11,9 @@ from amp_course.kit.data import CharText, digit_batches, digits, documentation_t
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 
 
-def train(model: nn.Module, batches: object, loss_fn: Callable[[Tensor, Tensor], Tensor], lr: float) -> list[float]:
+def train(
+    model: nn.Module, batches: object, loss_fn: Callable[[Tensor, Tensor], Tensor], lr: float
+) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     losses = []
     for x, y in batches:  # type: ignore[attr-defined]
@@ -75,7 +77,12 @@ def test_the_resnet_learns_the_digits() -> None:
     torch.manual_seed(0)
     data = digits()
     net = DigitsResNet.for_device("cpu")
-    train(net, digit_batches(data, DigitsResNet.batch_size_for("cpu"), epochs=3), F.cross_entropy, lr=3e-3)
+    train(
+        net,
+        digit_batches(data, DigitsResNet.batch_size_for("cpu"), epochs=3),
+        F.cross_entropy,
+        lr=3e-3,
+    )
     net.eval()
     with torch.no_grad():
         right = (net(data.test_x).argmax(dim=1) == data.test_y).float().mean().item()
@@ -88,7 +95,12 @@ def test_the_gpt_learns_to_spell() -> None:
     text = CharText(documentation_text())
     model = CharGPT.for_device("cpu", len(text.vocabulary))
     batches = text_batches(text, CharGPT.batch_size_for("cpu"), model.context, steps=40)
-    losses = train(model, batches, lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten()), lr=1e-3)
+    losses = train(
+        model,
+        batches,
+        lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten()),
+        lr=1e-3,
+    )
     uniform = torch.tensor(len(text.vocabulary)).log().item()
     assert losses[0] == pytest.approx(uniform, abs=0.3)
     assert sum(losses[-5:]) / 5 < losses[0] - 1
@@ -109,7 +121,12 @@ def test_the_gpt_gives_logits_and_has_the_parameters_its_shape_says() -> None:
 
 def test_the_gpt_starts_small() -> None:
     model = CharGPT.for_device("cpu", 103)
-    for weight in (model.characters.weight, model.positions.weight, model.head.weight, model.blocks[0].up.weight):
+    for weight in (
+        model.characters.weight,
+        model.positions.weight,
+        model.head.weight,
+        model.blocks[0].up.weight,
+    ):
         assert weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
@@ -169,4 +186,7 @@ def test_all_run_under_autocast_and_give_finite_gradients(dtype: torch.dtype) ->
             y = model(x)
         assert y.dtype == dtype
         y.float().square().mean().backward()
-        assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+        assert all(
+            parameter.grad is not None and parameter.grad.isfinite().all()
+            for parameter in model.parameters()
+        )

@@ -76,10 +76,21 @@ _LEAVES: st.SearchStrategy[Pair] = st.one_of(
     st.text("abcé€", max_size=4).flatmap(_as(np.str_)),
     st.binary(min_size=1, max_size=4).flatmap(_as(bytes)),
     st.complex_numbers().flatmap(_as(complex, np.complex128)),
-    st.sampled_from([(Level.HIGH, 7), (Name.TEST, "test"), (torch.float16, torch.float16), (torch.Size([2]), (2,))]),
+    st.sampled_from(
+        [
+            (Level.HIGH, 7),
+            (Name.TEST, "test"),
+            (torch.float16, torch.float16),
+            (torch.Size([2]), (2,)),
+        ]
+    ),
     st.lists(st.floats(width=32), max_size=3).map(lambda v: (torch.tensor(v), torch.tensor(v))),
-    st.lists(st.floats(width=32), max_size=3).map(lambda v: (nn.Parameter(torch.tensor(v)), torch.tensor(v))),
-    st.integers(-9, 9).map(lambda v: (torch.tensor(v, dtype=torch.int8), torch.tensor(v, dtype=torch.int8))),
+    st.lists(st.floats(width=32), max_size=3).map(
+        lambda v: (nn.Parameter(torch.tensor(v)), torch.tensor(v))
+    ),
+    st.integers(-9, 9).map(
+        lambda v: (torch.tensor(v, dtype=torch.int8), torch.tensor(v, dtype=torch.int8))
+    ),
 )
 
 
@@ -98,19 +109,37 @@ def _nested(inner: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
     return st.one_of(
         lists.map(lambda parts: _both(parts, list, list)),
         lists.map(lambda parts: _both(parts, tuple, tuple)),
-        st.tuples(inner, inner).map(lambda parts: _both(list(parts), lambda two: Point(*two), tuple)),
+        st.tuples(inner, inner).map(
+            lambda parts: _both(list(parts), lambda two: Point(*two), tuple)
+        ),
         st.tuples(st.sampled_from([dict, collections.OrderedDict, _default]), dicts).map(
             lambda drawn: (
                 drawn[0]((key, value) for key, (value, _) in drawn[1]),
                 {key: plain for key, (_, plain) in drawn[1]},
             )
         ),
-        st.dictionaries(_text, st.integers(1, 9), max_size=3).map(lambda d: (collections.Counter(d), d)),
+        st.dictionaries(_text, st.integers(1, 9), max_size=3).map(
+            lambda d: (collections.Counter(d), d)
+        ),
     )
 
 
 VALUES = st.recursive(_LEAVES, _nested, max_leaves=8)
-_PLAIN = {int, float, complex, str, bytes, bool, type(None), list, tuple, dict, torch.Size, torch.dtype, Tensor}
+_PLAIN = {
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    list,
+    tuple,
+    dict,
+    torch.Size,
+    torch.dtype,
+    Tensor,
+}
 _KEPT_DICTS = {collections.OrderedDict, collections.Counter}
 
 
@@ -119,11 +148,17 @@ def same(got: Any, plain: Any) -> bool:
     if type(got) not in _PLAIN | _KEPT_DICTS:
         return False
     if isinstance(plain, Tensor):
-        return torch.equal(got.isnan(), plain.isnan()) and torch.equal(got.nan_to_num(), plain.nan_to_num())
+        return torch.equal(got.isnan(), plain.isnan()) and torch.equal(
+            got.nan_to_num(), plain.nan_to_num()
+        )
     if isinstance(plain, dict):
-        return list(got) == list(plain) and all(type(k) in _PLAIN and same(got[k], plain[k]) for k in got)
+        return list(got) == list(plain) and all(
+            type(k) in _PLAIN and same(got[k], plain[k]) for k in got
+        )
     if isinstance(plain, (list, tuple)) and not isinstance(plain, torch.Size):
-        return isinstance(got, type(plain)) and len(got) == len(plain) and all(map(same, got, plain))
+        return (
+            isinstance(got, type(plain)) and len(got) == len(plain) and all(map(same, got, plain))
+        )
     if isinstance(plain, float):
         return isinstance(got, float) and repr(got) == repr(plain)  # -0.0 and NaN too
     if isinstance(plain, complex):
@@ -145,7 +180,11 @@ for line in sys.stdin:
 def reader() -> Iterator[subprocess.Popen[str]]:
     """Another process, which knows no class of this one."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", _READER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
     yield child
     child.kill()
@@ -161,13 +200,21 @@ def read_elsewhere(reader: subprocess.Popen[str], path: Path) -> Any:
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @given(pair=VALUES)
-@settings(max_examples=150, deadline=timedelta(seconds=20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=timedelta(seconds=20),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_what_is_saved_is_read_by_another_process_equal_and_plain(
     pair: Pair, reader: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     model = nn.Linear(1, 1)
     path = save_checkpoint(
-        tmp_path / "run.pt", model=model, optimizer=torch.optim.SGD(model.parameters()), step=1, data=pair[0]
+        tmp_path / "run.pt",
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        step=1,
+        data=pair[0],
     )
     assert same(read_elsewhere(reader, path), pair[1])
     assert same(load_checkpoint(path, model=model).data, pair[1])
@@ -221,7 +268,9 @@ class Colour(enum.Enum):
         (math, "module, .* plain values"),
     ],
 )
-def test_refuses_what_cannot_be_kept_and_names_the_entry(value: Any, words: str, tmp_path: Path) -> None:
+def test_refuses_what_cannot_be_kept_and_names_the_entry(
+    value: Any, words: str, tmp_path: Path
+) -> None:
     model = nn.Linear(1, 1)
     with pytest.raises(TypeError, match=rf"^data\['log'\]\[1\] is an? .*{words}"):
         save_checkpoint(
@@ -246,7 +295,9 @@ def test_loops_depth_and_keys() -> None:
         as_plain(deep, "data")
     with pytest.raises(TypeError, match="data uses a Tensor as a key"):
         as_plain({torch.ones(1): 1}, "data")
-    with pytest.raises(TypeError, match=r"the key \w+Path\('x'\) of data is a \w+, .* save `str\(path\)`"):
+    with pytest.raises(
+        TypeError, match=r"the key \w+Path\('x'\) of data is a \w+, .* save `str\(path\)`"
+    ):
         as_plain({Path("x"): 1}, "data")
     twice = [1]
     assert as_plain([twice, twice], "data") == [[1], [1]]  # twice is no loop

@@ -21,7 +21,11 @@ def test_a_picture_has_a_name_and_shrinks():
 
 def test_text_is_escaped():
     (found,) = parsed(svg.text(1, 2, "<script>&", anchor="end", bold=True))
-    assert found.text == "<script>&" and found.get("text-anchor") == "end" and found.get("font-weight") == "bold"
+    assert (
+        found.text == "<script>&"
+        and found.get("text-anchor") == "end"
+        and found.get("font-weight") == "bold"
+    )
 
 
 def test_lines_and_boxes_stand_where_they_are_put():
@@ -32,7 +36,9 @@ def test_lines_and_boxes_stand_where_they_are_put():
     )
     assert (line.get("x1"), line.get("y2"), line.get("stroke-dasharray")) == ("0.0", "3.0", "4 3")
     assert many.get("points") == "0.0,0.0 1.2,2.0"
-    assert box.get("width") == "0.0" and box.find(f"{NAMESPACE}title").text == "a & b"  # never a negative width
+    assert (
+        box.get("width") == "0.0" and box.find(f"{NAMESPACE}title").text == "a & b"
+    )  # never a negative width
 
 
 @pytest.mark.parametrize("hatch", ["//", "\\\\", "xx", "..", "--", "||"])
@@ -43,7 +49,9 @@ def test_a_hatch_is_a_pattern_in_the_box_colour(hatch):
     assert pattern.find(f"{NAMESPACE}rect").get("fill") == "#00aa00"
 
 
-@pytest.mark.parametrize(("colour", "ink"), [("#E69F00", "white"), ("#777777", "white"), ("#FBE3A0", "#222222")])
+@pytest.mark.parametrize(
+    ("colour", "ink"), [("#E69F00", "white"), ("#777777", "white"), ("#FBE3A0", "#222222")]
+)
 def test_a_hatch_shows_on_pale_colours_too(colour, ink):
     definitions, _ = parsed(svg.box(0, 0, 5, 5, colour, hatch="//"))
     assert definitions.find(f"{NAMESPACE}pattern/{NAMESPACE}path").get("stroke") == ink

@@ -38,12 +38,18 @@ def test_measure_runs_the_chosen_step_and_draws_a_bar(panel):
         (0.8, "emulated", "Matmuls in bf16 take 41.0 times as long as in fp32 on this machine"),
     ],
 )
-def test_a_slower_recipe_gets_advice_from_what_the_machine_can_do(panel, monkeypatch, seconds, state, said):
+def test_a_slower_recipe_gets_advice_from_what_the_machine_can_do(
+    panel, monkeypatch, seconds, state, said
+):
     support = DtypeSupport("bf16", state, 0.1, 41.0)
     monkeypatch.setattr(panel_module, "dtype_support", lambda device: (support,))
-    monkeypatch.setattr(panel_module, "measure_pair", lambda *args: Measured("amp_bf16", 64, 8, 0.02, seconds))
+    monkeypatch.setattr(
+        panel_module, "measure_pair", lambda *args: Measured("amp_bf16", 64, 8, 0.02, seconds)
+    )
     panel.measure.click()
-    assert (said in panel.message.value) if said else panel.message.value.endswith("as fast.</span>")
+    assert (
+        (said in panel.message.value) if said else panel.message.value.endswith("as fast.</span>")
+    )
 
 
 def test_an_emulated_recipe_is_measured_within_its_limit(monkeypatch):
@@ -69,7 +75,9 @@ def test_an_emulated_recipe_is_measured_within_its_limit(monkeypatch):
 
 @pytest.mark.slow
 def test_each_measurement_stays_until_cleared(panel, monkeypatch):
-    monkeypatch.setattr(panel_module, "measure_pair", lambda *args: Measured("amp_bf16", 64, 8, 0.02, 0.01))
+    monkeypatch.setattr(
+        panel_module, "measure_pair", lambda *args: Measured("amp_bf16", 64, 8, 0.02, 0.01)
+    )
     for _ in range(20):
         panel.measure.click()
     assert len(panel.results) == 12

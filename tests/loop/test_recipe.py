@@ -28,6 +28,9 @@ def test_precision_means_what_it_says_and_is_put_back():
     with TF32.precision():
         assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
     with pytest.raises(RuntimeError, match="inside"), FP32.precision():
-        assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+        assert (
+            torch.get_float32_matmul_precision() == "highest"
+            and not torch.backends.cudnn.allow_tf32
+        )
         raise RuntimeError("inside")
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

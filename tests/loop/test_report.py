@@ -47,7 +47,9 @@ def row(
 ):
     memory = StepMemory(10, 0, 10, 20, activations, 0, peak, None)
     losses = (loss,) * steps
-    record = RunRecord(recipe, "cpu", losses, (1.0,) * steps, (), (seconds,) * steps, 3, memory, steps == planned)
+    record = RunRecord(
+        recipe, "cpu", losses, (1.0,) * steps, (), (seconds,) * steps, 3, memory, steps == planned
+    )
     record = dataclasses.replace(record, waited=waited)
     return Row("net", title, recipe, record, planned, accuracy, parameters=10)
 
@@ -63,11 +65,15 @@ def card(machine, *rows, bf16=0.5, fp16=50.0):
 
 def test_a_real_card_has_every_row_with_its_numbers(real):
     assert [(r.workload, r.recipe.name) for r in real.rows] == [
-        (workload, recipe) for workload in ("simple_net", "digits_resnet") for recipe in ("fp32", "amp_bf16")
+        (workload, recipe)
+        for workload in ("simple_net", "digits_resnet")
+        for recipe in ("fp32", "amp_bf16")
     ]
     for r in real.rows:
         assert len(r.record.losses) == 12 and r.timing.median > 0 and r.peak_bytes > 0
-        assert real.speedup(r) == pytest.approx(real.of(r.workload)[0].timing.median / r.timing.median)
+        assert real.speedup(r) == pytest.approx(
+            real.of(r.workload)[0].timing.median / r.timing.median
+        )
     assert [r.accuracy is None for r in real.rows] == [True, True, False, False]
 
 
@@ -92,8 +98,12 @@ def test_table_is_in_the_text_and_in_the_html(real):
 
 
 def test_words_when_amp_helps(machine):
-    text = card(machine, row(FP32, 0.02, accuracy=0.99), row(AMP_BF16, 0.01, peak=60, accuracy=0.985)).paragraph()
-    assert "AMP bf16 helped: 2.00 times as fast (20.0 ms a step in fp32, 10.0 ms in AMP bf16)" in text
+    text = card(
+        machine, row(FP32, 0.02, accuracy=0.99), row(AMP_BF16, 0.01, peak=60, accuracy=0.985)
+    ).paragraph()
+    assert (
+        "AMP bf16 helped: 2.00 times as fast (20.0 ms a step in fp32, 10.0 ms in AMP bf16)" in text
+    )
     assert "fell to 60% of fp32's (100 B, then 60 B)" in text and "40% of fp32's peak" in text
     assert "99.0% in fp32, 98.5% in AMP bf16" in text
     assert "emulated" not in text and "stopped" not in text
@@ -108,18 +118,25 @@ def test_a_busy_machine_is_said_and_no_time_is_compared(machine):
     )
     text = busy.paragraph()
     assert "too busy to tell" in text and "50% of the time" in text
-    assert "fell to 60% of fp32's" in text and "98.5% in AMP bf16" in text  # memory and accuracy are what they are
-    assert not any(word in text for word in ("helped", "as fast", "as long", "a step", "emulated", "slow"))
+    assert (
+        "fell to 60% of fp32's" in text and "98.5% in AMP bf16" in text
+    )  # memory and accuracy are what they are
+    assert not any(
+        word in text for word in ("helped", "as fast", "as long", "a step", "emulated", "slow")
+    )
     assert "stopped by the time limit after 4 of 20 steps" in text
     assert [cells[3] for cells in busy.cells()[1:]] == ["–", "–", "–"]
     assert "too busy to tell" in repr(busy) and "too busy to tell" in busy._repr_html_()
-    words = " ".join(text.get_text() for axis in report_card_figure(busy).axes[:2] for text in axis.texts)
+    words = " ".join(
+        text.get_text() for axis in report_card_figure(busy).axes[:2] for text in axis.texts
+    )
     assert "too busy to tell" in words and "2.00 ×" not in words
 
 
 def test_the_waiting_of_two_turns_is_averaged_over_their_time():
     parts = [
-        dataclasses.replace(row(FP32, seconds, waited=waited).record) for seconds, waited in ((0.1, 0.0), (0.3, 0.4))
+        dataclasses.replace(row(FP32, seconds, waited=waited).record)
+        for seconds, waited in ((0.1, 0.0), (0.3, 0.4))
     ]
     assert join(parts).waited == pytest.approx(0.3)
     assert join([row(FP32, 0.1).record]).waited is None
@@ -165,9 +182,13 @@ def test_each_stopped_recipe_has_its_sentence_and_its_memory(machine):
 
 
 def test_one_emulated_format_is_explained_alone(machine):
-    text = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.5, steps=4), row(AMP_BF16, 0.005)).paragraph()
+    text = card(
+        machine, row(FP32, 0.01), row(AMP_FP16, 0.5, steps=4), row(AMP_BF16, 0.005)
+    ).paragraph()
     assert "AMP bf16 helped" in text and "Only fp32" not in text
-    assert "**AMP fp16** was stopped after 4 of 20 steps" in text and "fp16 is emulated here" in text
+    assert (
+        "**AMP fp16** was stopped after 4 of 20 steps" in text and "fp16 is emulated here" in text
+    )
     cells = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.5, steps=4)).cells()[2]
     assert cells[7] == "–" and cells[9] == "4 of 20"
 
@@ -176,16 +197,25 @@ def test_a_recipe_stopped_on_a_busy_machine_is_not_called_slow(machine):
     text = card(machine, row(FP32, 0.01), row(AMP_BF16, 0.005, steps=4)).paragraph()
     assert "stopped after 4 of 20 steps, though it is not slow" in text and "emulated" not in text
     text = card(machine, row(FP32, 0.01, steps=5), row(AMP_BF16, 0.01, steps=4)).paragraph()
-    assert "**AMP bf16** was stopped too, after 4 of 20 steps" in text and text.count("Raise `max_seconds`") == 1
+    assert (
+        "**AMP bf16** was stopped too, after 4 of 20 steps" in text
+        and text.count("Raise `max_seconds`") == 1
+    )
     text = card(machine, row(FP32, 0.01, steps=5), row(AMP_BF16, 0.005)).paragraph()
     assert (
-        "Even fp32 was stopped, after 5 of 20 steps" in text and "AMP bf16 helped" in text and "Final loss" not in text
+        "Even fp32 was stopped, after 5 of 20 steps" in text
+        and "AMP bf16 helped" in text
+        and "Final loss" not in text
     )
 
 
 def test_a_recipe_that_dies_is_named(machine):
-    text = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.004, loss=float("nan")), row(AMP_BF16, 0.005)).paragraph()
-    assert "inf or NaN under AMP fp16" in text and "AMP bf16 helped" in text and "stopped" not in text
+    text = card(
+        machine, row(FP32, 0.01), row(AMP_FP16, 0.004, loss=float("nan")), row(AMP_BF16, 0.005)
+    ).paragraph()
+    assert (
+        "inf or NaN under AMP fp16" in text and "AMP bf16 helped" in text and "stopped" not in text
+    )
     alone = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.004, loss=float("inf"))).paragraph()
     assert "inf or NaN under AMP fp16" in alone and "finished in time" not in alone
 
@@ -198,7 +228,10 @@ def test_what_a_user_named_is_escaped(machine):
     evil = "<img src=x onerror=alert(1)>"
     bad = dataclasses.replace(AMP_BF16, label=evil)
     found = card(
-        machine, row(FP32, 0.01, title=evil), row(bad, 0.5, steps=3, title=evil), row(bad, 0.5, title=evil, loss=1e400)
+        machine,
+        row(FP32, 0.01, title=evil),
+        row(bad, 0.5, steps=3, title=evil),
+        row(bad, 0.5, title=evil, loss=1e400),
     )
     assert "<img" not in found.paragraph() and "<img" not in found._repr_html_()
     assert "&lt;img" in found.paragraph()
@@ -217,7 +250,12 @@ class PretendStep:
         real, outer = find_recipe(name), self
 
         class Pretend:
-            name, label, low_dtype, precision = real.name, real.label, real.low_dtype, real.precision
+            name, label, low_dtype, precision = (
+                real.name,
+                real.label,
+                real.low_dtype,
+                real.precision,
+            )
 
             def prepare(self, *args):
                 stepper = real.prepare(*args)
@@ -235,10 +273,22 @@ class PretendStep:
 
 MACHINES = {
     "fast": ({"fp32": [0.02] * 64, "amp_fp16": [0.01] * 64, "amp_bf16": [0.01] * 64}, (32, 32, 32)),
-    "fp16 emulated": ({"fp32": [0.02] * 64, "amp_fp16": [0.8] * 64, "amp_bf16": [0.01] * 64}, (32, 3, 32)),
-    "both emulated": ({"fp32": [0.02] * 64, "amp_fp16": [0.8] * 64, "amp_bf16": [1.2] * 64}, (32, 3, 3)),
-    "both hopeless": ({"fp32": [0.02] * 64, "amp_fp16": [9.0] * 64, "amp_bf16": [3.0] * 64}, (32, 2, 2)),
-    "slow, but in time": ({"fp32": [0.02] * 64, "amp_fp16": [0.1] * 64, "amp_bf16": [0.12] * 64}, (32, 32, 32)),
+    "fp16 emulated": (
+        {"fp32": [0.02] * 64, "amp_fp16": [0.8] * 64, "amp_bf16": [0.01] * 64},
+        (32, 3, 32),
+    ),
+    "both emulated": (
+        {"fp32": [0.02] * 64, "amp_fp16": [0.8] * 64, "amp_bf16": [1.2] * 64},
+        (32, 3, 3),
+    ),
+    "both hopeless": (
+        {"fp32": [0.02] * 64, "amp_fp16": [9.0] * 64, "amp_bf16": [3.0] * 64},
+        (32, 2, 2),
+    ),
+    "slow, but in time": (
+        {"fp32": [0.02] * 64, "amp_fp16": [0.1] * 64, "amp_bf16": [0.12] * 64},
+        (32, 32, 32),
+    ),
     "busy at first": (
         {"fp32": [2.0, 0.3] + [0.02] * 64, "amp_fp16": [0.01] * 64, "amp_bf16": [0.01] * 64},
         (32, 32, 32),
@@ -247,7 +297,10 @@ MACHINES = {
         {"fp32": [0.02] * 64, "amp_fp16": [0.01] * 64, "amp_bf16": [0.01] * 6 + [1.0] * 64},
         (32, 32, 10),
     ),
-    "too slow for fp32": ({"fp32": [0.5] * 64, "amp_fp16": [0.5] * 64, "amp_bf16": [0.1] * 64}, (8, 8, 32)),
+    "too slow for fp32": (
+        {"fp32": [0.5] * 64, "amp_fp16": [0.5] * 64, "amp_bf16": [0.1] * 64},
+        (8, 8, 32),
+    ),
 }
 
 
@@ -268,7 +321,9 @@ def test_the_limit_holds_on_every_kind_of_machine(monkeypatch, seconds, steps):
     for name, count in zip(seconds, steps, strict=True):
         slowest_kept = max(seconds[name][:count])
         assert spent[name] <= max(4.0 + slowest_kept, sum(seconds[name][:2])) + 1e-6
-    assert all(r.peak_bytes > 0 and r.activation_bytes > 0 for r in rows)  # also of those that were stopped
+    assert all(
+        r.peak_bytes > 0 and r.activation_bytes > 0 for r in rows
+    )  # also of those that were stopped
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 12, 32, 64])

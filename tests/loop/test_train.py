@@ -12,7 +12,9 @@ from torch import nn
 from amp_course.loop import AMP_BF16, AMP_FP16, FP32, train
 from amp_course.loop.train import join
 
-train_module = importlib.import_module("amp_course.loop.train")  # the package has a function of that name
+train_module = importlib.import_module(
+    "amp_course.loop.train"
+)  # the package has a function of that name
 
 
 @pytest.fixture
@@ -20,7 +22,8 @@ def setting():
     generator = torch.Generator().manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
     batches = [
-        (torch.randn(8, 6, generator=generator), torch.randint(0, 4, (8,), generator=generator)) for _ in range(9)
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 4, (8,), generator=generator))
+        for _ in range(9)
     ]
     return model, batches
 
@@ -97,11 +100,25 @@ def test_scales_and_skips_equal_the_scalers_own(setting):
 def test_a_run_in_two_parts_joins_to_the_whole(setting):
     model, batches = setting
     twin = copy.deepcopy(model)
-    whole = train(twin, batches, nn.functional.cross_entropy, torch.optim.SGD(twin.parameters(), 0.1), AMP_BF16)
+    whole = train(
+        twin,
+        batches,
+        nn.functional.cross_entropy,
+        torch.optim.SGD(twin.parameters(), 0.1),
+        AMP_BF16,
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     parts = [
         train(model, batches[:4], nn.functional.cross_entropy, optimizer, AMP_BF16),
-        train(model, batches[4:], nn.functional.cross_entropy, optimizer, AMP_BF16, warmup=0, memory=False),
+        train(
+            model,
+            batches[4:],
+            nn.functional.cross_entropy,
+            optimizer,
+            AMP_BF16,
+            warmup=0,
+            memory=False,
+        ),
     ]
     joined = join(parts)
     assert joined.losses == whole.losses
@@ -111,7 +128,13 @@ def test_a_run_in_two_parts_joins_to_the_whole(setting):
 
 def test_recipe_by_name_and_record_as_json(setting):
     model, batches = setting
-    record = train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), "amp-bf16")
+    record = train(
+        model,
+        batches,
+        nn.functional.cross_entropy,
+        torch.optim.SGD(model.parameters(), 0.1),
+        "amp-bf16",
+    )
     read = json.loads(json.dumps(record.to_dict()))
     assert read["recipe"] == "amp_bf16" and read["losses"] == list(record.losses)
     assert read["memory"]["parameters"] == sum(p.numel() * 4 for p in model.parameters())
@@ -147,7 +170,15 @@ def test_the_time_limit_is_one(setting, monkeypatch, costs, limit, memory, steps
     monkeypatch.setattr(train_module.time, "monotonic", lambda: now[0])
     model = SlowNet(now, costs)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    record = train(model, batches, nn.functional.cross_entropy, optimizer, FP32, memory=memory, max_seconds=limit)
+    record = train(
+        model,
+        batches,
+        nn.functional.cross_entropy,
+        optimizer,
+        FP32,
+        memory=memory,
+        max_seconds=limit,
+    )
     assert len(record.losses) == steps and record.complete == (steps == len(batches))
     assert (record.memory is not None) == memory
     if steps < 4:
@@ -158,7 +189,13 @@ def test_autocast_and_precision_are_put_back(setting):
     model, batches = setting
     torch.set_float32_matmul_precision("high")
     try:
-        train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), AMP_BF16)
+        train(
+            model,
+            batches,
+            nn.functional.cross_entropy,
+            torch.optim.SGD(model.parameters(), 0.1),
+            AMP_BF16,
+        )
         assert torch.get_float32_matmul_precision() == "high"
         assert not torch.is_autocast_enabled("cpu")
     finally:
@@ -190,13 +227,21 @@ def test_loss_of_more_than_one_element(setting):
 def test_loss_that_is_no_tensor(setting):
     model, batches = setting
     with pytest.raises(ValueError, match="loss_fn gave float"):
-        train(model, batches, lambda outputs, targets: 1.0, torch.optim.SGD(model.parameters(), 0.1))
+        train(
+            model, batches, lambda outputs, targets: 1.0, torch.optim.SGD(model.parameters(), 0.1)
+        )
 
 
 def test_unknown_recipe(setting):
     model, batches = setting
     with pytest.raises(ValueError, match=r"unknown recipe 'fp8'.*amp_bf16"):
-        train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), "fp8")
+        train(
+            model,
+            batches,
+            nn.functional.cross_entropy,
+            torch.optim.SGD(model.parameters(), 0.1),
+            "fp8",
+        )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -205,5 +250,11 @@ def test_on_cuda(setting, recipe):
     model, batches = setting
     model.cuda()
     batches = [(inputs.cuda(), targets.cuda()) for inputs, targets in batches]
-    record = train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), recipe)
+    record = train(
+        model,
+        batches,
+        nn.functional.cross_entropy,
+        torch.optim.SGD(model.parameters(), 0.1),
+        recipe,
+    )
     assert record.memory.cuda_peak and min(record.step_seconds) > 0

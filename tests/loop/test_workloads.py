@@ -12,7 +12,8 @@ def test_recipes_start_from_the_same_weights_and_batches(make):
     workload = make(CPU)
     one, two = workload.start(FP32), workload.start(AMP_BF16)
     assert all(
-        torch.equal(a, b) for a, b in zip(one.stepper.model.parameters(), two.stepper.model.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(one.stepper.model.parameters(), two.stepper.model.parameters(), strict=True)
     )
     for _ in range(3):
         for a, b in zip(next(one.batches), next(two.batches), strict=True):
@@ -58,6 +59,8 @@ def test_accuracy_counts_right_answers_and_puts_the_mode_back():
         model.weight.copy_(torch.eye(3, 4))
         model.bias.zero_()
     inputs, targets = torch.eye(4)[:3], torch.tensor([0, 1, 0])  # the last is wrong
-    stepper = FP32.prepare(model, lambda params: torch.optim.SGD(params, lr=0.1), torch.nn.functional.cross_entropy)
+    stepper = FP32.prepare(
+        model, lambda params: torch.optim.SGD(params, lr=0.1), torch.nn.functional.cross_entropy
+    )
     assert stepper.accuracy(inputs, targets) == pytest.approx(2 / 3)
     assert model.training

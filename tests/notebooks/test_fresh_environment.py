@@ -42,8 +42,14 @@ def copy_of_the_course(folder: Path) -> Path:
 
 def run(folder: Path, command: list[str]) -> str:
     """Run a command in the folder as a user would; return what it printed."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "AMP_COURSE"))}
-    done = subprocess.run(command, cwd=folder, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST", "AMP_COURSE"))
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 
@@ -51,7 +57,9 @@ def run(folder: Path, command: list[str]) -> str:
 def run_commands(folder: Path, commands: list[str]) -> None:
     for command in commands:
         printed = run(folder, [str(folder / ".venv/bin/python"), "-m", *command.split()])
-        assert " passed in " in printed and "timeout-" not in printed  # pytest-timeout is the tests' own
+        assert (
+            " passed in " in printed and "timeout-" not in printed
+        )  # pytest-timeout is the tests' own
 
 
 def test_after_make_lab(clone: Path) -> None:

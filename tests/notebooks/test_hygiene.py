@@ -43,7 +43,9 @@ def test_stored_outputs_are_up_to_date():
 @pytest.mark.parametrize("path", RUN, ids=name)
 def test_has_outputs_to_compare(path):
     shown = [cell for cell in code(read(path)) if cell.outputs]
-    compared = [cell for cell in shown if "nbval-ignore-output" not in cell.metadata.get("tags", [])]
+    compared = [
+        cell for cell in shown if "nbval-ignore-output" not in cell.metadata.get("tags", [])
+    ]
     assert len(shown) >= len(code(read(path))) / 3 and compared
 
 
@@ -102,7 +104,9 @@ def test_links_lead_somewhere(path):
         if cell.cell_type != "markdown":
             continue
         for link in re.findall(r"\]\(([^)]+\.ipynb)\)", cell.source):
-            target = link.replace("../my_work/", "../exercises/")  # the reader's copy is made from it
+            target = link.replace(
+                "../my_work/", "../exercises/"
+            )  # the reader's copy is made from it
             assert (path.parent / target).resolve().is_file(), link
 
 

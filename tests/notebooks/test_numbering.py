@@ -16,7 +16,20 @@ from tests.notebooks.test_prose import texts as prose
 
 ROOT = course_root()
 UNNUMBERED = {"Five lines to remember"}
-WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+WORDS = [
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 _N = rf"(?:\d\d?(?!\d|\.\d)|(?-i:{'|'.join(WORDS)})\b)"
 REFERENCE = re.compile(
     r"(?:\bchapters? (?P<before>\d\d?)(?:'s|,| \()* ?|\b(?P<short>\d\d) (?=§))?"
@@ -24,7 +37,9 @@ REFERENCE = re.compile(
     r"(?: (?:of|in) chapter (?P<after>\d\d?))?",
     re.IGNORECASE,
 )
-CHAPTER = re.compile(r"\bchapters? (?P<first>\d+)(?P<rest>(?:(?:,| and| or| to|, and|–|-) ?\d\d\b)*)", re.IGNORECASE)
+CHAPTER = re.compile(
+    r"\bchapters? (?P<first>\d+)(?P<rest>(?:(?:,| and| or| to|, and|–|-) ?\d\d\b)*)", re.IGNORECASE
+)
 CITED = re.compile(r"\bet al\.|\bv\d\.\d|\barXiv:")
 WORTH_PARSING = re.compile(rf"(?i:section|exercise|chapter)s?[\s\"]+({_N}|\d\d\d)|§|\"\d\d\.\d")
 PATTERNS = (
@@ -79,7 +94,10 @@ def written(path):
             if cell.cell_type == "code":
                 yield cell.id, cell.source
                 for output in cell.outputs:
-                    yield cell.id, output.get("text", "") + output.get("data", {}).get("text/plain", "")
+                    yield (
+                        cell.id,
+                        output.get("text", "") + output.get("data", {}).get("text/plain", ""),
+                    )
 
 
 def own_chapter(path):
@@ -104,8 +122,18 @@ def references(path):
                 continue
             for number in numbers(match["first"], match["rest"]):
                 yield place, around, kind, own if named is None else int(named), number
-        if path.suffix == ".py" and re.fullmatch(r"\d\d\.\d\d?", text) and int(text[:2]) < len(CHAPTERS):
-            yield place, text, "section", int(text[:2]), int(text[3:])  # where a fault is taught: "07.3"
+        if (
+            path.suffix == ".py"
+            and re.fullmatch(r"\d\d\.\d\d?", text)
+            and int(text[:2]) < len(CHAPTERS)
+        ):
+            yield (
+                place,
+                text,
+                "section",
+                int(text[:2]),
+                int(text[3:]),
+            )  # where a fault is taught: "07.3"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
@@ -118,15 +146,24 @@ def test_sections_are_numbered_from_1_on(chapter):
 def test_solutions_are_headed_by_the_numbers_and_titles_of_their_exercises(chapter):
     expected = [f"{number}. {title}" for number, title in exercises(chapter.number).items()]
     assert [int(one.split(".")[0]) for one in expected] == list(range(1, len(expected) + 1))
-    assert headings("solutions", chapter.number) in (expected, [] if len(expected) == 1 else expected)
+    assert headings("solutions", chapter.number) in (
+        expected,
+        [] if len(expected) == 1 else expected,
+    )
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
 def test_an_exercise_s_file_says_which_one_it_is(chapter):
     for exercise in chapter.exercises():
         path = ROOT / "amp_course" / chapter.word / "exercises" / f"{exercise.name}.py"
-        said = re.match(r'"""Exercise (\d+) of chapter (\d\d): ', path.read_text("utf-8")) if path.exists() else None
-        assert said is None or (int(said[1]), int(said[2])) == (exercise.number, chapter.number), path
+        said = (
+            re.match(r'"""Exercise (\d+) of chapter (\d\d): ', path.read_text("utf-8"))
+            if path.exists()
+            else None
+        )
+        assert said is None or (int(said[1]), int(said[2])) == (exercise.number, chapter.number), (
+            path
+        )
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -140,7 +177,9 @@ def test_every_reference_is_to_something_that_there_is(pattern):
             if chapter is None:
                 lost.append(f"{at}:{place}: of which chapter? “{around}”")
             elif number not in (sections if kind == "section" else exercises)(chapter):
-                lost.append(f"{at}:{place}: chapter {chapter:02d} has no {kind} {number}: “{around}”")
+                lost.append(
+                    f"{at}:{place}: chapter {chapter:02d} has no {kind} {number}: “{around}”"
+                )
         for place, text in written(path):
             for match in CHAPTER.finditer(plain(text)):
                 if max(numbers(match["first"], match["rest"])) >= len(CHAPTERS):

@@ -46,9 +46,15 @@ def texts(path):
     elif path.suffix == ".ipynb":
         cells = nbformat.read(path, as_version=4).cells
         yield from ((cell.id, cell.source) for cell in cells if cell.cell_type == "markdown")
-        spoken = [(cell.id, cell.metadata.get("amp_course", {})) for cell in cells]  # what the slides say
+        spoken = [
+            (cell.id, cell.metadata.get("amp_course", {})) for cell in cells
+        ]  # what the slides say
         spoken += [(place, more) for place, said in spoken for more in said.get("more", [])]
-        yield from ((place, said.get(key, "")) for place, said in spoken for key in ("title", "slide", "notes"))
+        yield from (
+            (place, said.get(key, ""))
+            for place, said in spoken
+            for key in ("title", "slide", "notes")
+        )
     else:
         code = path.read_text("utf-8")
         for node in ast.walk(ast.parse(code)):
@@ -71,7 +77,12 @@ def found_in(path):
 
 
 PATTERNS = ("notebooks/*.ipynb", "solutions/*.ipynb", "*.md", "amp_course/**/*.py")
-FILES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if "/phrasebook/loops/" not in str(path)]
+FILES = [
+    path
+    for pattern in PATTERNS
+    for path in sorted(ROOT.glob(pattern))
+    if "/phrasebook/loops/" not in str(path)
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

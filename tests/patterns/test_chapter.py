@@ -59,7 +59,9 @@ def test_stepping_by_hand_is_found_with_its_numbers(batches: list) -> None:
         loop.optimizer.step()
         loop.optimizer.zero_grad()
 
-    report = audit(by_hand, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler, batches=batches)
+    report = audit(
+        by_hand, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler, batches=batches
+    )
     assert report.names == ("still-scaled",)
     assert report.findings[0].evidence["loss scales"] == "65536 and 16384"
 
@@ -99,7 +101,11 @@ def test_the_sum_and_the_mean_of_means_are_off_and_weights_are_not(batches: list
     big = gradient((slice(0, 64), 1))
     off = {
         name: ((gradient((slice(0, 48), a), (slice(48, 64), b)) - big).norm() / big.norm()).item()
-        for name, (a, b) in {"sum": (1, 1), "means": (0.5, 0.5), "weighed": (48 / 64, 16 / 64)}.items()
+        for name, (a, b) in {
+            "sum": (1, 1),
+            "means": (0.5, 0.5),
+            "weighed": (48 / 64, 16 / 64),
+        }.items()
     }
     assert 0.9 < off["sum"] < 1.3  # about twice the gradient
     assert off["means"] > 0.2
@@ -136,7 +142,9 @@ def test_later_skips_are_silent(batches: list) -> None:
     assert loop.scaler.get_scale() < 2.0**10
 
 
-def test_without_the_scalers_state_steps_are_skipped_again(batches: list, pictures: tuple, tmp_path) -> None:
+def test_without_the_scalers_state_steps_are_skipped_again(
+    batches: list, pictures: tuple, tmp_path
+) -> None:
     def losses(loop: Loop, first: int, last: int) -> list[float]:
         seen = []
         for x, y in (2 * batches)[first:last]:
@@ -147,12 +155,18 @@ def test_without_the_scalers_state_steps_are_skipped_again(batches: list, pictur
     first = Loop(2.0**26)
     losses(first, 0, 20)
     path = save_checkpoint(
-        tmp_path / "run.pt", model=first.model, optimizer=first.optimizer, scaler=first.scaler, step=20
+        tmp_path / "run.pt",
+        model=first.model,
+        optimizer=first.optimizer,
+        scaler=first.scaler,
+        step=20,
     )
     after = {}
     for kept in (True, False):
         loop = Loop(2.0**26)
-        load_checkpoint(path, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler if kept else None)
+        load_checkpoint(
+            path, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler if kept else None
+        )
         after[kept] = losses(loop, 20, 40)
     assert SKIPS[0] <= sum(a == after[False][0] for a in after[False]) - 1 <= SKIPS[1]
     assert after[True][1] != after[True][0]

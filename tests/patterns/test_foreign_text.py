@@ -29,7 +29,9 @@ def fail(*_: Any, **__: Any) -> Any:
 def of_a_step() -> str:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return audit(fail, model=model, optimizer=optimizer, batches=[(torch.ones(1, 2),)])._repr_html_()
+    return audit(
+        fail, model=model, optimizer=optimizer, batches=[(torch.ones(1, 2),)]
+    )._repr_html_()
 
 
 def of_a_loss() -> str:
@@ -42,7 +44,10 @@ def of_a_loss() -> str:
         optimizer.zero_grad()
 
     batches = [(torch.ones(1, 2),)]
-    return audit(step, model=model, optimizer=optimizer, batches=batches, loss=fail)._repr_html_() + SEEN
+    return (
+        audit(step, model=model, optimizer=optimizer, batches=batches, loss=fail)._repr_html_()
+        + SEEN
+    )
 
 
 def of_a_save() -> str:

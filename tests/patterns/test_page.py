@@ -7,7 +7,14 @@ import pytest
 from amp_course.diagnosis.catalogue import BEHAVIOURS, finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
-from amp_course.patterns.workbench import Line, Switches, judgements, marked_lines, source_of, workbench_view
+from amp_course.patterns.workbench import (
+    Line,
+    Switches,
+    judgements,
+    marked_lines,
+    source_of,
+    workbench_view,
+)
 from amp_course.patterns.workbench.page import headline
 
 
@@ -26,7 +33,9 @@ def test_without_the_other_sides_lines_each_loop_is_whole(values):
 
 
 def test_each_behaviour_is_right_wrong_or_not_judged():
-    found = Report((finding("clipped-while-scaled"),), ("objects", "clipping"), (("overflow", "no scaler"),))
+    found = Report(
+        (finding("clipped-while-scaled"),), ("objects", "clipping"), (("overflow", "no scaler"),)
+    )
     said = {behaviour: (state, word) for state, behaviour, word in judgements(found)}
     assert said["objects"] == ("right", BEHAVIOURS["objects"])
     assert said["clipping"] == ("wrong", "clipped-while-scaled")
@@ -36,7 +45,8 @@ def test_each_behaviour_is_right_wrong_or_not_judged():
 
 
 @pytest.mark.parametrize(
-    "fault", ["sum-not-mean", "wrong-factor", "clipped-while-scaled", "still-scaled", "never-cleared"]
+    "fault",
+    ["sum-not-mean", "wrong-factor", "clipped-while-scaled", "still-scaled", "never-cleared"],
 )
 def test_no_gradient_is_praised_beside_a_fault_in_what_makes_it(fault):
     """A sum instead of a mean is not the gradient of the fp32 loss, whatever else was checked."""
@@ -52,7 +62,10 @@ def test_the_headline_counts():
         audit = Report(tuple(map(finding, names)), checked)
         return headline(judgements(audit), audit)
 
-    assert said(checked=tuple(BEHAVIOURS)) == f"<b>✓ No fault</b> in {len(BEHAVIOURS)} behaviours; 0 not judged."
+    assert (
+        said(checked=tuple(BEHAVIOURS))
+        == f"<b>✓ No fault</b> in {len(BEHAVIOURS)} behaviours; 0 not judged."
+    )
     two = said("sum-not-mean", "not-clipped", checked=("objects",))
     assert two.startswith("<b>✗ 2 faults: sum-not-mean, not-clipped.</b> Behaviours: 1 right")
     assert said("not-clipped").startswith("<b>✗ Fault: not-clipped.</b>")
@@ -60,7 +73,9 @@ def test_the_headline_counts():
 
 def test_marks_do_not_depend_on_colour_and_removed_lines_are_not_copied():
     audit = Report((finding("not-clipped", loss_scale=1024.0),), ("objects",))
-    view = workbench_view([Line("+", "new"), Line("−", "old"), Line("", "same")], judgements(audit), audit)
+    view = workbench_view(
+        [Line("+", "new"), Line("−", "old"), Line("", "same")], judgements(audit), audit
+    )
     assert '<b style="user-select:none">+</b> <ins' in view
     assert '<del style="user-select:none' in view
     assert "✗ clipping" in view and "✓ objects" in view and "– gradient" in view
@@ -72,6 +87,8 @@ def test_marks_do_not_depend_on_colour_and_removed_lines_are_not_copied():
 
 def test_everything_is_escaped():
     audit = Report((Finding("a<b", "c<d", "e<f", {"g": "h<i"}),), (), (("objects", "j<k"),))
-    view = workbench_view([Line("+", "if x < 1:"), Line("−", "y<z"), Line("", "<p>")], judgements(audit), audit)
+    view = workbench_view(
+        [Line("+", "if x < 1:"), Line("−", "y<z"), Line("", "<p>")], judgements(audit), audit
+    )
     for raw in ("a<b", "c<d", "e<f", "h<i", "j<k", "x < 1", "y<z", ">  </span><p>"):
         assert raw not in view

@@ -60,7 +60,12 @@ def test_each_preset_is_found_out(panel, name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_loop_shown_is_the_loop_that_is_run(panel, name):
     panel.start.value = name
-    assert shown_source(panel) == panel.source == source_of(PRESETS[name]) == build_loop(PRESETS[name])[0]
+    assert (
+        shown_source(panel)
+        == panel.source
+        == source_of(PRESETS[name])
+        == build_loop(PRESETS[name])[0]
+    )
 
 
 def test_the_audit_shown_is_that_of_a_fresh_run(panel):
@@ -114,7 +119,10 @@ def test_a_loop_that_cannot_be_audited_gets_a_message_and_the_view_stays(panel, 
     panel._audits.pop(Switches(divide=False), None)
     before = panel.view.value
     panel.switches["divide"].value = False
-    assert "could not be audited: &lt;b&gt;no&lt;/b&gt; memory" in panel.message.value and panel.view.value == before
+    assert (
+        "could not be audited: &lt;b&gt;no&lt;/b&gt; memory" in panel.message.value
+        and panel.view.value == before
+    )
     panel.switches["divide"].value = True
     assert not panel.message.value
 

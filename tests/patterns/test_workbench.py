@@ -26,14 +26,20 @@ DEFAULT = Switches()
 ALL = [
     Switches(*choices)
     for choices in itertools.product(*Switches.CHOICES.values())
-    if sum(choice != getattr(DEFAULT, name) for name, choice in zip(Switches.CHOICES, choices, strict=True)) <= 2
+    if sum(
+        choice != getattr(DEFAULT, name)
+        for name, choice in zip(Switches.CHOICES, choices, strict=True)
+    )
+    <= 2
 ]
 
 
 def key(switches: Switches) -> str:
     """Return a loop's name in the record: its choices that are not the default."""
     chosen = {name: getattr(switches, name) for name in Switches.CHOICES}
-    told = [f"{name} {choice}" for name, choice in chosen.items() if choice != getattr(DEFAULT, name)]
+    told = [
+        f"{name} {choice}" for name, choice in chosen.items() if choice != getattr(DEFAULT, name)
+    ]
     return f"workbench/{', '.join(told) or 'right'}"
 
 
@@ -65,7 +71,10 @@ def test_two_faults_at_once_pass_no_more_than_one() -> None:
 
 def test_what_is_shown_is_what_runs() -> None:
     text, step, objects = build_loop(Switches())
-    assert text.count("scaler.step(optimizer)") == 1 and step.__code__.co_filename == "<the loop of the switches>"
+    assert (
+        text.count("scaler.step(optimizer)") == 1
+        and step.__code__.co_filename == "<the loop of the switches>"
+    )
     again: dict = dict(step.__globals__)
     exec(text, again)
     assert again["train_step"].__code__.co_code == step.__code__.co_code

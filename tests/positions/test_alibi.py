@@ -26,7 +26,9 @@ def test_bias_is_exact_far_out():
     for head, slope in enumerate(alibi_slopes(12).tolist()):
         for at, key in enumerate(keys.tolist()):
             exact = -Fraction(slope) * (1_000_003 - key)
-            assert bias[head, 0, at].item() == torch.tensor(float(exact)).item()  # rounded once, to float32
+            assert (
+                bias[head, 0, at].item() == torch.tensor(float(exact)).item()
+            )  # rounded once, to float32
 
 
 def test_cast_ids_merge_neighbours_and_exact_ones_do_not():

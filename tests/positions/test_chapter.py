@@ -82,7 +82,10 @@ def test_the_gap_of_three():
 
 
 def test_angle_errors_of_the_four():
-    errors = {fault: turn_error(Rope(64, fault=fault), POSITIONS) for fault in ("ids", "frequencies", "angles", "none")}
+    errors = {
+        fault: turn_error(Rope(64, fault=fault), POSITIONS)
+        for fault in ("ids", "frequencies", "angles", "none")
+    }
     assert errors["ids"][:257].max() < 0.003 and errors["ids"].max() > 2.5
     assert errors["angles"].max() > 2.5
     assert 1 < errors["frequencies"].max() < math.pi
@@ -138,9 +141,9 @@ def test_the_published_example_is_off_by_078():
     frequencies = 1.0 / (10_000.0 ** (torch.arange(0, 32, 2).float() / 32))
     positions = torch.arange(2048).float()
     low = positions.to(FP16.dtype)[:, None] * frequencies.to(FP16.dtype)
-    assert (low.cos().float() - (positions[:, None] * frequencies).cos()).abs().max().item() == pytest.approx(
-        0.78, abs=0.005
-    )
+    assert (
+        low.cos().float() - (positions[:, None] * frequencies).cos()
+    ).abs().max().item() == pytest.approx(0.78, abs=0.005)
 
 
 def test_positions_of_an_image_from_65536_are_one():

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from amp_course.bits import BF16, FORMATS, FP4_E2M1, FP6_E2M3, FP8_E4M3, FP8_E5M2, FP16, FP32, FP64, FloatFormat
+from amp_course.bits import (
+    BF16,
+    FORMATS,
+    FP4_E2M1,
+    FP6_E2M3,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP16,
+    FP32,
+    FP64,
+    FloatFormat,
+)
 from amp_course.positions import (
     distinct_positions,
     first_collision,
@@ -81,10 +92,23 @@ def test_the_table_of_facts(n):
 
 
 def test_first_collisions_and_ends():
-    expected = {"bf16": 257, "fp16": 2049, "tf32": 2049, "fp8 E4M3": 17, "fp8 E5M2": 9, "fp6 E3M2": 9, "fp4 E2M1": 5}
+    expected = {
+        "bf16": 257,
+        "fp16": 2049,
+        "tf32": 2049,
+        "fp8 E4M3": 17,
+        "fp8 E5M2": 9,
+        "fp6 E3M2": 9,
+        "fp4 E2M1": 5,
+    }
     expected |= {"fp32": 2**24 + 1, "fp64": 2**53 + 1, "fp6 E2M3": 9}
     assert {fmt.name: first_collision(fmt) for fmt in FORMATS} == expected
-    assert [first_past_range(fmt) for fmt in (FP16, FP8_E5M2, FP8_E4M3, FP4_E2M1)] == [65_520, 61_440, None, None]
+    assert [first_past_range(fmt) for fmt in (FP16, FP8_E5M2, FP8_E4M3, FP4_E2M1)] == [
+        65_520,
+        61_440,
+        None,
+        None,
+    ]
     assert torch.tensor([65_519.0, 65_520.0]).half().isinf().tolist() == [False, True]
 
 
@@ -92,7 +116,11 @@ def test_a_saturating_format_counts_its_largest_number_once():
     assert FP6_E2M3.max == 7.5
     assert [distinct_positions(n, FP6_E2M3) for n in (7, 8, 9, 10, 10**6)] == [7, 8, 9, 9, 9]
     assert [distinct_positions(n, FP4_E2M1) for n in (5, 6, 7, 8, 10**6)] == [5, 5, 6, 6, 6]
-    assert distinct_positions(10**6, FP8_E4M3) == len(torch.arange(449.0).to(FP8_E4M3.dtype).float().unique()) == 55
+    assert (
+        distinct_positions(10**6, FP8_E4M3)
+        == len(torch.arange(449.0).to(FP8_E4M3.dtype).float().unique())
+        == 55
+    )
     assert most_sharing(10**6, FP4_E2M1) == 10**6 - 6
 
 
@@ -128,14 +156,31 @@ def test_first_of_is_where_a_value_begins():
 def test_bad_lengths_are_told(count):
     with pytest.raises(ValueError, match="positions is -1, and cannot be negative"):
         count(-1, BF16)
-    for bad in (2.0, 0.5, True, np.bool_(True), torch.tensor(True), "8", None, math.nan, math.inf, torch.ones(2)):
+    for bad in (
+        2.0,
+        0.5,
+        True,
+        np.bool_(True),
+        torch.tensor(True),
+        "8",
+        None,
+        math.nan,
+        math.inf,
+        torch.ones(2),
+    ):
         with pytest.raises(TypeError, match="has to be an int"):
             count(bad, BF16)
 
 
 def test_integers_of_other_kinds_will_do():
-    assert distinct_positions(np.int64(512), BF16) == distinct_positions(torch.tensor(512), BF16) == 385
-    assert distinct_positions(0, BF16) == most_sharing(0, BF16) == len(position_values(0, BF16)) == 0
+    assert (
+        distinct_positions(np.int64(512), BF16)
+        == distinct_positions(torch.tensor(512), BF16)
+        == 385
+    )
+    assert (
+        distinct_positions(0, BF16) == most_sharing(0, BF16) == len(position_values(0, BF16)) == 0
+    )
 
 
 def test_what_cannot_be_rounded_one_by_one_is_told():

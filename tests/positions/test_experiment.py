@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from amp_course.positions import Repeater, Rope
-from amp_course.positions.experiment import BACK, VOCAB, Trained, draw_tokens, in_bins, repeat_loss, train_repeater
+from amp_course.positions.experiment import (
+    BACK,
+    VOCAB,
+    Trained,
+    draw_tokens,
+    in_bins,
+    repeat_loss,
+    train_repeater,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,7 +34,9 @@ def test_the_model_sees_the_past_only():
     changed[0, 20] = (changed[0, 20] + 1) % VOCAB
     with torch.no_grad():
         before, after = model(tokens, ids), model(changed, ids)
-    assert torch.equal(before[0, :20], after[0, :20]) and not torch.equal(before[0, 20:], after[0, 20:])
+    assert torch.equal(before[0, :20], after[0, :20]) and not torch.equal(
+        before[0, 20:], after[0, 20:]
+    )
 
 
 def test_only_position_ids_tell_positions_apart():

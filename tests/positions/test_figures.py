@@ -17,7 +17,9 @@ def words(axis):
 
 
 def test_distinct_lines_end_with_their_count_and_labels_do_not_touch():
-    axis = f.distinct_figure({"fp8 E4M3": [(16, 16), (64, 55)], "fp8 E5M2": [(16, 13), (64, 61)]}).axes[0]
+    axis = f.distinct_figure(
+        {"fp8 E4M3": [(16, 16), (64, 55)], "fp8 E5M2": [(16, 13), (64, 61)]}
+    ).axes[0]
     assert [list(line.get_ydata()) for line in axis.lines] == [[13, 61], [16, 55]]
     assert "fp8 E4M3: 55" in words(axis)
     heights = [text.get_position()[1] for text in axis.texts[:2]]
@@ -43,24 +45,41 @@ def test_error_maps_name_their_worst():
 def test_scores_show_their_spread():
     starts = torch.arange(3)
     flat, steep = torch.ones(3), torch.tensor([1.0, 0.5, 1.0])
-    axes = f.offset_score_figure(starts, {"ids": steep, "b": flat, "c": flat, "right": flat}, 3).axes
+    axes = f.offset_score_figure(
+        starts, {"ids": steep, "b": flat, "c": flat, "right": flat}, 3
+    ).axes
     assert axes[0].get_title(loc="left") == "ids: spread 0.5"
-    assert axes[0].lines[0].get_color() != axes[3].lines[0].get_color() == axes[3].lines[0].get_color()
+    assert (
+        axes[0].lines[0].get_color() != axes[3].lines[0].get_color() == axes[3].lines[0].get_color()
+    )
 
 
 def test_alibi_draws_both_biases():
-    axis = f.alibi_figure(torch.arange(3), ("cast", torch.zeros(3)), ("right", -torch.arange(3.0))).axes[0]
+    axis = f.alibi_figure(
+        torch.arange(3), ("cast", torch.zeros(3)), ("right", -torch.arange(3.0))
+    ).axes[0]
     assert sorted(line.get_label() for line in axis.lines) == ["cast", "right"]
 
 
 def test_cliff_draws_every_seed_and_the_guess():
     curves = {"float32": [[(0, 1.0), (32, 0.5)]] * 3, "bf16": [[(0, 1.0), (32, 0.1)]] * 3}
     axis = f.cliff_figure(curves, chance=0.0625, marks=(256,)).axes[0]
-    assert len([line for line in axis.lines if len(line.get_xdata()) == 2 and line.get_marker() in "ox"]) == 6
+    assert (
+        len(
+            [
+                line
+                for line in axis.lines
+                if len(line.get_xdata()) == 2 and line.get_marker() in "ox"
+            ]
+        )
+        == 6
+    )
     assert "256" in words(axis) and "a guess" in words(axis)
 
 
-@pytest.mark.parametrize("shown", [share(BF16, 512), share(FP16, 70_000), share(BF16, 1)], ids=["bf16", "inf", "one"])
+@pytest.mark.parametrize(
+    "shown", [share(BF16, 512), share(FP16, 70_000), share(BF16, 1)], ids=["bf16", "inf", "one"]
+)
 def test_the_panels_still_picture_says_what_is_shown(shown):
     figure = f.sharing_figure(shown)
     assert f"{shown.distinct:,} ids for {shown.n:,} tokens" in words(figure.axes[0])
@@ -83,7 +102,9 @@ def test_a_label_is_text_and_never_markup():
         f.angle_error_figure({EVIL: torch.full((4, 3), 0.25), "right": torch.zeros(4, 3)}, 64),
         f.offset_score_figure(torch.arange(3), {EVIL: flat, "right": flat}, 3),
         f.alibi_figure(torch.arange(3), (EVIL, flat), ("right", flat)),
-        f.cliff_figure({EVIL: [[(0, 1.0), (32, 0.5)]], "bf16": [[(0, 1.0), (32, 0.1)]]}, chance=0.1, marks=()),
+        f.cliff_figure(
+            {EVIL: [[(0, 1.0), (32, 0.5)]], "bf16": [[(0, 1.0), (32, 0.1)]]}, chance=0.1, marks=()
+        ),
         f.sharing_figure(share(FP16.renamed(EVIL), 500)),
     ):
         html = image_html(figure)

@@ -25,15 +25,21 @@ def text_of(panel):
 
 def test_it_opens_on_bf16_with_512_tokens(panel):
     assert "385 ids for 512 tokens" in text_of(panel)
-    assert "first collision at token 257" in text_of(panel) and "at most 3 tokens share one id" in text_of(panel)
+    assert "first collision at token 257" in text_of(
+        panel
+    ) and "at most 3 tokens share one id" in text_of(panel)
 
 
 def test_controls_change_the_view(panel):
     panel.format.value = FP16
-    assert "512 ids for 512 tokens" in text_of(panel) and "the first would be at token 2,049" in text_of(panel)
+    assert "512 ids for 512 tokens" in text_of(
+        panel
+    ) and "the first would be at token 2,049" in text_of(panel)
     assert "the maps are equal" in text_of(panel)
     panel.length.value = "2^17"
-    assert "7,169 ids for 131,072 tokens" in text_of(panel) and "inf from token 65,520 on" in text_of(panel)
+    assert "7,169 ids for 131,072 tokens" in text_of(
+        panel
+    ) and "inf from token 65,520 on" in text_of(panel)
     assert "Grey: an id is inf" in text_of(panel)
     panel.format.value, panel.length.value = BF16, "1000"
     before = panel.view.value
@@ -87,7 +93,8 @@ def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
 
 @pytest.mark.parametrize("field", ["length", "head_size"])
 @pytest.mark.parametrize(
-    "typed", ["1/2", "2^-1", "0.5", "1/3", "-2.5", "1000.5", "99999999999999.5", "63.5", "1e-300", "1e3.5"]
+    "typed",
+    ["1/2", "2^-1", "0.5", "1/3", "-2.5", "1000.5", "99999999999999.5", "63.5", "1e-300", "1e3.5"],
 )
 def test_the_number_that_a_hint_suggests_is_accepted(panel, field, typed):
     control = getattr(panel, field)
@@ -138,7 +145,9 @@ def test_bad_bases_are_told(panel, typed):
 
 def test_what_is_typed_is_read_exactly():
     assert (
-        whole_number(" 2^12 ", "a context length", "", 1, 2**40) == whole_number("4,096", "a base", "", 1, 5000) == 4096
+        whole_number(" 2^12 ", "a context length", "", 1, 2**40)
+        == whole_number("4,096", "a base", "", 1, 5000)
+        == 4096
     )
     assert base_number("5e5") == 500_000.0 and base_number("1.5") == 1.5
 
@@ -155,7 +164,9 @@ def test_maps_are_small_pictures_of_the_numbers():
     values = torch.tensor([[1.0, 0.2], [float("nan"), 0.0]])
     with Image.open(io.BytesIO(base64.b64decode(map_uri(values, 0.0).split(",")[1]))) as image:
         pixels = image.convert("RGB")
-        bright, middle, grey, dark = (pixels.getpixel(at) for at in ((0, 0), (1, 0), (0, 1), (1, 1)))
+        bright, middle, grey, dark = (
+            pixels.getpixel(at) for at in ((0, 0), (1, 0), (0, 1), (1, 1))
+        )
     assert grey == (150, 150, 150) and sum(bright) > sum(middle) > sum(dark)
 
 
@@ -165,7 +176,14 @@ def test_ids_are_written_as_people_do():
 
 
 def test_controls_have_names_and_explanations(panel):
-    for control in (panel.format, panel.length, panel.halve, panel.double, panel.base, panel.head_size):
+    for control in (
+        panel.format,
+        panel.length,
+        panel.halve,
+        panel.double,
+        panel.base,
+        panel.head_size,
+    ):
         assert control.description and control.tooltip
 
 

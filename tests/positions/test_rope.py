@@ -32,7 +32,9 @@ def test_the_right_one_turns_as_complex_numbers_do(dtype, size):
 
 
 def test_pairs_are_c_and_c_plus_half():
-    assert turned(torch.tensor([[1.0, 0.0]]), torch.zeros(1, 1), torch.ones(1, 1)).tolist() == [[0.0, 1.0]]
+    assert turned(torch.tensor([[1.0, 0.0]]), torch.zeros(1, 1), torch.ones(1, 1)).tolist() == [
+        [0.0, 1.0]
+    ]
 
 
 def test_each_fault_rounds_its_own_step():
@@ -55,7 +57,9 @@ def test_each_fault_rounds_its_own_step():
 def test_tables_are_cast_last(fmt):
     cos, sin = Rope(64, fmt=fmt).tables(POSITIONS)
     right = POSITIONS.float()[:, None] * Rope(64).inverse_frequencies()
-    assert torch.equal(cos, right.cos().to(fmt.dtype).float()) and torch.equal(sin, right.sin().to(fmt.dtype).float())
+    assert torch.equal(cos, right.cos().to(fmt.dtype).float()) and torch.equal(
+        sin, right.sin().to(fmt.dtype).float()
+    )
 
 
 def test_ids_may_come_in_any_format():
@@ -75,7 +79,9 @@ def test_turn_error_is_the_angle_between_what_is_and_what_should_be():
 
 def test_right_scores_are_flat_and_start_with_the_undisturbed_one():
     starts = torch.arange(0, 4096, 5)
-    right, ids = (fixed_offset_scores(Rope(64, fault=fault), starts, 3) for fault in ("none", "ids"))
+    right, ids = (
+        fixed_offset_scores(Rope(64, fault=fault), starts, 3) for fault in ("none", "ids")
+    )
     assert (right.max() - right.min()) < 0.01
     assert (ids.max() - ids.min()) > 0.1
     assert fixed_offset_scores(Rope(64), starts, 0).sub(1).abs().max() < 0.01
@@ -95,7 +101,11 @@ def test_similarity_is_one_for_equal_ids_and_depends_on_distance_alone():
 
 @pytest.mark.parametrize("size", [1, 3, 63, 0, -2])
 def test_odd_and_empty_heads_are_refused(size):
-    for make in (Rope, lambda size: exact_angles(POSITIONS, size), lambda size: similarity(POSITIONS, size)):
+    for make in (
+        Rope,
+        lambda size: exact_angles(POSITIONS, size),
+        lambda size: similarity(POSITIONS, size),
+    ):
         with pytest.raises(ValueError, match="RoPE needs an even head size"):
             make(size)
 

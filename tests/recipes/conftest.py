@@ -21,7 +21,10 @@ class Setting:
                 nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
             )
         self.batches = [
-            (torch.randn(8, 1, 6, 6, generator=generator), torch.randint(0, 5, (8,), generator=generator))
+            (
+                torch.randn(8, 1, 6, 6, generator=generator),
+                torch.randint(0, 5, (8,), generator=generator),
+            )
             for _ in range(steps)
         ]
         for number in overflow_at:

@@ -61,7 +61,9 @@ def test_table_says_what_the_prose_says(batches):
     assert [per_parameter[name] for name in ("o0", "o1", "o2", "o3")] == [16, 16, 16, 8]
     for row in table.rows[1:]:
         assert 0.5 < row.activation_bytes / table["o0"].activation_bytes < 0.6
-        assert (row.bytes_per_parameter < 9) == (row.name in ("o3", "half_bn32", "pure_bf16", "pure_bf16_sr"))
+        assert (row.bytes_per_parameter < 9) == (
+            row.name in ("o3", "half_bn32", "pure_bf16", "pure_bf16_sr")
+        )
 
 
 def test_a_mean_of_300_overflows_at_219_pictures():
@@ -71,7 +73,9 @@ def test_a_mean_of_300_overflows_at_219_pictures():
     half = logits.half().requires_grad_()
     loss = cross_entropy(half, targets)
     loss.backward()
-    assert loss.isinf() and half.grad.isfinite().all() and half.grad.any()  # it blinds, and need not kill
+    assert (
+        loss.isinf() and half.grad.isfinite().all() and half.grad.any()
+    )  # it blinds, and need not kill
 
 
 @pytest.mark.slow
@@ -116,7 +120,9 @@ def test_skipped_steps_are_what_that_accuracy_went_into():
 def test_pure_recipes_live_under_sgd_on_easy_digits(batches):
     """As the report card shows: what kills is not 16 bits as such."""
     for recipe in (O3(), HALF_BN32(), PURE_BF16()):
-        found = losses(recipe, batches, lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9))
+        found = losses(
+            recipe, batches, lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)
+        )
         assert all(map(math.isfinite, found)) and found[-1] < found[0]
 
 
@@ -130,20 +136,33 @@ def test_batch_norm_statistics_overflow_in_fp16():
 
 
 def test_masters_stay_where_they_began_and_stochastic_rounding_brings_bf16_as_near_as_fp16():
-    points, classes = torch.randn(64, 16, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 4
+    points, classes = (
+        torch.randn(64, 16, generator=torch.Generator().manual_seed(1)),
+        torch.arange(64) % 4,
+    )
 
     def trajectory(recipe):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-        session = recipe.prepare(net, lambda params: torch.optim.SGD(params, lr=0.01), cross_entropy)
+        session = recipe.prepare(
+            net, lambda params: torch.optim.SGD(params, lr=0.01), cross_entropy
+        )
         for _ in range(200):
             session.step(points, classes)
-            yield nn.utils.parameters_to_vector(session.optimizer.param_groups[0]["params"]).detach().float().clone()
+            yield (
+                nn.utils.parameters_to_vector(session.optimizer.param_groups[0]["params"])
+                .detach()
+                .float()
+                .clone()
+            )
 
     twin = list(trajectory(O0()))
     drift = {
-        recipe.name: [((w - t).norm() / t.norm()).item() for w, t in zip(trajectory(recipe), twin, strict=True)]
+        recipe.name: [
+            ((w - t).norm() / t.norm()).item()
+            for w, t in zip(trajectory(recipe), twin, strict=True)
+        ]
         for recipe in (O2(), O3(), PURE_BF16_SR(), PURE_BF16())
     }
     assert max(drift["o2"]) < 2**-10 and drift["o2"][-1] < 1.5 * drift["o2"][0]

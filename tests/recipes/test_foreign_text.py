@@ -34,7 +34,9 @@ def test_tables_and_the_phrasebook(monkeypatch):
     row = measure(O0(), nn.Linear(2, 2), torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
     table = RecipeTable((replace(row, label=EVIL, scaling=EVIL, weights={EVIL: 4}),))._repr_html_()
     assert "<img" not in table and table.count(SEEN) == 3
-    library = replace(AMP.libraries[0], name=EVIL, version=EVIL, source=f'"{EVIL}', on_cpu={}, not_run=EVIL)
+    library = replace(
+        AMP.libraries[0], name=EVIL, version=EVIL, source=f'"{EVIL}', on_cpu={}, not_run=EVIL
+    )
     phrase = replace(AMP.phrases[0], thing=EVIL, words={library.slug: f"`{EVIL}` {EVIL}"})
     shown = Phrasebook((library,), (phrase,))._repr_html_()
     assert "<img" not in shown and 'href="&quot;' in shown

@@ -16,16 +16,25 @@ LABELS = {recipe.label for recipe in ALL}
 
 def headings(notebook: str) -> list[str]:
     cells = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
-    lines = [line for cell in cells if cell["cell_type"] == "markdown" for line in "".join(cell["source"]).splitlines()]
+    lines = [
+        line
+        for cell in cells
+        if cell["cell_type"] == "markdown"
+        for line in "".join(cell["source"]).splitlines()
+    ]
     return [line.lstrip("# ") for line in lines if line.startswith("#")]
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: f"{leaf.hardware}-{leaf.model}-{leaf.symptom}")
+@pytest.mark.parametrize(
+    "leaf", LEAVES, ids=lambda leaf: f"{leaf.hardware}-{leaf.model}-{leaf.symptom}"
+)
 def test_each_leaf_is_backed_by_a_section_that_is_there(leaf: Leaf) -> None:
     assert leaf.section in headings(leaf.notebook)
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: f"{leaf.hardware}-{leaf.model}-{leaf.symptom}")
+@pytest.mark.parametrize(
+    "leaf", LEAVES, ids=lambda leaf: f"{leaf.hardware}-{leaf.model}-{leaf.symptom}"
+)
 def test_each_leaf_is_a_recipe_for_words_that_there_are(leaf: Leaf) -> None:
     assert leaf.build().name == leaf.recipe in {recipe.name for recipe in ALL}
     assert leaf.hardware in HARDWARE and leaf.model in MODELS and leaf.symptom in {"any", *SYMPTOMS}
@@ -50,7 +59,9 @@ def test_hardware_without_a_format_is_never_sent_there() -> None:
 
 
 def test_no_case_ends_in_a_recipe_that_dies() -> None:
-    assert not {recommend(*case).recipe for case in itertools.product(HARDWARE, MODELS, SYMPTOMS)} & {"o3", "half_bn32"}
+    assert not {
+        recommend(*case).recipe for case in itertools.product(HARDWARE, MODELS, SYMPTOMS)
+    } & {"o3", "half_bn32"}
 
 
 def test_what_the_guide_says_of_some_cases() -> None:

@@ -22,7 +22,12 @@ def made():
 
 @pytest.fixture
 def panel(made):
-    made.optimizer.value, made.rate.value, made.net.value, made.size.value = "Adam", 1e-3, "DigitsResNet", 10**9
+    made.optimizer.value, made.rate.value, made.net.value, made.size.value = (
+        "Adam",
+        1e-3,
+        "DigitsResNet",
+        10**9,
+    )
     made.recipe.value = "o0"
     made.recipe.value = "o2"
     return made
@@ -31,7 +36,10 @@ def panel(made):
 def cells(panel, first):
     """Return the texts of a row of the table, found by how its first cell begins."""
     rows = re.findall(r"<tr>(.*?)</tr>", panel.view.value, flags=re.S)
-    texts = [[re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows]
+    texts = [
+        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        for row in rows
+    ]
     return next(row[1:] for row in texts if row and row[0].startswith(first))
 
 
@@ -48,7 +56,10 @@ def test_what_is_shown_is_what_a_step_holds(panel, name, net):
     assert cells(panel, "batch norm statistics")[0] == (" ".join(row.batch_norm) or "–")
     assert cells(panel, "together")[1:] == [f"{row.bytes_per_parameter:.1f}", "16.0"]
     assert cells(panel, "loss scale")[1] == row.scaling
-    assert cells(panel, "1 billion parameters")[1:] == [bytes_text(1e9 * row.bytes_per_parameter), bytes_text(16e9)]
+    assert cells(panel, "1 billion parameters")[1:] == [
+        bytes_text(1e9 * row.bytes_per_parameter),
+        bytes_text(16e9),
+    ]
 
 
 @pytest.mark.parametrize("optimizer, each", [("SGD", 8), ("SGD with momentum", 12), ("Adam", 16)])
@@ -62,7 +73,9 @@ def test_an_option_that_a_recipe_lacks_is_disabled(panel):
     for recipe in ALL:
         panel.recipe.value = recipe.name
         own = {field.name for field in fields(recipe)}
-        assert {name for name, menu in panel.options.items() if not menu.disabled} == own & set(panel.options)
+        assert {name for name, menu in panel.options.items() if not menu.disabled} == own & set(
+            panel.options
+        )
         assert panel.chosen == recipe  # its own defaults
         for name in own & set(panel.options):
             assert panel.options[name].value == getattr(recipe, name)
@@ -80,10 +93,14 @@ def test_every_choice_of_every_option_is_measured(panel):
 
 
 def test_without_masters_adam_in_fp16_dies_at_the_first_step_and_bf16_lives(panel):
-    assert panel.reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"  # batch norm has none
+    assert (
+        panel.reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"
+    )  # batch norm has none
     panel.options["master_weights"].value = False
     assert panel.reach.broken > 0 and "this training is over" in panel.view.value
-    assert panel.reach.weights + panel.reach.broken <= 1  # a weight that is NaN has not arrived anywhere
+    assert (
+        panel.reach.weights + panel.reach.broken <= 1
+    )  # a weight that is NaN has not arrived anywhere
     assert panel.measured.bytes_per_parameter < 9
     panel.options["dtype"].value = torch.bfloat16
     assert panel.reach.broken == 0 and "this training is over" not in panel.view.value
@@ -120,7 +137,9 @@ def test_reach_is_what_one_sees_by_hand(panel):
 def test_reach_waits_for_a_step_that_counts_and_gives_up_in_the_end(panel):
     model, x, y = panel._nets["DigitsResNet"]
     kind = type(O2())
-    skipping = reach(kind(loss_scale="dynamic"), model, x, y, loss_fn=lambda o, t: _loss(o, t) * 2.0**8)
+    skipping = reach(
+        kind(loss_scale="dynamic"), model, x, y, loss_fn=lambda o, t: _loss(o, t) * 2.0**8
+    )
     assert skipping.skipped > 0 and skipping.masters > 0.9
     with pytest.raises(RuntimeError, match="skipped the first 30 steps"):
         reach(O2(), model, x, y, loss_fn=lambda o, t: _loss(o, t) * float("inf"))
@@ -157,7 +176,10 @@ def test_what_cannot_be_measured_gets_a_message_and_the_view_stays(panel, monkey
     panel._reached.pop((O3(), "DigitsResNet", "Adam", 1e-3), None)
     before = panel.view.value
     panel.recipe.value = "o3"
-    assert "Nothing changed.</b> &lt;i&gt;no&lt;/i&gt; step" in panel.message.value and panel.view.value == before
+    assert (
+        "Nothing changed.</b> &lt;i&gt;no&lt;/i&gt; step" in panel.message.value
+        and panel.view.value == before
+    )
     panel.recipe.value = "o2"
     assert not panel.message.value
 
@@ -180,7 +202,14 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
 
 
 def test_controls_have_names_and_explanations(panel):
-    for control in (panel.recipe, panel.net, panel.optimizer, panel.rate, panel.size, *panel.options.values()):
+    for control in (
+        panel.recipe,
+        panel.net,
+        panel.optimizer,
+        panel.rate,
+        panel.size,
+        *panel.options.values(),
+    ):
         assert control.description and control.tooltip
 
 

@@ -44,16 +44,23 @@ def view(row=HALF, reached=SOME, size=10**9):
 
 
 def test_bars_are_as_long_as_the_bytes():
-    bars = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"[^>]*><title>(.*?)</title>', view())
+    bars = re.findall(
+        r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"[^>]*><title>(.*?)</title>', view()
+    )
     widths = {(y, title.split(":")[0]): float(width) + 1.5 for _, y, width, title in bars}
     top, below = sorted({y for y, _ in widths}, key=float)
     unit = widths[below, "weights"] / 4
     want = {"weights": 2.4, "master weights": 3.2, "gradients": 2.4, "optimizer state": 8}
-    assert {title: width / unit for (y, title), width in widths.items() if y == top} == pytest.approx(want, rel=0.01)
+    assert {
+        title: width / unit for (y, title), width in widths.items() if y == top
+    } == pytest.approx(want, rel=0.01)
     assert 16 * unit == pytest.approx(514, rel=0.01)  # the longest takes all the room
     assert widths[below, "optimizer state"] / unit == pytest.approx(8, rel=0.01)
     assert "weights: fp16 + fp32, 2.40 bytes for each parameter" in view()
-    assert "bytes for each parameter: O&lt;2&gt; 16.0 (weights " in view() and "; fp32 16.0 (weights " in view()
+    assert (
+        "bytes for each parameter: O&lt;2&gt; 16.0 (weights " in view()
+        and "; fp32 16.0 (weights " in view()
+    )
 
 
 def test_fp32_stands_alone_when_it_is_chosen():
@@ -63,8 +70,13 @@ def test_fp32_stands_alone_when_it_is_chosen():
 
 def test_the_sentences():
     said = verdict((HALF, SOME), (FP32, ALL_OF_IT), 10**9, "Adam")
-    assert "keeps <b>16.0 bytes</b> for each parameter, fp32 16.0: 14.9 GiB for 1 billion parameters" in said
-    assert said.endswith("changed <b>25.0 %</b> of the weights and 100.0 % of their masters (fp32: 100.0 %).")
+    assert (
+        "keeps <b>16.0 bytes</b> for each parameter, fp32 16.0: 14.9 GiB for 1 billion parameters"
+        in said
+    )
+    assert said.endswith(
+        "changed <b>25.0 %</b> of the weights and 100.0 % of their masters (fp32: 100.0 %)."
+    )
     broken = verdict((HALF, Reach(0.5, None, 0.125, 0)), (FP32, ALL_OF_IT), 10**9, "Adam")
     assert "✗ The first step left <b>12.5 % of the weights inf or NaN</b>" in broken
 
@@ -80,4 +92,8 @@ def test_labels_are_escaped():
 
 
 def test_sizes_for_people():
-    assert [size_text(n) for n in (10**8, 10**9, 7 * 10**9)] == ["100 million", "1 billion", "7 billion"]
+    assert [size_text(n) for n in (10**8, 10**9, 7 * 10**9)] == [
+        "100 million",
+        "1 billion",
+        "7 billion",
+    ]

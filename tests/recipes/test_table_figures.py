@@ -11,15 +11,21 @@ from amp_course.recipes.figures import distance_figure, recipe_table_figure
 def test_table_figure_writes_every_sum_and_every_format():
     table = measure_all(ALL, DigitsResNet(2), torch.rand(4, 1, 8, 8), torch.arange(4))
     figure = recipe_table_figure(table)
-    assert all(f"{row.label} {row.bytes_per_parameter:.1f} and " in figure.alt for row in table.rows)
+    assert all(
+        f"{row.label} {row.bytes_per_parameter:.1f} and " in figure.alt for row in table.rows
+    )
     kept, activations = figure.axes
     words = [text.get_text().strip() for text in kept.texts]
     for row in table.rows:
         assert f"{row.bytes_per_parameter:.1f}" in words
-    assert words.count("fp16") == 8  # weights and gradients of O2, O3 and the half model, the state of the last two
+    assert (
+        words.count("fp16") == 8
+    )  # weights and gradients of O2, O3 and the half model, the state of the last two
     ends = {round(bar.get_x() + bar.get_width(), 6) for bar in kept.patches}
     assert {round(row.bytes_per_parameter, 6) for row in table.rows} <= ends
-    assert sorted(bar.get_width() for bar in activations.patches) == sorted(row.activation_bytes for row in table.rows)
+    assert sorted(bar.get_width() for bar in activations.patches) == sorted(
+        row.activation_bytes for row in table.rows
+    )
 
 
 def test_distances_are_drawn_with_the_limit():

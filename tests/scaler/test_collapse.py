@@ -60,7 +60,9 @@ def by_file(model):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), by_file])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), by_file]
+)
 def test_a_copy_of_a_pinned_layer_is_pinned_and_runs_its_own_weights(copied):
     model = tall()
     pin_to_fp32(model.up)
@@ -68,7 +70,9 @@ def test_a_copy_of_a_pinned_layer_is_pinned_and_runs_its_own_weights(copied):
     twin = copied(model)
     nn.init.zeros_(twin.up.weight)
     with torch.autocast("cpu", dtype=torch.float16):
-        assert torch.equal(twin.up(X), twin.up.bias.expand(4, 8)) and twin.up(X).dtype == torch.float32
+        assert (
+            torch.equal(twin.up(X), twin.up.bias.expand(4, 8)) and twin.up(X).dtype == torch.float32
+        )
         assert model.up(X).abs().max() > 65504
     assert set(twin.state_dict()) == set(tall().state_dict())
 

@@ -20,7 +20,9 @@ NUMBERS = st.one_of(
     st.sampled_from([0.0, -0.0, 1e-30, 1e-45, 3e38, math.inf, -math.inf, math.nan]),
 )
 ACTIONS = st.one_of(
-    st.tuples(st.just("backward"), st.sampled_from([0, 1]), st.lists(NUMBERS, min_size=3, max_size=3)),
+    st.tuples(
+        st.just("backward"), st.sampled_from([0, 1]), st.lists(NUMBERS, min_size=3, max_size=3)
+    ),
     st.tuples(st.sampled_from(["unscale", "step", "clip", "zero"]), st.sampled_from([0, 1])),
     st.tuples(st.just("update")),
     st.tuples(st.just("update to"), st.sampled_from([1.0, 0.25, 2.0**20, 3e38])),
@@ -39,7 +41,9 @@ def schedules(draw):
         if draw(st.booleans()):
             for _ in range(draw(st.integers(1, 2))):  # accumulation
                 for one in (0, 1):
-                    actions.append(("backward", one, draw(st.lists(NUMBERS, min_size=3, max_size=3))))
+                    actions.append(
+                        ("backward", one, draw(st.lists(NUMBERS, min_size=3, max_size=3)))
+                    )
             if draw(st.booleans()):
                 actions += [("unscale", 0), ("clip", 0)]
             actions += [("step", 0), ("step", 1), ("update",), ("zero", 0), ("zero", 1)]
@@ -104,7 +108,9 @@ class Side:
         """Return all that two equal scalers have in common, tensors as bits."""
         tensors = [*self.weights, *(w.grad for w in self.weights if w.grad is not None)]
         bits = [tensor.detach().view(torch.int32).tolist() for tensor in tensors]
-        asked = [getattr(self.scaler, name)() for name in dir(self.scaler) if name.startswith("get_")]
+        asked = [
+            getattr(self.scaler, name)() for name in dir(self.scaler) if name.startswith("get_")
+        ]
         return bits, self.steps, self.scaler.state_dict(), asked
 
 
@@ -170,7 +176,10 @@ def test_at_a_scale_of_0_both_write_nan_into_the_weights():
 def test_gradients_of_several_dtypes_are_unscaled_in_one_step():
     found = []
     for kind in (DynamicScaler, torch.amp.GradScaler):
-        weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+        weights = [
+            nn.Parameter(torch.ones(2, dtype=dtype))
+            for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        ]
         optimizer, scaler = torch.optim.SGD(weights, lr=0.5), kind("cpu", init_scale=8.0)
         scaler.scale(sum(weight.float().sum() for weight in weights)).backward()
         scaler.step(optimizer)
@@ -178,7 +187,9 @@ def test_gradients_of_several_dtypes_are_unscaled_in_one_step():
     assert found[0] == found[1] == [[0.5, 0.5]] * 3
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))]
+)
 def test_a_copy_goes_on_where_the_scaler_is(copied):
     scaler, optimizer, weight = ready()
     scaler.step(optimizer)
@@ -187,11 +198,21 @@ def test_a_copy_goes_on_where_the_scaler_is(copied):
     weight.grad = torch.tensor([math.inf])
     scaler.step(optimizer)
     scaler.update()
-    assert (scaler.get_scale(), twin.get_scale(), twin.state_dict()["growth_interval"]) == (16.0, 32.0, 2000)
+    assert (scaler.get_scale(), twin.get_scale(), twin.state_dict()["growth_interval"]) == (
+        16.0,
+        32.0,
+        2000,
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "bad"), [("growth_factor", 1.0), ("backoff_factor", 1.0), ("growth_interval", 0), ("growth_interval", 2.5)]
+    ("name", "bad"),
+    [
+        ("growth_factor", 1.0),
+        ("backoff_factor", 1.0),
+        ("growth_interval", 0),
+        ("growth_interval", 2.5),
+    ],
 )
 def test_a_setter_refuses_what_the_constructor_refuses(name, bad):
     scaler = DynamicScaler("cpu")
@@ -267,7 +288,9 @@ def test_equals_pytorchs_scaler_in_an_fp16_run_that_overflows(seed):
     assert 3 <= theirs[1] < 25 and len(set(theirs[0])) > 3  # it did overflow, and it did train
 
 
-@pytest.mark.parametrize("shape", ["tensor", "list", "tuple", "nested", "generator", "matrix", "empty"])
+@pytest.mark.parametrize(
+    "shape", ["tensor", "list", "tuple", "nested", "generator", "matrix", "empty"]
+)
 def test_scales_what_pytorch_scales(shape):
     make = {
         "tensor": lambda: torch.tensor(2.0),
@@ -278,7 +301,9 @@ def test_scales_what_pytorch_scales(shape):
         "matrix": lambda: torch.arange(6.0).reshape(2, 3),
         "empty": lambda: [],
     }[shape]
-    got, want = (s.scale(make()) for s in (DynamicScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)))
+    got, want = (
+        s.scale(make()) for s in (DynamicScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0))
+    )
     if shape == "generator":
         got, want = list(got), list(want)
     assert type(got) is type(want) and repr(got) == repr(want)
@@ -323,7 +348,9 @@ def test_a_sparse_gradient_is_unscaled_as_pytorch_does():
             scaler.scale((table(torch.tensor([1, 1, 3])) * value).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
-            seen.append((table.weight.tolist(), table.weight.grad.to_dense().tolist(), scaler.get_scale()))
+            seen.append(
+                (table.weight.tolist(), table.weight.grad.to_dense().tolist(), scaler.get_scale())
+            )
         assert repr(seen[0]) == repr(seen[1])
 
 
@@ -400,10 +427,22 @@ MISUSES = [
         RuntimeError,
         "already been called on this optimizer since the last .* update\\(\\) at the end",
     ),
-    (twice("step"), RuntimeError, "step\\(\\) has already been called since the last update\\(\\): call update"),
+    (
+        twice("step"),
+        RuntimeError,
+        "step\\(\\) has already been called since the last update\\(\\): call update",
+    ),
     (unscale_after_step, RuntimeError, "being called after step\\(\\), too late to have an effect"),
-    (step_without_gradients, AssertionError, "No inf checks were recorded for this optimizer: none of its parameters"),
-    (update_with_nothing_recorded, AssertionError, "No inf checks were recorded prior to update\\(\\): call step"),
+    (
+        step_without_gradients,
+        AssertionError,
+        "No inf checks were recorded for this optimizer: none of its parameters",
+    ),
+    (
+        update_with_nothing_recorded,
+        AssertionError,
+        "No inf checks were recorded prior to update\\(\\): call step",
+    ),
     (step_with_fp16_gradients, ValueError, "Attempting to unscale FP16 gradients, .*no model.half"),
     (before_scale("step"), AssertionError, "step\\(\\) comes before the first scale\\(\\)"),
     (before_scale("unscale_"), AssertionError, "unscale_\\(\\) comes before the first scale\\(\\)"),
@@ -428,9 +467,15 @@ def test_misuse_names_cause_and_cure(misuse, error, words):
             for bad in (0, -1.0, math.inf, math.nan, 1e39, 1e-50)
         ),
         ({"init_scale": "65536"}, "init_scale is '65536', not a number"),
-        *(({"growth_factor": bad}, "growth_factor is") for bad in (1, 1.0, 0.5, math.nan, math.inf, None)),
+        *(
+            ({"growth_factor": bad}, "growth_factor is")
+            for bad in (1, 1.0, 0.5, math.nan, math.inf, None)
+        ),
         *(({"backoff_factor": bad}, "backoff_factor is") for bad in (1, 1.5, 0, -0.5, math.nan)),
-        *(({"growth_interval": bad}, "growth_interval is .*whole number") for bad in (0, -1, 2.5, True)),
+        *(
+            ({"growth_interval": bad}, "growth_interval is .*whole number")
+            for bad in (0, -1, 2.5, True)
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, words):
@@ -453,7 +498,11 @@ def test_a_new_scale_that_makes_no_sense_is_refused_and_the_old_one_stays(bad):
     ("change", "error", "words"),
     [
         (lambda s: s.clear(), RuntimeError, "The state is empty"),
-        (lambda s: s.pop("_growth_tracker"), ValueError, "it lacks _growth_tracker: pass scaler.state_dict"),
+        (
+            lambda s: s.pop("_growth_tracker"),
+            ValueError,
+            "it lacks _growth_tracker: pass scaler.state_dict",
+        ),
         (
             lambda s: [s.pop(k) for k in list(s)] and s.update(param_groups=[]),
             ValueError,

@@ -3,12 +3,31 @@
 import pytest
 import torch
 
-from amp_course.scaler.exercises import ALL, clip_scaled, scaler_class, unscale_and_check, update_rule
+from amp_course.scaler.exercises import (
+    ALL,
+    clip_scaled,
+    scaler_class,
+    unscale_and_check,
+    update_rule,
+)
 from amp_course.scaler.exercises.scaler_class import MyScaler
 from amp_course.scaler.exercises.static_scaling import Fp16Model
 from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
-ODD = [None, "text", 3, 2.5, True, [], {}, (1, 2), object(), torch.ones(2, 2), torch.tensor(3), torch.tensor(1j)]
+ODD = [
+    None,
+    "text",
+    3,
+    2.5,
+    True,
+    [],
+    {},
+    (1, 2),
+    object(),
+    torch.ones(2, 2),
+    torch.tensor(3),
+    torch.tensor(1j),
+]
 
 
 @pytest.mark.usefixtures("draw")
@@ -30,7 +49,9 @@ def test_odd_returns_of_a_scaler_are_told_in_words(method, odd):
 
 
 @pytest.mark.usefixtures("draw")
-@pytest.mark.parametrize("odd", [None, "text", [], (1, 2), torch.ones(2, 2), torch.tensor(1j)], ids=str)
+@pytest.mark.parametrize(
+    "odd", [None, "text", [], (1, 2), torch.ones(2, 2), torch.tensor(1j)], ids=str
+)
 def test_odd_norms_after_a_right_step_are_told_in_words(odd):
     def odd_norm(*arguments):
         clip_scaled.judge.right(*arguments)
@@ -50,12 +71,18 @@ def test_what_was_right_once_is_wrong_on_another_draw():
     judge.run(recorded, seed=0)
     replay = iter(kept)
     mine = judge.run(lambda *arguments: next(replay), seed=1)
-    assert judge.explain(mine, judge.run(judge.right, seed=1), lambda mistake: (turn for turn in ())) is not None
+    assert (
+        judge.explain(mine, judge.run(judge.right, seed=1), lambda mistake: (turn for turn in ()))
+        is not None
+    )
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_rule_of_torch_never_reaches_inf(interval):
-    scale, streak = torch.tensor(torch.finfo(torch.float32).max), torch.tensor(interval - 1, dtype=torch.int32)
+    scale, streak = (
+        torch.tensor(torch.finfo(torch.float32).max),
+        torch.tensor(interval - 1, dtype=torch.int32),
+    )
     torch._amp_update_scale_(scale, streak, torch.tensor(0.0), 2.0, 0.5, interval)
     assert scale == torch.finfo(torch.float32).max and streak == 0
 

@@ -28,7 +28,12 @@ def made(recorded):
 
 @pytest.fixture
 def panel(made):
-    made.kind.value, made.layer.value, made.format.value, made.exponent.value = "outputs", "all layers", FP16, 0
+    made.kind.value, made.layer.value, made.format.value, made.exponent.value = (
+        "outputs",
+        "all layers",
+        FP16,
+        0,
+    )
     return made
 
 
@@ -42,7 +47,9 @@ def shown(panel):
 def test_shares_are_those_of_scaling_and_rounding_every_gradient(panel, recorded, kind, exponent):
     panel.kind.value, panel.exponent.value = kind, exponent
     want = zone_fractions(torch.cat(list(getattr(recorded, kind).values())), FP16, 2.0**exponent)
-    assert shown(panel) == {zone: percent(getattr(want, zone)) for zone in ("lost", "subnormal", "normal", "overflow")}
+    assert shown(panel) == {
+        zone: percent(getattr(want, zone)) for zone in ("lost", "subnormal", "normal", "overflow")
+    }
 
 
 def test_one_layer_and_another_format(panel, recorded):
@@ -70,7 +77,12 @@ def test_a_layer_is_kept_where_the_other_kind_has_it(panel):
 
 def test_the_sentence_names_the_scale_and_its_use(panel):
     low, high = panel.window.lowest, panel.window.highest
-    for exponent, words in ((low - 1, "too small"), (low, "useful"), (high, "useful"), (high + 1, "too large")):
+    for exponent, words in (
+        (low - 1, "too small"),
+        (low, "useful"),
+        (high, "useful"),
+        (high + 1, "too large"),
+    ):
         panel.exponent.value = exponent
         assert f"is <b>{words}</b>" in panel.view.value
         assert f"{2**exponent:,}" in panel.view.value
@@ -80,8 +92,12 @@ def test_the_sentence_names_the_scale_and_its_use(panel):
 
 def test_a_sentence_for_a_scale_below_one_and_for_no_window():
     shares = {"lost": 0.5, "subnormal": 0.0, "normal": 0.5, "overflow": 0.0}
-    assert "2⁻³ = 1/8 is <b>too small</b>: 50.0 % of the gradients become 0" in verdict(shares, -3, Window(0, 4))
-    assert verdict({**shares, "overflow": 0.1}, 3, None).endswith("No scale from 2⁻¹⁰ to 2⁴⁰ is useful.")
+    assert "2⁻³ = 1/8 is <b>too small</b>: 50.0 % of the gradients become 0" in verdict(
+        shares, -3, Window(0, 4)
+    )
+    assert verdict({**shares, "overflow": 0.1}, 3, None).endswith(
+        "No scale from 2⁻¹⁰ to 2⁴⁰ is useful."
+    )
 
 
 def test_takes_the_readers_own_recording_and_says_what_is_none():
@@ -99,13 +115,17 @@ def test_takes_the_readers_own_recording_and_says_what_is_none():
 def test_a_layer_without_a_gradient_gets_a_message_and_the_view_stays():
     model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     with GradientRecorder(model) as recorder:
-        (model[1](model[0](torch.ones(3, 4)) - 1e3) + model[0](torch.ones(3, 4)).sum()).sum().backward()
+        (
+            model[1](model[0](torch.ones(3, 4)) - 1e3) + model[0](torch.ones(3, 4)).sum()
+        ).sum().backward()
     panel = ScaleExplorer(recorder)
     panel._recorded["outputs"] = {**recorder.outputs, "dead": torch.zeros(3)}
     panel.layer.options = [*panel.layer.options, "dead"]
     before = panel.view.value
     panel.layer.value = "dead"
-    assert "All gradients of dead are 0 or NaN" in panel.message.value and panel.view.value == before
+    assert (
+        "All gradients of dead are 0 or NaN" in panel.message.value and panel.view.value == before
+    )
     panel.layer.value = "all layers"
     assert not panel.message.value
 
@@ -114,7 +134,8 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
     bundle, metadata = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert re.match(
-        r"Gradients by size in fp16 at a loss scale of 2\^\d+: .* are useful\.", metadata["image/png"]["alt"]
+        r"Gradients by size in fp16 at a loss scale of 2\^\d+: .* are useful\.",
+        metadata["image/png"]["alt"],
     )
     assert bundle["text/plain"] == "ScaleExplorer()"
     panel.format.value, panel.exponent.value = FP8_E4M3, 40

@@ -31,7 +31,9 @@ def in_fp32(layer):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)
         assert torch.is_autocast_enabled("cpu")
-    return y.dtype == torch.float32 and torch.equal(y, nn.functional.linear(x.float(), layer.weight, layer.bias))
+    return y.dtype == torch.float32 and torch.equal(
+        y, nn.functional.linear(x.float(), layer.weight, layer.bias)
+    )
 
 
 def replica(layer):
@@ -43,7 +45,9 @@ def replica(layer):
 
 def shallow(layer):
     made = copy.copy(layer)
-    made._parameters = {name: nn.Parameter(p.detach().clone()) for name, p in layer._parameters.items()}
+    made._parameters = {
+        name: nn.Parameter(p.detach().clone()) for name, p in layer._parameters.items()
+    }
     return made
 
 
@@ -134,7 +138,9 @@ def raises(*_):
     raise ArithmeticError
 
 
-@pytest.mark.parametrize("where", ["pre-hook before", "pre-hook after", "global pre-hook", "hook before", "hook after"])
+@pytest.mark.parametrize(
+    "where", ["pre-hook before", "pre-hook after", "global pre-hook", "hook before", "hook after"]
+)
 def test_hooks_that_raise_leave_the_region_as_it_was(where):
     layer = nn.Linear(4, 4)
     if where == "pre-hook before":
@@ -196,7 +202,10 @@ def test_an_interrupt_ends_with_the_region_and_the_cache_of_weights_goes_on():
         layer(torch.rand(1, 4))
     assert in_fp32(layer)
     outputs = []
-    for value in (1.0, 2.0):  # were the region still counted as open, the second would use the cached copy of the first
+    for value in (
+        1.0,
+        2.0,
+    ):  # were the region still counted as open, the second would use the cached copy of the first
         with torch.no_grad():
             plain.weight.fill_(value)
             plain.bias.zero_()
@@ -224,7 +233,11 @@ def test_in_another_process_other_hooks_do_not_take_its_place(tmp_path):
     save = "import sys, torch; from tests.scaler.test_pin import pinned; torch.save(pinned(), sys.argv[1])"
     for code in (save, _ELSEWHERE):
         done = subprocess.run(
-            [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", code, path],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["torch.float32", "True"]

@@ -20,7 +20,9 @@ def fresh():
 
 
 def run(scaler, steps=40, **options):
-    return record_timeline(*fresh(), scaler, digit_batches(digits(), 64, steps=steps, seed=1), **options)
+    return record_timeline(
+        *fresh(), scaler, digit_batches(digits(), 64, steps=steps, seed=1), **options
+    )
 
 
 def test_an_outlier_is_skipped_and_halves_the_scale():
@@ -40,7 +42,10 @@ def test_a_scale_too_large_backs_off_and_one_too_small_grows():
 
 def test_both_scalers_make_the_same_timeline():
     options = {"init_scale": 2.0**20, "growth_interval": 5}
-    ours, theirs = (run(kind("cpu", **options), overflow_at={9}) for kind in (DynamicScaler, torch.amp.GradScaler))
+    ours, theirs = (
+        run(kind("cpu", **options), overflow_at={9})
+        for kind in (DynamicScaler, torch.amp.GradScaler)
+    )
     assert repr(ours) == repr(theirs) and sum(ours.skipped) >= 2
 
 

@@ -14,16 +14,26 @@ SIXTEEN = [fmt for fmt in FORMATS if fmt.significand_bits < 20]
 
 def drawn(count=4000, centre=-20, spread=8):
     generator = torch.Generator().manual_seed(1)
-    sizes = torch.exp2(torch.randn(count, dtype=torch.float64, generator=generator) * spread + centre).float()
+    sizes = torch.exp2(
+        torch.randn(count, dtype=torch.float64, generator=generator) * spread + centre
+    ).float()
     return sizes * (torch.randint(0, 2, (count,), generator=generator) * 2 - 1)
 
 
 def hard(fmt):
     """Numbers at the limits of the zones: the limits themselves, and the float32 numbers next to them."""
     half = fmt.smallest_subnormal / 2
-    limits = [half, fmt.smallest_subnormal, fmt.smallest_normal - half, fmt.smallest_normal, fmt.max]
+    limits = [
+        half,
+        fmt.smallest_subnormal,
+        fmt.smallest_normal - half,
+        fmt.smallest_normal,
+        fmt.max,
+    ]
     limits += [fmt.max + 2.0 ** (fmt.max_exponent - fmt.significand_bits) / 2]
-    x = torch.tensor([limit for limit in limits if 1e-37 < limit < 3.41e38], dtype=torch.float64).float()
+    x = torch.tensor(
+        [limit for limit in limits if 1e-37 < limit < 3.41e38], dtype=torch.float64
+    ).float()
     x = torch.cat([x, x.nextafter(torch.tensor(0.0)), x.nextafter(torch.tensor(math.inf))])
     return x[x.isfinite()]
 
@@ -78,7 +88,9 @@ def test_a_spare_of_none_and_a_window_narrowed_by_it():
 
 
 def test_takes_many_tensors_of_any_float_dtype_and_leaves_out_zeros_and_nan():
-    gradients = Gradients(torch.zeros(3), torch.tensor([[1.0, math.nan]]), torch.tensor(2.0, dtype=torch.bfloat16))
+    gradients = Gradients(
+        torch.zeros(3), torch.tensor([[1.0, math.nan]]), torch.tensor(2.0, dtype=torch.bfloat16)
+    )
     assert gradients.sizes.tolist() == [1.0, 2.0] and len(gradients) == 2
     sweep = gradients.sweep(FP8_E5M2, [0, 15])
     assert sweep[0]["normal"] == 1 and sweep[15] == gradients.fractions(FP8_E5M2, 15)

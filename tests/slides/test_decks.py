@@ -40,7 +40,9 @@ class Page(HTMLParser):
         if tag == "html":
             self.language = found.get("lang")
         if tag == "section":
-            self.slides.append({"seconds": float(found["data-timing"] or 0), "notes": "", "alts": [], "footer": ""})
+            self.slides.append(
+                {"seconds": float(found["data-timing"] or 0), "notes": "", "alts": [], "footer": ""}
+            )
         if tag == "img":
             self.slides[-1]["alts"].append(found.get("alt"))
         if tag in ("img", "script") and found.get("src"):
@@ -69,28 +71,40 @@ def pages(decks: Path) -> dict[Chapter, Page]:
     return {chapter: Page(decks / f"{chapter.stem}.html") for chapter in CHAPTERS}
 
 
-def test_every_chapter_has_a_talk_and_all_of_it_is_light(decks: Path, pages: dict[Chapter, Page]) -> None:
+def test_every_chapter_has_a_talk_and_all_of_it_is_light(
+    decks: Path, pages: dict[Chapter, Page]
+) -> None:
     for chapter, page in pages.items():
         assert 8 <= len(page.slides) <= 17, chapter
-        assert page.language == "en" and page.title.startswith(chapter.stem[:2]) and chapter.question in page.heading
+        assert (
+            page.language == "en"
+            and page.title.startswith(chapter.stem[:2])
+            and chapter.question in page.heading
+        )
     assert len({page.title for page in pages.values()}) == len(CHAPTERS)
-    assert "MIT" in (decks / "reveal" / "LICENSE").read_text("utf-8") or "Permission is hereby granted" in (
-        decks / "reveal" / "LICENSE"
-    ).read_text("utf-8")
+    assert "MIT" in (decks / "reveal" / "LICENSE").read_text(
+        "utf-8"
+    ) or "Permission is hereby granted" in (decks / "reveal" / "LICENSE").read_text("utf-8")
     assert sum(file.stat().st_size for file in decks.rglob("*") if file.is_file()) < LIMIT
 
 
-def test_every_slide_says_where_it_is_what_to_say_and_for_how_long(pages: dict[Chapter, Page]) -> None:
+def test_every_slide_says_where_it_is_what_to_say_and_for_how_long(
+    pages: dict[Chapter, Page],
+) -> None:
     for chapter, page in pages.items():
         for number, slide in enumerate(page.slides, 1):
             place = (chapter.stem, number)
             assert f"slide {number} of {len(page.slides)}" in slide["footer"], place
             assert chapter.stem[:2] in slide["footer"], place
-            assert re.match(r"[\d.]+ minutes?(, then \d+ for the exercises)?\.", slide["notes"]), place
+            assert re.match(r"[\d.]+ minutes?(, then \d+ for the exercises)?\.", slide["notes"]), (
+                place
+            )
             assert len(slide["notes"].split()) >= 20, place
 
 
-def test_minutes_add_up_and_every_exercise_has_its_place(decks: Path, pages: dict[Chapter, Page]) -> None:
+def test_minutes_add_up_and_every_exercise_has_its_place(
+    decks: Path, pages: dict[Chapter, Page]
+) -> None:
     """The talk takes no longer than reading the chapter, and each exercise is on one slide, with the minutes of its card."""
     index = (decks / "index.html").read_text("utf-8")
     for chapter, page in pages.items():
@@ -102,7 +116,9 @@ def test_minutes_add_up_and_every_exercise_has_its_place(decks: Path, pages: dic
         work = sum(exercise.minutes for exercise in chapter.exercises())
         assert sum(slide["seconds"] for slide in page.slides) == 60 * (sum(talk) + work), chapter
         shown = re.findall(r"<li><b>(\d+)</b><span>", text)
-        assert [int(one) for one in shown] == [exercise.number for exercise in chapter.exercises()], chapter
+        assert [int(one) for one in shown] == [
+            exercise.number for exercise in chapter.exercises()
+        ], chapter
         assert f'href="{chapter.stem}.html"' in index
         assert f"<td>{len(page.slides)}</td><td>{sum(talk):g}</td><td>{work}</td>" in index
 
@@ -117,7 +133,12 @@ def test_nothing_is_loaded_from_elsewhere(decks: Path, pages: dict[Chapter, Page
 
 
 def test_every_figure_has_its_words(pages: dict[Chapter, Page]) -> None:
-    alts = [(chapter.stem, alt) for chapter, page in pages.items() for slide in page.slides for alt in slide["alts"]]
+    alts = [
+        (chapter.stem, alt)
+        for chapter, page in pages.items()
+        for slide in page.slides
+        for alt in slide["alts"]
+    ]
     assert len(alts) >= 30
     assert [one for one in alts if not one[1] or len(one[1]) < 20] == []
 
@@ -143,7 +164,9 @@ def test_nothing_sticks_out_of_a_slide_and_all_is_legible_from_the_last_row(
         for number in shown(page, decks, chapter):
             found = measure(page)
             place = (chapter.stem, number)
-            assert found["place"].endswith(f"slide {number} of {page.evaluate('Reveal.getTotalSlides()')}")
+            assert found["place"].endswith(
+                f"slide {number} of {page.evaluate('Reveal.getTotalSlides()')}"
+            )
             out += [(place, one) for one in found["out"]]
             small += [(place, found["least"])] if found["least"][0] < LEAST else []
             if found["least_raised"] and found["least_raised"][0] < LEAST_RAISED:
@@ -155,7 +178,9 @@ def test_nothing_sticks_out_of_a_slide_and_all_is_legible_from_the_last_row(
     assert pictures >= 30
 
 
-def test_a_browser_asks_no_other_host_and_is_at_home_on_the_keyboard(decks: Path, chromium: Any) -> None:
+def test_a_browser_asks_no_other_host_and_is_at_home_on_the_keyboard(
+    decks: Path, chromium: Any
+) -> None:
     page = chromium.new_page(viewport={"width": 1280, "height": 720})
     asked: list[str] = []
     errors: list[str] = []
@@ -181,7 +206,9 @@ def test_a_browser_asks_no_other_host_and_is_at_home_on_the_keyboard(decks: Path
     assert errors == []
 
 
-def test_notes_are_in_the_speaker_view_and_in_print(decks: Path, pages: dict[Chapter, Page], chromium: Any) -> None:
+def test_notes_are_in_the_speaker_view_and_in_print(
+    decks: Path, pages: dict[Chapter, Page], chromium: Any
+) -> None:
     address = (decks / "05_scaler.html").as_uri()
     slides = pages[CHAPTERS[5]].slides
     page = chromium.new_page(viewport={"width": 1280, "height": 720})
@@ -198,7 +225,9 @@ def test_notes_are_in_the_speaker_view_and_in_print(decks: Path, pages: dict[Cha
     page.wait_for_function("Reveal.isReady() && document.querySelectorAll('.pdf-page').length > 0")
     printed = page.locator(".speaker-notes-pdf")
     assert printed.count() == len(slides) and page.locator(".pdf-page").count() == len(slides)
-    assert [one.split()[:8] for one in printed.all_text_contents()] == [slide["notes"].split()[:8] for slide in slides]
+    assert [one.split()[:8] for one in printed.all_text_contents()] == [
+        slide["notes"].split()[:8] for slide in slides
+    ]
     over = "[...document.querySelectorAll('.speaker-notes-pdf')].filter(one => one.scrollHeight > 1082).length"
     assert page.evaluate(over) == 0
     page.close()
@@ -214,10 +243,17 @@ def test_axe_finds_no_violation_of_wcag_22_aa(decks: Path, chromium: Any) -> Non
         arrows = "nonBmp"  # a span of code that is a mere arrow: axe measures letters only
         unclear = [one for one in done["incomplete"] if one["id"] == "color-contrast"]
         unclear = [
-            one for one in unclear if any(check["data"]["messageKey"] != arrows for check in one["nodes"][0]["any"])
+            one
+            for one in unclear
+            if any(check["data"]["messageKey"] != arrows for check in one["nodes"][0]["any"])
         ]
-        assert any(one["id"] == "color-contrast" for one in done["passes"]) or done["violations"], place
-        return {(*place, one["id"]): one["nodes"][0]["html"][:200] for one in [*done["violations"], *unclear]}
+        assert any(one["id"] == "color-contrast" for one in done["passes"]) or done["violations"], (
+            place
+        )
+        return {
+            (*place, one["id"]): one["nodes"][0]["html"][:200]
+            for one in [*done["violations"], *unclear]
+        }
 
     found = {}
     for chapter in CHAPTERS:

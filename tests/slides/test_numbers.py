@@ -18,7 +18,9 @@ UNITS = (1.0, 1e3, 1e-3, 1e6, 1e-6)  # 706 µs may be 0.7 ms, 536870912 may be 5
 
 def numbers(text: str) -> list[str]:
     """Return the numbers of a text as they are written, without the commas in thousands."""
-    return [one.replace(",", "") for one in NUMBER.findall(text.replace("\u202f", "").replace("−", "-"))]
+    return [
+        one.replace(",", "") for one in NUMBER.findall(text.replace("\u202f", "").replace("−", "-"))
+    ]
 
 
 def texts(chapter: Chapter) -> tuple[list[tuple[str, str]], str]:
@@ -28,7 +30,9 @@ def texts(chapter: Chapter) -> tuple[list[tuple[str, str]], str]:
     for cell in book.cells:
         words = cell.metadata.get("amp_course", {})
         for one in [words, *words.get("more", [])]:
-            said += [(f"{cell.id}, {key}", one[key]) for key in ("title", "slide", "notes") if key in one]
+            said += [
+                (f"{cell.id}, {key}", one[key]) for key in ("title", "slide", "notes") if key in one
+            ]
         shown.append(cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -38,7 +42,10 @@ def texts(chapter: Chapter) -> tuple[list[tuple[str, str]], str]:
                 data.get("text/plain", ""),
                 data.get("text/markdown", ""),
             ]
-            shown += [re.sub(r"<[^>]+>", " ", data.get("text/html", "")), json.dumps(output.get("metadata", {}))]
+            shown += [
+                re.sub(r"<[^>]+>", " ", data.get("text/html", "")),
+                json.dumps(output.get("metadata", {})),
+            ]
     return said, "\n".join(shown)
 
 
@@ -46,17 +53,24 @@ def same(written: str, known: set[float]) -> bool:
     """Say whether a number is one of those known, rounded to the digits that are written, in some unit."""
     digits = len(re.sub(r"e.*|\D", "", written.lower()).lstrip("0")) or 1
     value = float(written)
-    return any(value == float(f"{one * unit:.{digits}g}") for one in known for unit in UNITS) or value in known
+    return (
+        any(value == float(f"{one * unit:.{digits}g}") for one in known for unit in UNITS)
+        or value in known
+    )
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
 def test_numbers_on_slides_are_those_of_the_notebook(chapter: Chapter) -> None:
     said, shown = texts(chapter)
-    known = {float(one) for one in numbers(shown)} | {float(exercise.number) for exercise in chapter.exercises()}
+    known = {float(one) for one in numbers(shown)} | {
+        float(exercise.number) for exercise in chapter.exercises()
+    }
     lost = [
         (place, written)
         for place, text in said
-        for written in numbers(re.sub(r"[Cc]hapters? \d+(?: to \d+)?|[Nn]umber \d+|[Ee]xercise \d+", "", text))
+        for written in numbers(
+            re.sub(r"[Cc]hapters? \d+(?: to \d+)?|[Nn]umber \d+|[Ee]xercise \d+", "", text)
+        )
         if float(written) >= 13 and not same(written, known)
     ]
     assert lost == []

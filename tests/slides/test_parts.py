@@ -33,7 +33,9 @@ def one(*cells, opening=False):
 
 
 def figure(**about):
-    return new_output("display_data", {"image/png": PNG}, metadata={"image/png": about} if about else {})
+    return new_output(
+        "display_data", {"image/png": PNG}, metadata={"image/png": about} if about else {}
+    )
 
 
 def test_only_tagged_cells_are_on_slides_and_fragments_and_notes_join_the_slide_before():
@@ -49,14 +51,19 @@ def test_only_tagged_cells_are_on_slides_and_fragments_and_notes_join_the_slide_
         ]
     )
     groups = list(slides.tagged(book))
-    assert [[cell.source for cell in group] for group in groups] == [["first", "then", "aside"], ["second"]]
+    assert [[cell.source for cell in group] for group in groups] == [
+        ["first", "then", "aside"],
+        ["second"],
+    ]
     slide = one(*groups[0])
     assert slide.body == '<p>first</p>\n<div class="fragment"><p>then</p>\n</div>'
     assert slide.notes == "What to say.\n\naside"
 
 
 def test_a_cell_can_make_several_slides():
-    cell = tagged(new_markdown_cell("source"), **TALK, slide="first", more=[{**TALK, "slide": "second"}])
+    cell = tagged(
+        new_markdown_cell("source"), **TALK, slide="first", more=[{**TALK, "slide": "second"}]
+    )
     assert [one(again).body for again in slides.more_of(cell)] == ["<p>second</p>\n"]
 
 
@@ -72,8 +79,15 @@ def test_a_code_cell_shows_what_it_printed_and_what_its_author_chose():
     code = "import torch\n\nfor x in y:\n    print(x)"
     assert "a &lt; b\nsecond" in one(printing(code, stream, **TALK)).body
     assert "import" not in one(printing(code, stream, **TALK)).body
-    both = one(printing(code, stream, **TALK, show=["code", "output"], lines="4", output_lines="2")).body
-    assert 'class="code"' in both and "torch" not in both and "<code>    " not in both and "&lt;" not in both
+    both = one(
+        printing(code, stream, **TALK, show=["code", "output"], lines="4", output_lines="2")
+    ).body
+    assert (
+        'class="code"' in both
+        and "torch" not in both
+        and "<code>    " not in both
+        and "&lt;" not in both
+    )
     own = one(printing(code, stream, **TALK, slide="Its *own* words.")).body
     assert own == "<p>Its <em>own</em> words.</p>\n"
 
@@ -98,7 +112,10 @@ def test_a_figure_has_a_slide_of_its_own_and_words():
 def test_exercises_come_from_the_chapter_with_their_minutes():
     slide = one(tagged(new_markdown_cell("prose"), minutes=1, notes="Go.", exercises=[1, 2]))
     first, second, *_ = CHAPTERS[1].exercises()
-    assert slide.title == "Now you: exercises 1 and 2" and slide.exercise_minutes == first.minutes + second.minutes
+    assert (
+        slide.title == "Now you: exercises 1 and 2"
+        and slide.exercise_minutes == first.minutes + second.minutes
+    )
     assert first.title in slide.body and "prose" not in slide.body
     with pytest.raises(SlideError, match="no exercises"):
         one(tagged(new_markdown_cell("prose"), minutes=1, notes="Go.", exercises=[99]))
@@ -111,7 +128,9 @@ def test_exercises_come_from_the_chapter_with_their_minutes():
 
 
 def test_links_are_plain_words_on_a_slide():
-    assert prose("see [chapter 05](05_scaler.ipynb) and `a[0](b)`", inline=True).startswith("see chapter 05 and ")
+    assert prose("see [chapter 05](05_scaler.ipynb) and `a[0](b)`", inline=True).startswith(
+        "see chapter 05 and "
+    )
     assert slides.raised("up to 2^(M + 1), not 2^M") == "up to 2<sup>M + 1</sup>, not 2^M"
 
 
@@ -129,7 +148,9 @@ def test_some_chapters_can_be_made_alone(tmp_path, capsys):
 def test_what_the_slides_say_survives_a_run_of_the_notebook_and_stays_out_of_exercises():
     cell = printing("1", **TALK, tags=["x"])
     kept = authoring.tidy(new_notebook(cells=[cell])).cells[0].metadata
-    assert kept["amp_course"]["notes"] == "What to say." and kept["slideshow"]["slide_type"] == "slide"
+    assert (
+        kept["amp_course"]["notes"] == "What to say." and kept["slideshow"]["slide_type"] == "slide"
+    )
     assert not authoring.make_exercise(new_notebook(cells=[cell])).cells[0].metadata
 
 
@@ -143,13 +164,27 @@ def drawn():
     exponents = range(-30, 18)
     yield "bits", "layouts_figure(FORMATS[1:])", layouts_figure(FORMATS[1:]), False
     yield "bits", "range_figure(FORMATS[1:])", range_figure(FORMATS[1:]), False
-    yield "bits", "ulp_figure(x)", ulp_figure({fmt: gaps(fmt, exponents) for fmt in (FP32, FP16)}, exponents), True
-    yield "underflow", "running_sums_figure(x)", running_sums_figure({"fp16": [1.0, 2.0]}, exact=[1, 2]), False
+    yield (
+        "bits",
+        "ulp_figure(x)",
+        ulp_figure({fmt: gaps(fmt, exponents) for fmt in (FP32, FP16)}, exponents),
+        True,
+    )
+    yield (
+        "underflow",
+        "running_sums_figure(x)",
+        running_sums_figure({"fp16": [1.0, 2.0]}, exact=[1, 2]),
+        False,
+    )
 
 
 def test_the_smallest_text_read_from_the_code_is_the_smallest_that_is_drawn():
     for chapter, code, picture, exponents in drawn():
         picture.draw_without_rendering()
-        sizes = [one.get_fontsize() for one in picture.findobj(Text) if one.get_text().strip() and one.get_visible()]
+        sizes = [
+            one.get_fontsize()
+            for one in picture.findobj(Text)
+            if one.get_text().strip() and one.get_visible()
+        ]
         assert smallest_text(code, chapter) == min(sizes), code
         assert has_exponents(code, chapter) == exponents, code

@@ -28,7 +28,9 @@ def trial(dtype, seconds, other, padded=None, count=1):
 def findings(seconds=1.0, times=None, evidence=None, trials=(), **more):
     full = dict.fromkeys(KINDS, 0.0) | (times or {})
     evidence = evidence or Evidence(calls=[call()], lines=[None])
-    return Findings(seconds, full, evidence, more.pop("lines", LineTimes()), tuple(trials), B16, "cpu", **more)
+    return Findings(
+        seconds, full, evidence, more.pop("lines", LineTimes()), tuple(trials), B16, "cpu", **more
+    )
 
 
 def causes(found):
@@ -59,28 +61,45 @@ def test_low_matmuls_that_are_slower_than_fp32_and_an_island_that_would_gain():
         0.6
     )  # 0.8 of matmuls, a quarter of it left
     assert "take 4.0 times as long" in found.evidence
-    one_op = findings(times=times, trials=[trial(B16, 0.4, {F32: 0.1}), *[trial(B16, 0.1, {F32: 0.3})] * 3])
+    one_op = findings(
+        times=times, trials=[trial(B16, 0.4, {F32: 0.1}), *[trial(B16, 0.1, {F32: 0.3})] * 3]
+    )
     (found,) = advise(one_op)  # AMP gains on the whole, and one op has a slow kernel
-    assert found.cause == "slower-in-16-bits" and "`mm` takes 4.0 times as long in bfloat16" in found.evidence
+    assert (
+        found.cause == "slower-in-16-bits"
+        and "`mm` takes 4.0 times as long in bfloat16" in found.evidence
+    )
     assert found.seconds == pytest.approx(0.3 * 0.8 / 0.7)
     both = Evidence(calls=[call(), call(dtype=B16)], lines=[HERE, None])
-    island = findings(times=times, evidence=both, trials=[trial(F32, 0.4, {B16: 0.1}), trial(B16, 0.4, {F32: 0.9})])
+    island = findings(
+        times=times,
+        evidence=both,
+        trials=[trial(F32, 0.4, {B16: 0.1}), trial(B16, 0.4, {F32: 0.9})],
+    )
     (found,) = advise(island)
     assert (
-        found.cause == "fp32-island" and found.seconds == pytest.approx(0.3 * 0.8 / 0.8) and "line 3" in found.evidence
+        found.cause == "fp32-island"
+        and found.seconds == pytest.approx(0.3 * 0.8 / 0.8)
+        and "line 3" in found.evidence
     )
     # An island that is faster than 16 bits would be is none.
     assert causes(findings(times=times, evidence=both, trials=[trial(F32, 0.4, {B16: 0.5})])) == []
 
 
 def test_fp64_is_named_before_fp32():
-    found = advise(findings(times={kinds.FP32_MATMUL: 0.8}, trials=[trial(F64, 0.8, {F32: 0.4, B16: 0.1})]))
-    assert [one.cause for one in found] == ["fp64-island"] and found[0].seconds == pytest.approx(0.7)
+    found = advise(
+        findings(times={kinds.FP32_MATMUL: 0.8}, trials=[trial(F64, 0.8, {F32: 0.4, B16: 0.1})])
+    )
+    assert [one.cause for one in found] == ["fp64-island"] and found[0].seconds == pytest.approx(
+        0.7
+    )
 
 
 def test_no_autocast_is_advised_only_if_it_gains_more_than_its_casts():
     trials = [trial(F32, 0.8, {B16: 0.2})]
-    assert causes(findings(times={kinds.FP32_MATMUL: 0.8}, trials=trials, cast_seconds=0.1)) == ["no-autocast"]
+    assert causes(findings(times={kinds.FP32_MATMUL: 0.8}, trials=trials, cast_seconds=0.1)) == [
+        "no-autocast"
+    ]
     assert causes(findings(times={kinds.FP32_MATMUL: 0.8}, trials=trials, cast_seconds=0.7)) == []
 
 
@@ -99,15 +118,30 @@ def test_reads_logging_and_python_are_told_apart_by_line():
     lines.logging.update({HERE: 6})
     times = {kinds.LAUNCH: 0.5, kinds.SYNC: 0.1}
     found = advise(findings(times=times, evidence=evidence, lines=lines))
-    assert [(one.cause, round(one.seconds, 3)) for one in found] == [("host-waits", 0.4), ("python", 0.2)]
-    assert "500 times, 500 of them in line 3" in found[0].evidence and "On a GPU" in found[0].evidence
-    lines.ops.update({HERE: 4})  # what is computed on that line is computed to be read, unless the model runs there
-    assert advise(findings(times=times, evidence=evidence, lines=lines))[0].seconds == pytest.approx(0.4 + 4 / 20)
+    assert [(one.cause, round(one.seconds, 3)) for one in found] == [
+        ("host-waits", 0.4),
+        ("python", 0.2),
+    ]
+    assert (
+        "500 times, 500 of them in line 3" in found[0].evidence and "On a GPU" in found[0].evidence
+    )
+    lines.ops.update(
+        {HERE: 4}
+    )  # what is computed on that line is computed to be read, unless the model runs there
+    assert advise(findings(times=times, evidence=evidence, lines=lines))[
+        0
+    ].seconds == pytest.approx(0.4 + 4 / 20)
     evidence.lines[0] = HERE
-    assert advise(findings(times=times, evidence=evidence, lines=lines))[0].seconds == pytest.approx(0.4)
+    assert advise(findings(times=times, evidence=evidence, lines=lines))[
+        0
+    ].seconds == pytest.approx(0.4)
     lines.logs.add(HERE)
     found = advise(findings(times=times, evidence=evidence, lines=lines))
-    assert [one.cause for one in found] == ["logging", "python", "host-waits"]  # the reads' own time is left
+    assert [one.cause for one in found] == [
+        "logging",
+        "python",
+        "host-waits",
+    ]  # the reads' own time is left
     assert found[0].seconds == pytest.approx(6 / 20)
 
 
@@ -116,19 +150,34 @@ def test_a_tensor_that_is_cast_again_and_again():
     other = CastSeen((2, 0, (64, 64)), F32, B16, 6 * 64 * 64, HERE)
     evidence = Evidence(calls=[call("cast")] * 5, lines=[HERE] * 5, casts=[cast] * 4 + [other])
     (found,) = advise(findings(times={kinds.CAST: 0.5}, evidence=evidence))
-    assert found.cause == "repeated-casts" and "64 × 64" in found.evidence and " 4 times" in found.evidence
+    assert (
+        found.cause == "repeated-casts"
+        and "64 × 64" in found.evidence
+        and " 4 times" in found.evidence
+    )
     assert found.seconds == pytest.approx(0.5 * 3 / 5)
     assert (
-        causes(findings(times={kinds.CAST: 0.5}, evidence=Evidence(casts=[cast, other], calls=[call()], lines=[None])))
+        causes(
+            findings(
+                times={kinds.CAST: 0.5},
+                evidence=Evidence(casts=[cast, other], calls=[call()], lines=[None]),
+            )
+        )
         == []
     )
 
 
 def test_an_optimizer_threads_and_memory():
-    assert causes(findings(times={kinds.OPTIMIZER: 0.5}, fused=[("AdamW", 0.2)])) == ["unfused-optimizer"]
+    assert causes(findings(times={kinds.OPTIMIZER: 0.5}, fused=[("AdamW", 0.2)])) == [
+        "unfused-optimizer"
+    ]
     assert causes(findings(times={kinds.OPTIMIZER: 0.5}, fused=[("AdamW", 0.99)])) == []
     (found,) = advise(findings(threads=(16, 2), other_threads=(0.8, 0.2)))
-    assert found.cause == "too-many-threads" and found.seconds == pytest.approx(0.75) and "16 threads" in found.evidence
+    assert (
+        found.cause == "too-many-threads"
+        and found.seconds == pytest.approx(0.75)
+        and "16 threads" in found.evidence
+    )
     assert causes(findings(threads=(1, 2), other_threads=(0.8, 0.4))) == ["too-few-threads"]
     assert causes(findings(threads=(16, 2), other_threads=(0.8, 0.9))) == []
     assert causes(findings(fault_seconds=0.2, faults=2000)) == ["returned-memory"]
@@ -158,6 +207,16 @@ def test_the_largest_gain_comes_first_and_each_has_words():
             other_threads=(1.0, 0.9),
         )
     )
-    assert [one.cause for one in found] == ["unfused-optimizer", "small-ops", "waiting-for-data", "too-many-threads"]
+    assert [one.cause for one in found] == [
+        "unfused-optimizer",
+        "small-ops",
+        "waiting-for-data",
+        "too-many-threads",
+    ]
     for one in found:
-        assert one.evidence and one.cure and not one.evidence.endswith(".") and not one.cure.endswith(".")
+        assert (
+            one.evidence
+            and one.cure
+            and not one.evidence.endswith(".")
+            and not one.cure.endswith(".")
+        )

@@ -38,13 +38,18 @@ def test_a_matmul_does_2mnk_flops_and_reads_and_writes_its_matrices(dtype, m, n,
 
 def test_flops_of_other_matmuls():
     with fake_tensors():
-        x, image, q, keys = (torch.empty(*shape) for shape in ((6, 3, 5), (2, 3, 9, 9), (2, 4, 8, 16), (2, 4, 10, 16)))
+        x, image, q, keys = (
+            torch.empty(*shape)
+            for shape in ((6, 3, 5), (2, 3, 9, 9), (2, 4, 8, 16), (2, 4, 10, 16))
+        )
         weight, kernel = torch.empty(6, 5, 7), torch.empty(4, 3, 3, 3)
         (batched,) = counted(lambda: x @ weight)
         (conv,) = counted(lambda: F.conv2d(image, kernel))
         (attention,) = counted(lambda: F.scaled_dot_product_attention(q, keys, keys))
     assert batched.flops == 6 * 2 * 3 * 5 * 7
-    assert conv.flops == 2 * (2 * 4 * 7 * 7) * (3 * 3 * 3)  # a multiply-add for each output, input channel and tap
+    assert conv.flops == 2 * (2 * 4 * 7 * 7) * (
+        3 * 3 * 3
+    )  # a multiply-add for each output, input channel and tap
     assert attention.flops == 2 * (2 * 4) * (8 * 10 * 16) * 2  # scores, and the mix of values
     assert {batched.kind, conv.kind, attention.kind} == {MATMUL}
 
@@ -79,7 +84,13 @@ def test_bytes_in_numbers_of_fp32(run, numbers):
 
 def test_a_cast_changes_the_dtype_and_nothing_else():
     x, y = torch.ones(10), torch.ones(10, dtype=torch.bfloat16)
-    runs = (lambda: x.bfloat16(), lambda: x.clone(), lambda: x.copy_(y), lambda: y.copy_(y.clone()), lambda: x.int())
+    runs = (
+        lambda: x.bfloat16(),
+        lambda: x.clone(),
+        lambda: x.copy_(y),
+        lambda: y.copy_(y.clone()),
+        lambda: x.int(),
+    )
     assert [counted(run)[-1].kind for run in runs] == [CAST, OTHER, CAST, OTHER, CAST]
     assert counted(runs[0])[0].bytes == 10 * (4 + 2)
     assert counted(lambda: x.float()) == []  # nothing to do
@@ -88,7 +99,18 @@ def test_a_cast_changes_the_dtype_and_nothing_else():
 def test_what_starts_no_kernel_is_not_counted():
     x = torch.ones(4, 6)
     assert (
-        counted(lambda: (x.T, x.view(24), x[1:], x.expand(2, 4, 6), x.detach(), torch.empty(3), x.permute(1, 0))) == []
+        counted(
+            lambda: (
+                x.T,
+                x.view(24),
+                x[1:],
+                x.expand(2, 4, 6),
+                x.detach(),
+                torch.empty(3),
+                x.permute(1, 0),
+            )
+        )
+        == []
     )
 
 
@@ -121,7 +143,12 @@ def test_kernels_of_two_layers_under_amp_as_counted_by_hand():
 def models():
     return {
         "SimpleNet": (SimpleNet(16), torch.randn(4, 16), torch.randn(4, 16), F.mse_loss),
-        "DigitsResNet": (DigitsResNet(4), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)), F.cross_entropy),
+        "DigitsResNet": (
+            DigitsResNet(4),
+            torch.randn(4, 1, 8, 8),
+            torch.randint(10, (4,)),
+            F.cross_entropy,
+        ),
         "CharGPT": (
             CharGPT(32, context=8, layers=2, heads=2, width=32),
             torch.randint(32, (2, 8)),
@@ -149,7 +176,11 @@ def test_a_step_on_fake_tensors_counts_as_the_real_one(name, dtype):
         (call.op, call.kind, call.flops, call.shapes) for call in real
     ]
     # Norms keep their statistics in fp32 on a real CPU, and in the input's dtype on a fake one.
-    apart = [(one.op, one.bytes, two.bytes) for one, two in zip(fake, real, strict=True) if one.bytes != two.bytes]
+    apart = [
+        (one.op, one.bytes, two.bytes)
+        for one, two in zip(fake, real, strict=True)
+        if one.bytes != two.bytes
+    ]
     assert all("norm" in op for op, _, _ in apart)
     assert all(abs(one - two) < 0.1 * two for _, one, two in apart)
 
@@ -159,7 +190,13 @@ def test_fake_tensors_take_no_memory():
         model, x = SimpleNet(65536), torch.empty(512, 65536)
         calls = counted(lambda: model(x))
     assert totals(calls, MATMUL).flops == 3 * 2 * 512 * 65536**2
-    assert [call.op for call in calls] == ["aten.addmm", "aten.relu", "aten.addmm", "aten.relu", "aten.addmm"]
+    assert [call.op for call in calls] == [
+        "aten.addmm",
+        "aten.relu",
+        "aten.addmm",
+        "aten.relu",
+        "aten.addmm",
+    ]
 
 
 def test_totals_by_kind_add_up():
@@ -172,7 +209,13 @@ def test_totals_by_kind_add_up():
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.ones(3, 4).T, torch.ones(3)[None].expand(5, 3), torch.ones(3, 8)[:0, :1], torch.ones(())]
+    "tensor",
+    [
+        torch.ones(3, 4).T,
+        torch.ones(3)[None].expand(5, 3),
+        torch.ones(3, 8)[:0, :1],
+        torch.ones(()),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
 def test_a_layout_is_filled_as_it_was(tensor, dtype):
@@ -188,5 +231,7 @@ def test_each_replay_repeats_its_call():
         torch.cat([a.T, torch.relu(a.T)], dim=1).sum()
     for call, replay in itertools.zip_longest(counter.calls, counter.replays):
         args, kwargs = replay.tensors()
-        (again,) = counted(lambda replay=replay, args=args, kwargs=kwargs: replay.func(*args, **kwargs))
+        (again,) = counted(
+            lambda replay=replay, args=args, kwargs=kwargs: replay.func(*args, **kwargs)
+        )
         assert again == call

@@ -30,17 +30,26 @@ SHORT = 0.02  # seconds: three rounds at the least
 
 def made_up(**seconds):
     """Return a Comparison in which side a_b took so many seconds a step, a little more and a little less from round to round."""
-    times = {name: tuple(one * wobble for wobble in (0.99, 1.0, 1.0, 1.0, 1.01)) for name, one in seconds.items()}
+    times = {
+        name: tuple(one * wobble for wobble in (0.99, 1.0, 1.0, 1.0, 1.01))
+        for name, one in seconds.items()
+    }
     return Comparison(times, dict.fromkeys(times, next(iter(times))), 1, dict.fromkeys(times))
 
 
 def named(**seconds):
     """As `made_up`, with sides like "narrow net, AMP", written narrow_net__AMP."""
-    return made_up(**{name.replace("__", ", ").replace("_", " "): one for name, one in seconds.items()})
+    return made_up(
+        **{name.replace("__", ", ").replace("_", " "): one for name, one in seconds.items()}
+    )
 
 
 def settings():
-    precision = torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    precision = (
+        torch.get_float32_matmul_precision(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+    )
     backends = [backend.fp32_precision for backend in _BACKENDS]
     return torch.get_num_threads(), *precision, backends, dict(os.environ), list(warnings.filters)
 
@@ -50,14 +59,23 @@ def settings():
 
 def test_each_side_gets_the_same_number_of_blocks_in_changing_order():
     calls = []
-    found = compare({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=6, steps=2, seconds=5)
+    found = compare(
+        {name: lambda name=name: calls.append(name) for name in "abc"}, rounds=6, steps=2, seconds=5
+    )
     assert found.rounds == 6 and found.steps == 2
     blocks = [
         calls[at : at + 3] for at in range(6, len(calls), 3)
     ]  # after the first call and the pace: an extra step, then two
     assert all(len(set(block)) == 1 for block in blocks) and len(blocks) == 18
     rounds = ["".join(block[0] for block in blocks[at : at + 3]) for at in range(0, 18, 3)]
-    assert rounds == ["abc", "acb", "cab", "cba", "bca", "bac"]  # each side is first twice, and last twice
+    assert rounds == [
+        "abc",
+        "acb",
+        "cab",
+        "cba",
+        "bca",
+        "bac",
+    ]  # each side is first twice, and last twice
 
 
 def test_results_are_those_of_the_first_calls():
@@ -67,7 +85,9 @@ def test_results_are_those_of_the_first_calls():
         counts[name] += 1
         return torch.tensor(counts[name])
 
-    found = compare({"a": lambda: side("a"), "b": lambda: side("b"), "c": lambda: "text"}, seconds=SHORT)
+    found = compare(
+        {"a": lambda: side("a"), "b": lambda: side("b"), "c": lambda: "text"}, seconds=SHORT
+    )
     assert found.results == {"a": 1.0, "b": 11.0, "c": None}
 
 
@@ -84,7 +104,11 @@ def test_torch_computes_on_one_thread_meanwhile_and_gets_its_threads_back():
     try:
         compare({name: lambda: seen.add(torch.get_num_threads()) for name in "ab"}, rounds=1)
         assert seen == {1} and torch.get_num_threads() == 2
-        compare({name: lambda: seen.add(torch.get_num_threads()) for name in "ab"}, rounds=1, single=False)
+        compare(
+            {name: lambda: seen.add(torch.get_num_threads()) for name in "ab"},
+            rounds=1,
+            single=False,
+        )
         assert seen == {1, 2}
         with pytest.raises(ZeroDivisionError):
             compare({"a": lambda: None, "b": lambda: 1 / 0})
@@ -100,18 +124,32 @@ def test_what_cannot_be_compared_is_refused(sides, options):
 
 
 def test_the_ratio_is_taken_round_by_round():
-    slow_moment = Comparison({"a": (1.0, 10.0, 1.0), "b": (2.0, 20.0, 2.0)}, {"a": "a", "b": "a"}, 1, {})
+    slow_moment = Comparison(
+        {"a": (1.0, 10.0, 1.0), "b": (2.0, 20.0, 2.0)}, {"a": "a", "b": "a"}, 1, {}
+    )
     assert slow_moment.ratio("a", "b") == Ratio(2.0, 2.0, 2.0)
     times = np.random.default_rng(0).uniform(1, 2, (2, 9))
-    found = Comparison({"a": tuple(times[0]), "b": tuple(times[1])}, {"a": "a", "b": "a"}, 1, {}).ratio("b", "a")
-    assert np.allclose([found.q1, found.median, found.q3], np.quantile(times[0] / times[1], [0.25, 0.5, 0.75]))
+    found = Comparison(
+        {"a": tuple(times[0]), "b": tuple(times[1])}, {"a": "a", "b": "a"}, 1, {}
+    ).ratio("b", "a")
+    assert np.allclose(
+        [found.q1, found.median, found.q3], np.quantile(times[0] / times[1], [0.25, 0.5, 0.75])
+    )
 
 
 @pytest.mark.parametrize(
     "ratio, verdict, words",
     [
-        (Ratio(1.8, 1.7, 1.9), "faster", "AMP is 1.80 times as fast as fp32 (quartiles 1.70 to 1.90)"),
-        (Ratio(0.25, 0.2, 0.5), "slower", "AMP takes 4.00 times as long as fp32 (quartiles 2.00 to 5.00)"),
+        (
+            Ratio(1.8, 1.7, 1.9),
+            "faster",
+            "AMP is 1.80 times as fast as fp32 (quartiles 1.70 to 1.90)",
+        ),
+        (
+            Ratio(0.25, 0.2, 0.5),
+            "slower",
+            "AMP takes 4.00 times as long as fp32 (quartiles 2.00 to 5.00)",
+        ),
         (
             Ratio(1.5, 1.01, 1.9),
             "same",
@@ -123,18 +161,29 @@ def test_the_ratio_is_taken_round_by_round():
 )
 def test_only_quartiles_that_leave_1_behind_make_a_difference(ratio, verdict, words):
     assert ratio.verdict == verdict and words in ratio.tell("AMP", "fp32")
-    assert ratio.tell("AMPs", "fp32", plural=True).startswith(("AMPs are ", "AMPs take ", "between AMPs and "))
+    assert ratio.tell("AMPs", "fp32", plural=True).startswith(
+        ("AMPs are ", "AMPs take ", "between AMPs and ")
+    )
 
 
 @pytest.mark.parametrize(
     "against, rounds, verdict",
-    [(0, 5, "faster"), (1, 5, "same"), (1, 9, "faster"), (3, 15, "faster"), (4, 15, "same"), (0, 3, "faster")],
+    [
+        (0, 5, "faster"),
+        (1, 5, "same"),
+        (1, 9, "faster"),
+        (3, 15, "faster"),
+        (4, 15, "same"),
+        (0, 3, "faster"),
+    ],
 )
 def test_rounds_that_disagree_make_no_difference(against, rounds, verdict):
     """What chance gives in less than 7 of 100 runs: 5 of 5 heads, 8 of 9, 12 of 15, by the binomial distribution."""
     a = (1.0,) * rounds
     b = (0.99,) * against + (1.5,) * (rounds - against)
-    assert Comparison({"a": a, "b": b}, {"a": "a", "b": "a"}, 1, {}).ratio("a", "b").verdict == verdict
+    assert (
+        Comparison({"a": a, "b": b}, {"a": "a", "b": "a"}, 1, {}).ratio("a", "b").verdict == verdict
+    )
 
 
 def test_three_rounds_have_to_differ_by_a_tenth():
@@ -150,7 +199,9 @@ def test_a_busy_machine_compares_nothing():
     said = str(found)
     assert "too busy to tell: this process waited for a CPU 40% of the time" in said
     assert "times as" not in said and "cure" not in said and "1.00 s" in said
-    assert found._repr_html_().count("too busy to tell") == 1 and "times as" not in found._repr_html_()
+    assert (
+        found._repr_html_().count("too busy to tell") == 1 and "times as" not in found._repr_html_()
+    )
     assert found.to_dict()["comparison"]["waited"] == 0.4
 
 
@@ -171,7 +222,9 @@ def test_what_the_crowded_sides_wait_does_not_count(monkeypatch):
 def test_pages_are_counted_on_a_busy_machine_and_their_price_is_not_told():
     heaps = [Heap(Timing((0.02,) * 5, 0.5), pages, 1e-6) for pages in (768.0, 68.0)]
     told = FreedMemory(None, (), *heaps).sentence
-    assert "768 new pages a step; told to keep its memory, 68" in told and "too busy to tell" in told
+    assert (
+        "768 new pages a step; told to keep its memory, 68" in told and "too busy to tell" in told
+    )
     assert "which take" not in told and "%" not in told.partition("What do they cost?")[0]
 
 
@@ -183,14 +236,26 @@ def test_an_unknown_side_is_named_with_those_there_are():
 def test_a_comparison_shows_itself_and_goes_into_json():
     found = made_up(plain=0.002, other=0.001)
     head, plain, other = str(found).splitlines()
-    assert "times as fast" in head and "2.00 ms" in plain and "2.00" in other and other.endswith("plain")
+    assert (
+        "times as fast" in head
+        and "2.00 ms" in plain
+        and "2.00" in other
+        and other.endswith("plain")
+    )
     assert found._repr_html_().count("<tr>") == 3
     assert json.loads(json.dumps(found.to_dict()))["rounds"] == 5
 
 
 @pytest.mark.parametrize(
     "number, text",
-    [(0.0123, "0.012"), (0.123, "0.12"), (9.99, "9.99"), (9.996, "10.0"), (123.4, "123"), (1234.5, "1,234")],
+    [
+        (0.0123, "0.012"),
+        (0.123, "0.12"),
+        (9.99, "9.99"),
+        (9.996, "10.0"),
+        (123.4, "123"),
+        (1234.5, "1,234"),
+    ],
 )
 def test_figures(number, text):
     assert figures(number) == text
@@ -218,8 +283,14 @@ def test_an_experiment_speaks_shows_its_numbers_and_leaves_no_trace(name):
     before, random = settings(), torch.get_rng_state()
     found = QUICK[name](seconds=SHORT)
     assert before == settings() and torch.equal(random, torch.get_rng_state())
-    assert found.sentence.endswith(".") and (found.sentence[0].isupper() or found.sentence[0].isdigit())
-    assert found.title in str(found) and found.sentence in str(found) and "<table>" in found._repr_html_()
+    assert found.sentence.endswith(".") and (
+        found.sentence[0].isupper() or found.sentence[0].isdigit()
+    )
+    assert (
+        found.title in str(found)
+        and found.sentence in str(found)
+        and "<table>" in found._repr_html_()
+    )
     assert json.loads(json.dumps(found.to_dict()))["sentence"] == found.sentence
     losses = [loss for loss in found.comparison.results.values() if loss is not None]
     pairs = (
@@ -276,14 +347,20 @@ def test_the_format_is_the_devices():
 @pytest.mark.parametrize(
     "wide, slow, words",
     [
-        (0.5, False, "is 2.00 times as fast as fp32 (quartiles 2.00 to 2.00): enough work in each matmul is the cure"),
+        (
+            0.5,
+            False,
+            "is 2.00 times as fast as fp32 (quartiles 2.00 to 2.00): enough work in each matmul is the cure",
+        ),
         (4.0, True, "more work cures nothing here, since bf16 has no fast units on this machine"),
         (4.0, False, "the cure would be more work still"),
         (1.0, False, "no difference that this run can tell"),
     ],
 )
 def test_too_little_work(wide, slow, words):
-    times = named(narrow_net__fp32=18e-6, narrow_net__AMP=36e-6, wide_net__fp32=1.0, wide_net__AMP=wide)
+    times = named(
+        narrow_net__fp32=18e-6, narrow_net__AMP=36e-6, wide_net__fp32=1.0, wide_net__AMP=wide
+    )
     found = TooLittleWork(times, (), (32, 1024), {"fp32": 18, "AMP": 33}, "bf16", slow)
     assert words in found.sentence
     assert (
@@ -298,8 +375,18 @@ def test_too_little_work(wide, slow, words):
         (0.5, 0.5, (), "Both formats have fast units here."),
         (0.5, 40.0, ("fp16",), "The cure is to use AMP bf16."),
         (3.0, 0.4, ("bf16",), "The cure is to use AMP fp16."),  # a T4
-        (30.0, 40.0, ("bf16", "fp16"), "This machine has fast units for neither format: train in fp32"),
-        (1.0, 40.0, ("fp16",), "no fast units for fp16, and at width 512 the other format does not pay"),
+        (
+            30.0,
+            40.0,
+            ("bf16", "fp16"),
+            "This machine has fast units for neither format: train in fp32",
+        ),
+        (
+            1.0,
+            40.0,
+            ("fp16",),
+            "no fast units for fp16, and at width 512 the other format does not pay",
+        ),
         (1.3, 1.4, (), "at width 512 neither format pays"),
     ],
 )
@@ -335,13 +422,23 @@ def even(saved, cost=1.0, slow=False):
     """Return a BreakEven whose matmuls save so much at each width."""
     times = {}
     for width, one in zip((64, 256, 1024), saved, strict=True):
-        times |= {f"{width:,}: fp32": 10.0, f"{width:,}: bf16": 10.0 - one, f"{width:,}: casts": cost}
+        times |= {
+            f"{width:,}: fp32": 10.0,
+            f"{width:,}: bf16": 10.0 - one,
+            f"{width:,}: casts": cost,
+        }
     return BreakEven(made_up(**times), (), 128, (64, 256, 1024), "bf16", slow)
 
 
 @pytest.mark.parametrize(
     "saved, width",
-    [((2, 3, 4), 64), ((-2, 3, 4), 256), ((0.5, 0.9, 4), 1024), ((2, -3, 4), 1024), ((2, 3, 0.5), None)],
+    [
+        ((2, 3, 4), 64),
+        ((-2, 3, 4), 256),
+        ((0.5, 0.9, 4), 1024),
+        ((2, -3, 4), 1024),
+        ((2, 3, 0.5), None),
+    ],
 )
 def test_the_break_even_is_the_width_from_which_on_casting_pays(saved, width):
     assert even(saved).width == width
@@ -349,8 +446,14 @@ def test_the_break_even_is_the_width_from_which_on_casting_pays(saved, width):
 
 def test_break_even_in_words():
     assert "With 128 rows, casting pays from width 256 on." in even((-2, 3, 4)).sentence
-    assert "At width 64, the matmul loses 2.00 s and the casts take 1.00 s." in even((-2, 3, 4)).sentence
-    assert "Casting pays at no width here, since bf16 has no fast units" in even((-2, -3, -4), slow=True).sentence
+    assert (
+        "At width 64, the matmul loses 2.00 s and the casts take 1.00 s."
+        in even((-2, 3, 4)).sentence
+    )
+    assert (
+        "Casting pays at no width here, since bf16 has no fast units"
+        in even((-2, -3, -4), slow=True).sentence
+    )
     assert "Casting does not pay up to width 1,024 here." in even((-2, -3, -4)).sentence
 
 
@@ -370,7 +473,8 @@ def test_freed_memory_in_words():
     usual, kept = (Heap(Timing((0.02,)), pages, 1e-6) for pages in (2000, 0))
     told = FreedMemory(None, (), usual, kept).sentence
     assert (
-        "2,000 new pages a step, which take 2.00 ms of its 20.0 ms, or 10%; told to keep its memory, 0, or 0%" in told
+        "2,000 new pages a step, which take 2.00 ms of its 20.0 ms, or 10%; told to keep its memory, 0, or 0%"
+        in told
     )
 
 
@@ -380,14 +484,19 @@ def test_freed_memory_without_glibc_or_without_processes(monkeypatch):
 
     monkeypatch.setattr(memory, "run_python", fails)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert memory.freed_memory().sentence == "This cannot be shown here: a new process could not be started: no memory."
+    assert (
+        memory.freed_memory().sentence
+        == "This cannot be shown here: a new process could not be started: no memory."
+    )
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "glibc" in memory.freed_memory().sentence
 
 
 def test_a_child_returns_its_last_line_or_its_last_error():
     assert run_python("print('one'); print(6 * 7)") == "42"
-    assert run_python("import os; print(os.environ['X'])", environment={**os.environ, "X": "y"}) == "y"
+    assert (
+        run_python("import os; print(os.environ['X'])", environment={**os.environ, "X": "y"}) == "y"
+    )
     with pytest.raises(ChildError, match=r"^ValueError: no$"):
         run_python("raise ValueError('no')")
     with pytest.raises(ChildError, match="exit code 3"):
@@ -398,12 +507,12 @@ def test_a_child_returns_its_last_line_or_its_last_error():
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
-@pytest.mark.parametrize("code, seconds", [("print(open('{}').read()); time.sleep(60)", 1.5), ("print('done')", 30)])
+@pytest.mark.parametrize(
+    "code, seconds", [("print(open('{}').read()); time.sleep(60)", 1.5), ("print('done')", 30)]
+)
 def test_what_a_child_started_ends_with_it(code, seconds, tmp_path):
     path = tmp_path / "pid"
-    start = (
-        f"import subprocess, time; p = subprocess.Popen(['sleep', '60']); open({str(path)!r}, 'w').write(str(p.pid)); "
-    )
+    start = f"import subprocess, time; p = subprocess.Popen(['sleep', '60']); open({str(path)!r}, 'w').write(str(p.pid)); "
     try:
         run_python(start + code.format(path), seconds=seconds)
     except ChildError as error:
@@ -417,7 +526,9 @@ def test_what_a_child_started_ends_with_it(code, seconds, tmp_path):
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"  # nobody may be there to collect an orphan
+            return (
+                stat.read().rpartition(")")[2].split()[0] != "Z"
+            )  # nobody may be there to collect an orphan
     except OSError:
         return False
 

@@ -65,7 +65,9 @@ def test_amp_shows_up_in_the_kinds_and_fp32_does_not():
     fp32 = quick(training()[0], batches())
     assert fp32.kinds["low-precision matmul"] == fp32.kinds["cast"] == 0 < fp32.kinds["fp32 matmul"]
     low = quick(training(low=True)[0], batches())
-    assert low.kinds["fp32 matmul"] == 0 < low.kinds["low-precision matmul"] and low.kinds["cast"] > 0
+    assert (
+        low.kinds["fp32 matmul"] == 0 < low.kinds["low-precision matmul"] and low.kinds["cast"] > 0
+    )
 
 
 def test_a_loader_that_sleeps_is_named_first():
@@ -88,7 +90,11 @@ class FakeMachine:
 
     def __init__(self, monkeypatch, share):
         began, self.share = time.monotonic(), share
-        monkeypatch.setattr(measure, "read_waits", lambda: {"main": int((time.monotonic() - began) * 1e9 * self.share)})
+        monkeypatch.setattr(
+            measure,
+            "read_waits",
+            lambda: {"main": int((time.monotonic() - began) * 1e9 * self.share)},
+        )
 
 
 def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkeypatch):
@@ -105,7 +111,9 @@ def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkey
     for page in (str(found), found._repr_html_()):
         words = " ".join(page.split())
         assert "too busy to tell: this process waited for a CPU 60% of the time" in words
-        assert not any(word in words for word in ("slow", "Cure", "share", "source", "Nothing stands out"))
+        assert not any(
+            word in words for word in ("slow", "Cure", "share", "source", "Nothing stands out")
+        )
         assert "Ops in a step: " in words and "Values read: 1 (line " in words
     assert found.to_dict()["waited"] == pytest.approx(0.6, abs=0.05)
 
@@ -130,9 +138,7 @@ def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
     assert quick(training(after=after)[0], batches()).timing.waited == 0
 
 
-COMPETE = (
-    "The loader's 2 workers compete with the training for the 4 cores: one of them waited for a CPU 60% of the time."
-)
+COMPETE = "The loader's 2 workers compete with the training for the 4 cores: one of them waited for a CPU 60% of the time."
 
 
 @pytest.mark.parametrize(("worked", "said"), [(2.9, COMPETE), (0.1, "Close other programs")])
@@ -157,7 +163,9 @@ def test_shares_of_the_cores(monkeypatch):
     mine = rounds.Rounds(None, None, 0, workers=2, worked=16.0, **taken)
     shares = "Preparing batches had 40% of the cores, and other programs 35% at most."
     assert mine.busy.startswith(f"{COMPETE} {shares}")
-    assert rounds.Rounds(None, None, 0, workers=2, worked=14.0, **taken).busy == mine.timing.busy != ""
+    assert (
+        rounds.Rounds(None, None, 0, workers=2, worked=14.0, **taken).busy == mine.timing.busy != ""
+    )
     taken["wait"] = SimpleNamespace(share=0.1)
     assert rounds.Rounds(None, None, 0, workers=2, worked=16.0, **taken).busy == ""
 
@@ -223,7 +231,10 @@ def test_reads_and_repeated_casts_are_counted_exactly():
         step()
     assert sum(evidence.reads.values()) == 2 + (seen[-1] > 0)
     cast, count = evidence.repeated_casts()[0]
-    assert (cast.source[2], count) == ((32, 32), 5) and cast.line.text == "x = x @ weight.bfloat16()"
+    assert (cast.source[2], count) == (
+        (32, 32),
+        5,
+    ) and cast.line.text == "x = x @ weight.bfloat16()"
     assert len(evidence.repeated_casts()) == 1
     assert evidence.uses_low and evidence.ran_backward and evidence.optimizers == []
 
@@ -241,18 +252,26 @@ def test_a_weight_that_changes_between_casts_is_not_cast_again():
 def test_settings_and_the_random_stream_stay_as_they_were():
     step, model = training()
     given = batches()
-    threads, interval, state = torch.get_num_threads(), sys.getswitchinterval(), torch.get_rng_state()
+    threads, interval, state = (
+        torch.get_num_threads(),
+        sys.getswitchinterval(),
+        torch.get_rng_state(),
+    )
     quick(step, given)
     assert (torch.get_num_threads(), sys.getswitchinterval()) == (threads, interval)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(parameter.grad is None and parameter.isfinite().all() for parameter in model.parameters())
+    assert all(
+        parameter.grad is None and parameter.isfinite().all() for parameter in model.parameters()
+    )
 
 
 def test_it_trains_as_the_step_would():
     step, model = training()
     before = [parameter.clone() for parameter in model.parameters()]
     quick(step, batches())
-    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
+    )
 
 
 def failing(x, y):
@@ -264,7 +283,12 @@ def failing(x, y):
     [
         (failing, batches(), StepFailed, "step 1 raised ValueError: shapes do not match"),
         (training()[0], [], StepFailed, "`batches` is empty"),
-        (training()[0], iter(batches(number=2)), StepFailed, "`batches` ended after 2 steps, and cannot be read again"),
+        (
+            training()[0],
+            iter(batches(number=2)),
+            StepFailed,
+            "`batches` ended after 2 steps, and cannot be read again",
+        ),
         (training()[0], batches()[0][0], TypeError, "batches is a Tensor: pass a DataLoader"),
         (training()[0], 3, TypeError, "batches is a int"),
         (3, batches(), TypeError, "train_step is a int, which cannot be called"),
@@ -304,7 +328,9 @@ def test_inside_another_profiler_it_says_so():
 )
 def test_a_step_that_trains_nothing_is_explained_with_a_note(step, words):
     found = quick(step)
-    assert any(words in note for note in found.notes) and sum(found.kinds.values()) == pytest.approx(found.seconds)
+    assert any(words in note for note in found.notes) and sum(
+        found.kinds.values()
+    ) == pytest.approx(found.seconds)
 
 
 @pytest.mark.slow

@@ -8,7 +8,15 @@ from amp_course.speed.cards import find_card
 from amp_course.speed.figures import KINDS, opening_figure, rates_figure, roofline_figure
 from amp_course.speed.machine import Machine, Rate
 from amp_course.speed.opening import step_calls, three_layers
-from amp_course.speed.roof_labels import LEAST, MOST, STRIP_END, in_strip, rate_text, roof_label, same_height
+from amp_course.speed.roof_labels import (
+    LEAST,
+    MOST,
+    STRIP_END,
+    in_strip,
+    rate_text,
+    roof_label,
+    same_height,
+)
 from amp_course.speed.roofline import Roofline, place
 
 A100 = find_card("A100 SXM 40 GB").roofline()
@@ -20,7 +28,10 @@ def test_a_roofline_tells_where_the_time_goes(dtype):
     figure = roofline_figure(A100, ops)
     share = sum(op.share for op in ops if op.kind == "matmul")
     assert f"matmul {100 * share:.0f} % (mm " in figure.alt
-    assert "bf16, fp16: 312 TFLOP/s, ridge at 201; tf32: 156 TFLOP/s, ridge at 100; fp32: 19.5 TFLOP/s" in figure.alt
+    assert (
+        "bf16, fp16: 312 TFLOP/s, ridge at 201; tf32: 156 TFLOP/s, ridge at 100; fp32: 19.5 TFLOP/s"
+        in figure.alt
+    )
     assert png(figure)
     (axis,) = figure.axes
     marks = [collection.get_offsets()[0] for collection in axis.collections]
@@ -60,8 +71,13 @@ def test_rates_tell_what_was_not_timed_and_why():
         Rate("fp32", 128, 2e10),
         Rate("bf16", 128, None, "left out: slow"),
     )
-    figure = rates_figure(Machine("cpu", (*rates, Rate("fp16", 64, None, "unsupported")), 1e10, 1e-6))
-    assert "Best rates: fp32 20.0 GFLOP/s; bf16 2.00 GFLOP/s. bf16 left out: slow. fp16 unsupported." in figure.alt
+    figure = rates_figure(
+        Machine("cpu", (*rates, Rate("fp16", 64, None, "unsupported")), 1e10, 1e-6)
+    )
+    assert (
+        "Best rates: fp32 20.0 GFLOP/s; bf16 2.00 GFLOP/s. bf16 left out: slow. fp16 unsupported."
+        in figure.alt
+    )
     (axis,) = figure.axes
     assert len(axis.get_lines()) == 2 and png(figure)
 

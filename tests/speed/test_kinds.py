@@ -35,14 +35,25 @@ def sorted_times(*children, launch=0, end=1000, others=()):
 
 
 def test_every_kind_gets_its_time_and_the_rest_is_launch_and_python():
-    cast = op("aten::to", 100, 130, op("aten::_to_copy", 105, 130, op("aten::copy_", 110, 128, dtypes=(B16, F32))))
+    cast = op(
+        "aten::to",
+        100,
+        130,
+        op("aten::_to_copy", 105, 130, op("aten::copy_", 110, 128, dtypes=(B16, F32))),
+    )
     assert sorted_times(
         op(DATA, 0, 100, op("aten::stack", 10, 90)),
         op("aten::linear", 100, 300, cast, op("aten::addmm", 150, 290, dtypes=(B16, B16, B16))),
         op("aten::relu", 300, 340, dtypes=(B16,)),
         op("aten::sum", 340, 350),
         op("autograd::engine::evaluate_function: MmBackward0", 400, 500, op("aten::mm", 410, 480)),
-        op("Optimizer.step#SGD.step", 500, 700, op("aten::item", 510, 520), op("aten::add_", 520, 600)),
+        op(
+            "Optimizer.step#SGD.step",
+            500,
+            700,
+            op("aten::item", 510, 520),
+            op("aten::add_", 520, 600),
+        ),
         op("aten::item", 700, 760, op("aten::_local_scalar_dense", 710, 750)),
         op("Optimizer.zero_grad#SGD.zero_grad", 800, 810),
     ) == {
@@ -60,9 +71,16 @@ def test_every_kind_gets_its_time_and_the_rest_is_launch_and_python():
 
 def test_a_to_that_changes_no_dtype_is_no_cast():
     assert sorted_times(op("aten::to", 0, 10), end=10) == {LAUNCH: 10}
-    same = op("aten::to", 0, 10, op("aten::_to_copy", 1, 9, op("aten::copy_", 2, 8, dtypes=(F32, F32))))
+    same = op(
+        "aten::to", 0, 10, op("aten::_to_copy", 1, 9, op("aten::copy_", 2, 8, dtypes=(F32, F32)))
+    )
     assert sorted_times(same, end=10) == {LAUNCH: 4, FP32_OP: 6}
-    integer = op("aten::to", 0, 10, op("aten::_to_copy", 1, 9, op("aten::copy_", 2, 8, dtypes=(F32, torch.int64))))
+    integer = op(
+        "aten::to",
+        0,
+        10,
+        op("aten::_to_copy", 1, 9, op("aten::copy_", 2, 8, dtypes=(F32, torch.int64))),
+    )
     assert CAST not in sorted_times(integer, end=10)
 
 
@@ -75,8 +93,16 @@ def test_the_price_of_a_call_is_taken_from_each_op_and_never_more_than_it_took()
 
 def test_what_a_matmul_calls_is_the_matmul_but_for_its_casts():
     copy = op("aten::copy_", 10, 30, dtypes=(F32, F32))
-    cast = op("aten::to", 30, 50, op("aten::_to_copy", 30, 50, op("aten::copy_", 30, 50, dtypes=(B16, F32))))
-    assert sorted_times(op("aten::addmm", 0, 100, copy, cast), end=100) == {FP32_MATMUL: 80, CAST: 20}
+    cast = op(
+        "aten::to",
+        30,
+        50,
+        op("aten::_to_copy", 30, 50, op("aten::copy_", 30, 50, dtypes=(B16, F32))),
+    )
+    assert sorted_times(op("aten::addmm", 0, 100, copy, cast), end=100) == {
+        FP32_MATMUL: 80,
+        CAST: 20,
+    }
 
 
 def test_times_add_up_to_the_step_whatever_is_in_it():
@@ -128,7 +154,10 @@ def test_on_an_accelerator_kernels_fill_the_time_and_idle_moments_have_a_cause()
 
 def test_kernels_that_autograd_started_in_its_own_thread_count_once_where_they_overlap():
     backward = op(
-        "autograd::engine::evaluate_function: MmBackward0", 50, 60, op("aten::mm", 50, 60, kernels=((60, 200),))
+        "autograd::engine::evaluate_function: MmBackward0",
+        50,
+        60,
+        op("aten::mm", 50, 60, kernels=((60, 200),)),
     )
     forward = op("aten::mm", 0, 10, kernels=((10, 150),), dtypes=(B16,))
     times = sorted_times(forward, end=200, others=(backward,))
@@ -137,7 +166,14 @@ def test_kernels_that_autograd_started_in_its_own_thread_count_once_where_they_o
 
 def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
     record = StepRecord(
-        op(STEP, 0, 1000, op(DATA, 0, 100, dtypes=()), op("aten::mm", 200, 400), op("Optimizer.step#S", 800, 900))
+        op(
+            STEP,
+            0,
+            1000,
+            op(DATA, 0, 100, dtypes=()),
+            op("aten::mm", 200, 400),
+            op("Optimizer.step#S", 800, 900),
+        )
     )
     here, log = Line("/mine.py", 3), Line("/mine.py", 9)
     times = LineTimes()
@@ -155,7 +191,9 @@ def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
         times,
     )
     assert times.steps == 6 and times.gaps == 3
-    assert times.data == {here: 1} and times.python == {here: 1, log: 1} and times.calling == {here: 1}
+    assert (
+        times.data == {here: 1} and times.python == {here: 1, log: 1} and times.calling == {here: 1}
+    )
     assert times.ops == {here: 2} and times.logging == {log: 1} and times.logs == {log}
 
 

@@ -31,7 +31,9 @@ def test_a_lever_changes_no_loss_and_no_setting(name):
     before, random = settings(), torch.get_rng_state()
     found = LEVERS[name](seconds=SHORT)
     assert before == settings() and torch.equal(random, torch.get_rng_state())
-    assert set(found.comparison.seconds) == {f"{label}, {one}" for label in ("fp32", "AMP") for one in found.settings}
+    assert set(found.comparison.seconds) == {
+        f"{label}, {one}" for label in ("fp32", "AMP") for one in found.settings
+    }
     first = found.comparison.results[f"fp32, {found.settings[0]}"]
     for side, loss in found.comparison.results.items():
         assert loss == pytest.approx(
@@ -46,9 +48,16 @@ def test_optimizers_and_layouts_train_to_the_same_weights():
     x, y = drawn(4, 8, device=CPU), drawn(4, 8, device=CPU, seed=2)
     losses = []
     for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
-        step = training(model, x, y, make_optimizer=lambda p, options=options: torch.optim.AdamW(p, lr=0.01, **options))
+        step = training(
+            model,
+            x,
+            y,
+            make_optimizer=lambda p, options=options: torch.optim.AdamW(p, lr=0.01, **options),
+        )
         losses.append([float(step()) for _ in range(5)])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(
+        losses[0], rel=1e-5
+    )
     assert losses[0][4] < losses[0][0]
 
 
@@ -77,13 +86,17 @@ def test_fused_optimizers_are_one_op():
         with count_ops() as counter:
             optimizer.step()
         counts[name] = [call.op for call in counter.calls]
-    assert "aten._fused_adamw_" in counts["fused"] and len(counts["fused"]) < 5 < len(counts["one by one"])
+    assert "aten._fused_adamw_" in counts["fused"] and len(counts["fused"]) < 5 < len(
+        counts["one by one"]
+    )
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])
 def test_attention_written_out_is_the_fused_one(length):
     q, k, v = (drawn(2, 3, length, 16, device=CPU, seed=seed) for seed in range(3))
-    torch.testing.assert_close(written_out(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(
+        written_out(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
 
 
 @pytest.mark.parametrize("each", ["none", "ieee", "tf32"])
@@ -126,12 +139,17 @@ def test_each_recipe_gets_its_steps_once():
 
     found = levers.pull("A lever", {"off": make, "on": make}, CPU, SHORT)
     assert made == [FP32, FP32, AMP_BF16, AMP_BF16]
-    assert found.comparison.base["AMP, on"] == "AMP, off" and found.comparison.base["fp32, on"] == "fp32, off"
+    assert (
+        found.comparison.base["AMP, on"] == "AMP, off"
+        and found.comparison.base["fp32, on"] == "fp32, off"
+    )
 
 
 def test_cuda_graphs_need_a_gpu_and_say_so():
     found = levers.cuda_graphs(CPU)
-    assert found.comparison is None and "no such GPU here" in found.sentence and "NVIDIA" in str(found)
+    assert (
+        found.comparison is None and "no such GPU here" in found.sentence and "NVIDIA" in str(found)
+    )
 
 
 # ── torch.compile ──
@@ -173,7 +191,9 @@ def test_the_cause_is_found_at_the_bottom_of_inductors_errors():
         except RuntimeError as outer:
             return compiling._cause(outer)
 
-    assert "install g++" in wrapped(RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"))
+    assert "install g++" in wrapped(
+        RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
+    )
     assert "install g++" in wrapped(type("InvalidCxxCompiler", (RuntimeError,), {})())
     assert "Triton" in wrapped(RuntimeError("Cannot find a working triton installation. Triton"))
     assert wrapped(ValueError("else")) == "backend='inductor' raised:"
@@ -185,7 +205,9 @@ QUIET = "from amp_course.kit import measure; measure.read_waits = lambda: {'main
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_compiled_and_eager_give_the_same_or_the_reason_why_not(monkeypatch):
-    monkeypatch.setattr(compiling, "run_python", lambda code, **more: run_python(QUIET + code, **more))
+    monkeypatch.setattr(
+        compiling, "run_python", lambda code, **more: run_python(QUIET + code, **more)
+    )
     found = compiling.compiled(seconds=SHORT, longest=150)
     if found.comparison is None:
         assert "compiler" in found.error or "not supported" in found.error, found.error

@@ -16,7 +16,14 @@ import torch
 from amp_course.kit.measure import Timing
 from amp_course.speed.experiments import loading, threads, workers
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
-from amp_course.speed.experiments.loading import LoaderBound, Pace, PinnedMemory, measure_pace, open_loader, read
+from amp_course.speed.experiments.loading import (
+    LoaderBound,
+    Pace,
+    PinnedMemory,
+    measure_pace,
+    open_loader,
+    read,
+)
 from amp_course.speed.experiments.workers import Prefetch, StartUp, WorkerCounts, workers_text
 from tests.speed.test_experiments import made_up
 
@@ -38,7 +45,9 @@ def no_trace():
 def test_augmented_digits_are_pictures_with_their_labels():
     dataset = AugmentedDigits(1500, size=24)
     picture, label = dataset[3]
-    assert picture.shape == (1, 24, 24) and picture.dtype == torch.float32 and picture.isfinite().all()
+    assert (
+        picture.shape == (1, 24, 24) and picture.dtype == torch.float32 and picture.isfinite().all()
+    )
     assert 0.1 < picture.max() < 1.5 and len(dataset) == 1500
     assert dataset[0][1] == dataset[len(dataset.pictures)][1] and not torch.equal(
         dataset[0][0], dataset[len(dataset.pictures)][0]
@@ -46,7 +55,9 @@ def test_augmented_digits_are_pictures_with_their_labels():
     assert label == dataset.labels[3]
 
 
-@pytest.mark.parametrize("dataset", [AugmentedDigits(5, size=16), SlowSource(5, 0, size=16)], ids=["digits", "slow"])
+@pytest.mark.parametrize(
+    "dataset", [AugmentedDigits(5, size=16), SlowSource(5, 0, size=16)], ids=["digits", "slow"]
+)
 def test_items_are_drawn_from_their_index_and_end_where_they_end(dataset):
     assert all(torch.equal(a, b) for a, b in zip(dataset[4], dataset[4], strict=True))
     assert not torch.equal(dataset[3][0], dataset[4][0])
@@ -81,7 +92,9 @@ def test_batches_are_the_same_with_and_without_workers():
     assert len(none) == 6
     for other in (two, again):
         assert all(
-            torch.equal(a, b) for one, two in zip(none, other, strict=True) for a, b in zip(one, two, strict=True)
+            torch.equal(a, b)
+            for one, two in zip(none, other, strict=True)
+            for a, b in zip(one, two, strict=True)
         )
 
 
@@ -104,7 +117,9 @@ def test_workers_end_with_the_block(persistent, error):
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of DataLoader's own half-made iterator
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of DataLoader's own half-made iterator
 def test_workers_end_if_their_start_is_interrupted(monkeypatch):
     start, started = multiprocessing.Process.start, []
 
@@ -137,7 +152,8 @@ def test_workers_that_do_not_persist_end_with_the_loop_itself(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", [one for one in ("spawn", "forkserver") if one in multiprocessing.get_all_start_methods()]
+    "method",
+    [one for one in ("spawn", "forkserver") if one in multiprocessing.get_all_start_methods()],
 )
 def test_workers_that_are_spawned_find_the_data_set(method):
     found = []
@@ -208,7 +224,9 @@ def test_the_pace_of_a_loop_that_waits_and_of_one_that_computes():
 
     seen = []
     waits = measure_pace(source(0.02), seen.append, steps=4, warmup=2)
-    assert seen == list(range(6)) and len(waits.waiting.samples) == len(waits.computing.samples) == 4
+    assert (
+        seen == list(range(6)) and len(waits.waiting.samples) == len(waits.computing.samples) == 4
+    )
     assert min(waits.waiting.samples) >= 0.019 and not waits.ahead
     computes = measure_pace(source(0), lambda batch: time.sleep(0.02), steps=100)
     assert len(computes.computing.samples) == 5 and min(computes.computing.samples) >= 0.019
@@ -216,7 +234,9 @@ def test_the_pace_of_a_loop_that_waits_and_of_one_that_computes():
 
 
 def test_the_pace_of_no_batches_is_refused():
-    with pytest.raises(ValueError, match="the batches ran out before one was timed: give more than 3"):
+    with pytest.raises(
+        ValueError, match="the batches ran out before one was timed: give more than 3"
+    ):
         measure_pace([1, 2, 3], print)
 
 
@@ -256,14 +276,20 @@ def test_a_loader_that_cannot_keep_up_in_words():
     told = LoaderBound(made_up(**times), (), pace, 1).sentence
     assert "With the loader, between AMP and fp32 there is no difference" in told
     assert "With preloaded batches, AMP is 2.00 times as fast as fp32" in told
-    assert "The fp32 loop with preloaded batches is 2.00 times as fast as that with the loader" in told
+    assert (
+        "The fp32 loop with preloaded batches is 2.00 times as fast as that with the loader" in told
+    )
 
 
 def test_a_starved_loop_has_no_bottleneck():
     told = Pace(Timing((0.003,) * 3, 0.5), Timing((0.001,) * 3, 0.5), True).sentence
     assert "too busy to tell" in told and "bottleneck" not in told
-    times = dict.fromkeys(("fp32, from the loader", "fp32, preloaded", "AMP, from the loader", "AMP, preloaded"), 1.0)
-    busy = LoaderBound(made_up(**times), (), Pace(Timing((0.02,), 0.5), Timing((0.01,), 0.5), True), 1)
+    times = dict.fromkeys(
+        ("fp32, from the loader", "fp32, preloaded", "AMP, from the loader", "AMP, preloaded"), 1.0
+    )
+    busy = LoaderBound(
+        made_up(**times), (), Pace(Timing((0.02,), 0.5), Timing((0.01,), 0.5), True), 1
+    )
     assert "too busy to tell" in str(busy) and "bottleneck" not in str(busy)
     start = StartUp(None, (), 2, "spawn", 3.0, 2.5, 0.002, 0.9)
     assert "too busy to tell" in str(start) and "3.00 s" not in str(start)
@@ -273,10 +299,14 @@ def test_a_starved_loop_has_no_bottleneck():
 
 EXPERIMENTS = {
     "loader_bound": lambda: loading.loader_bound(seconds=SHORT),
-    "worker_counts": lambda: workers.worker_counts(SlowSource(8, 0.0001, size=4), counts=(0, 2), seconds=SHORT),
+    "worker_counts": lambda: workers.worker_counts(
+        SlowSource(8, 0.0001, size=4), counts=(0, 2), seconds=SHORT
+    ),
     "start_up": workers.start_up,
     "prefetch": lambda: workers.prefetch(factors=(1, 4), seconds=SHORT),
-    "threads_and_workers": lambda: threads.threads_and_workers(threads=(1,), workers=(0, 1), seconds=SHORT),
+    "threads_and_workers": lambda: threads.threads_and_workers(
+        threads=(1,), workers=(0, 1), seconds=SHORT
+    ),
     "pinned_memory": loading.pinned_memory,
 }
 
@@ -299,11 +329,14 @@ def test_a_worker_computes_on_one_thread():
 
 def test_worker_counts_in_words():
     times = {"no workers": 0.4, "1 worker": 0.4, "2 workers": 0.2, "4 workers": 0.4}
-    told = WorkerCounts(made_up(**{name: times[name] for name in list(times)[:3]}), (), (0, 1, 2), 8).sentence
+    told = WorkerCounts(
+        made_up(**{name: times[name] for name in list(times)[:3]}), (), (0, 1, 2), 8
+    ).sentence
     assert "An epoch with 2 workers is 2.00 times as fast as one with no workers" in told
     assert "Between an epoch with 1 worker and one with no workers there is no difference" in told
     assert (
-        "a single worker only moves the work" in told and "The most here: 40 batches a second, with 2 workers." in told
+        "a single worker only moves the work" in told
+        and "The most here: 40 batches a second, with 2 workers." in told
     )
     told = WorkerCounts(made_up(**times), (), (0, 1, 2, 4), 8).sentence
     assert "More workers help only where there are free cores for them." in told
@@ -320,14 +353,22 @@ def test_the_other_findings_in_words():
     assert "does nothing but warn" in PinnedMemory(None, ()).sentence
     copies = made_up(ordinary=0.02, pinned=0.01)
     assert (
-        "The copy from pinned memory is 2.00 times as fast as from ordinary memory" in PinnedMemory(copies, ()).sentence
+        "The copy from pinned memory is 2.00 times as fast as from ordinary memory"
+        in PinnedMemory(copies, ()).sentence
     )
 
 
 def test_the_best_and_the_worst_setting_are_told():
-    times = {"1 thread and no workers": 0.2, "2 threads and no workers": 0.1, "2 threads and 2 workers": 0.8}
+    times = {
+        "1 thread and no workers": 0.2,
+        "2 threads and no workers": 0.1,
+        "2 threads and 2 workers": 0.8,
+    }
     told = threads.ThreadsAndWorkers(made_up(**times), (), 1).sentence
-    assert "The loop with 2 threads and no workers is 2.00 times as fast as one with 1 thread and no workers" in told
+    assert (
+        "The loop with 2 threads and no workers is 2.00 times as fast as one with 1 thread and no workers"
+        in told
+    )
     assert "The loop with 2 threads and 2 workers takes 4.00 times as long" in told
     told = threads.ThreadsAndWorkers(made_up(**dict.fromkeys(times, 0.1)), (), 1).sentence
     assert told.startswith("No setting differs clearly from 1 thread and no workers.")

@@ -10,7 +10,14 @@ import torch
 
 from amp_course.speed import machine as module
 from amp_course.speed.figures import rates_figure
-from amp_course.speed.machine import Machine, Rate, free_memory, measure_bandwidth, measure_machine, measure_rates
+from amp_course.speed.machine import (
+    Machine,
+    Rate,
+    free_memory,
+    measure_bandwidth,
+    measure_machine,
+    measure_rates,
+)
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -43,14 +50,24 @@ def test_a_roofline_of_what_was_measured(measured):
     roofline = machine.roofline()
     assert (roofline.name, roofline.bandwidth) == ("this machine (cpu)", machine.bandwidth)
     assert roofline.peak_flops == {
-        fmt: max(rate.flops for rate in machine.rates if rate.fmt == fmt) for fmt in ("fp32", "bf16", "fp16")
+        fmt: max(rate.flops for rate in machine.rates if rate.fmt == fmt)
+        for fmt in ("fp32", "bf16", "fp16")
     }
 
 
 def test_a_factor_compares_at_the_largest_size_that_both_were_timed_at():
-    rates = (Rate("fp32", 8, 10.0), Rate("bf16", 8, 5.0), Rate("fp32", 16, 20.0), Rate("bf16", 16, None, "too slow"))
+    rates = (
+        Rate("fp32", 8, 10.0),
+        Rate("bf16", 8, 5.0),
+        Rate("fp32", 16, 20.0),
+        Rate("bf16", 16, None, "too slow"),
+    )
     machine = Machine("cpu", (*rates, Rate("fp16", 8, None, "unsupported")), 1e10, 1e-6)
-    assert (machine.factor("bf16"), machine.factor("fp32"), machine.factor("fp16")) == (0.5, 1.0, None)
+    assert (machine.factor("bf16"), machine.factor("fp32"), machine.factor("fp16")) == (
+        0.5,
+        1.0,
+        None,
+    )
     assert machine.peaks == {"fp32": 20.0, "bf16": 5.0}
 
 
@@ -60,9 +77,13 @@ def test_a_busy_machine_shows_its_numbers_and_compares_no_formats():
     assert str(quiet) == "memory     10 GB/s\nlaunch     1.00 µs for one small op\n" + (
         "fp32       10 GFLOP/s\nbf16       50 GFLOP/s, 5 times fp32's rate at the same size"
     )
-    assert "50 GFLOP/s\nThis machine was too busy to tell" in str(busy) and "times fp32" not in str(busy)
+    assert "50 GFLOP/s\nThis machine was too busy to tell" in str(busy) and "times fp32" not in str(
+        busy
+    )
     assert rates_figure(busy).axes[0].get_title(loc="left") == "This machine was too busy to tell"
-    assert "too busy to tell" in rates_figure(busy).alt and "too busy" not in rates_figure(quiet).alt
+    assert (
+        "too busy to tell" in rates_figure(busy).alt and "too busy" not in rates_figure(quiet).alt
+    )
     old = {name: value for name, value in quiet.to_dict().items() if name != "waited"}
     assert Machine.from_dict(old).busy == ""
 
@@ -72,11 +93,16 @@ def test_a_busy_machine_shows_its_numbers_and_compares_no_formats():
     [
         ({"sizes": (8, 0)}, "a matrix of size 0 has no elements: give sizes of 1 or more"),
         ({"sizes": (-1,)}, "a matrix of size -1 has no elements"),
-        ({"formats": ("fp32", "fp8")}, "'fp8' is no format that is measured here: choose from fp32, tf32, bf16, fp16"),
+        (
+            {"formats": ("fp32", "fp8")},
+            "'fp8' is no format that is measured here: choose from fp32, tf32, bf16, fp16",
+        ),
     ],
 )
 def test_refuses_what_cannot_be_measured(options, message, monkeypatch):
-    monkeypatch.setattr(module, "measure_launch", lambda device: pytest.fail("measured before it refused"))
+    monkeypatch.setattr(
+        module, "measure_launch", lambda device: pytest.fail("measured before it refused")
+    )
     with pytest.raises(ValueError, match=message):
         measure_machine("cpu", **options)
 
@@ -109,7 +135,10 @@ def test_a_size_that_would_take_too_long_is_left_out_and_so_are_larger_ones(monk
     asked = tried(monkeypatch, free=None, flops=2.5e9)
     rates = measure_rates(CPU, (2048, 512, 1024), ("bf16",), 1.0)
     assert asked == [("bf16", 512)]  # 2 · 1024³ FLOPs take 0.86 s, more than half a second
-    assert [rate.why for rate in rates] == ["", *["left out: one of size 1,024 would take 0.9 s"] * 2]
+    assert [rate.why for rate in rates] == [
+        "",
+        *["left out: one of size 1,024 would take 0.9 s"] * 2,
+    ]
 
 
 def test_a_format_that_torch_refuses_is_left_out_with_its_words(monkeypatch):
@@ -125,7 +154,9 @@ def test_a_copy_fits_into_the_memory_that_is_free(monkeypatch):
     sizes = []
     real = torch.ones
     monkeypatch.setattr(module, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(module.torch, "ones", lambda count, **options: sizes.append(count) or real(count, **options))
+    monkeypatch.setattr(
+        module.torch, "ones", lambda count, **options: sizes.append(count) or real(count, **options)
+    )
     assert measure_bandwidth(CPU) > 0
     assert sizes == [100]  # twice 400 bytes: 0.8 of what is free
 

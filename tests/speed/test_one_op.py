@@ -52,10 +52,13 @@ def test_kernels_under_amp_by_hand(kind, kernels):
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [("linear", 1), ("linear_step", 2), ("attention", 3), ("relu", 0), ("cast", 0)]
+    ("kind", "more"),
+    [("linear", 1), ("linear_step", 2), ("attention", 3), ("relu", 0), ("cast", 0)],
 )
 def test_an_input_in_fp32_is_cast_too(kind, more):
-    low, high = (count_op(kind, Setting(M, N, K, BF16, arrives=arrives)) for arrives in (BF16, torch.float32))
+    low, high = (
+        count_op(kind, Setting(M, N, K, BF16, arrives=arrives)) for arrives in (BF16, torch.float32)
+    )
     assert (
         len(high) - len(low) == more
     )  # for a step, the input's gradient goes back to fp32; attention has three inputs
@@ -63,8 +66,14 @@ def test_an_input_in_fp32_is_cast_too(kind, more):
 
 
 def test_layer_norm_runs_in_fp32_on_a_gpu_and_as_it_comes_on_a_cpu():
-    cpu, gpu = (count_op("layer_norm", Setting(M, N, K, BF16, arrives=BF16, gpu=gpu)) for gpu in (False, True))
-    assert [call.kind for call in cpu] == ["other"] and [call.kind for call in gpu] == ["cast", "other"]
+    cpu, gpu = (
+        count_op("layer_norm", Setting(M, N, K, BF16, arrives=BF16, gpu=gpu))
+        for gpu in (False, True)
+    )
+    assert [call.kind for call in cpu] == ["other"] and [call.kind for call in gpu] == [
+        "cast",
+        "other",
+    ]
     assert gpu[-1].dtype == torch.float32
 
 
@@ -77,18 +86,27 @@ def test_the_real_op_counts_as_the_fake_one(kind, dtype, arrives):
     with one_op._region(on, CPU), count_ops() as counter:
         call()
     fake = count_op(kind, on)
-    assert [(one.op, one.kind, one.flops) for one in fake] == [(one.op, one.kind, one.flops) for one in counter.calls]
-    assert totals(fake).bytes == pytest.approx(totals(counter.calls).bytes, rel=0.05)  # a norm's statistics differ
+    assert [(one.op, one.kind, one.flops) for one in fake] == [
+        (one.op, one.kind, one.flops) for one in counter.calls
+    ]
+    assert totals(fake).bytes == pytest.approx(
+        totals(counter.calls).bytes, rel=0.05
+    )  # a norm's statistics differ
 
 
 def test_predicts_with_the_roofline():
     roofline = find_card("A100 SXM 40 GB").roofline()
     on = Setting(4096, 4096, 4096, BF16, arrives=BF16)
     seen = predict("linear", on, roofline)
-    matmul, casts = 2 * 4096**3 / 312e12, (4096**2 * 6) / 1555e9 + 5e-6  # the bias's cast is a launch
+    matmul, casts = (
+        2 * 4096**3 / 312e12,
+        (4096**2 * 6) / 1555e9 + 5e-6,
+    )  # the bias's cast is a launch
     assert seen.seconds == pytest.approx(matmul + casts)
     assert (seen.name, seen.fmt, seen.bound) == ("AMP bf16", "bf16", "compute")
-    assert seen.cast_seconds == pytest.approx(casts) and sum(seen.seconds_by.values()) == pytest.approx(seen.seconds)
+    assert seen.cast_seconds == pytest.approx(casts) and sum(
+        seen.seconds_by.values()
+    ) == pytest.approx(seen.seconds)
     with pytest.raises(KeyError, match="bf16"):
         predict("linear", on, find_card("T4").roofline())
 
@@ -112,7 +130,9 @@ def test_what_does_not_fit_is_not_tried(monkeypatch):
 
 def test_what_would_take_too_long_is_not_tried(monkeypatch):
     monkeypatch.setattr(one_op, "_run", refuse_to_run)
-    with pytest.raises(ValueError, match=r"one call would take about 4\.\d+ s, and the limit is 2\.00 s"):
+    with pytest.raises(
+        ValueError, match=r"one call would take about 4\.\d+ s, and the limit is 2\.00 s"
+    ):
         time_op("linear", Setting(16, 16, 8), SLOW, CPU)
 
 
@@ -125,7 +145,9 @@ def test_a_part_that_takes_much_longer_than_predicted_stops_the_rest(monkeypatch
         return 0.5
 
     monkeypatch.setattr(one_op, "_run", run)
-    with pytest.raises(ValueError, match=r"1 of its 64 rows took 500 ms, so all would take about 32\.0 s"):
+    with pytest.raises(
+        ValueError, match=r"1 of its 64 rows took 500 ms, so all would take about 32\.0 s"
+    ):
         time_op("linear", Setting(64, 8, 4), dataclasses.replace(slower, bandwidth=1e9), CPU)
     assert rows == [1]
 

@@ -14,7 +14,9 @@ def test_a_narrow_step_is_its_launches_and_a_wide_one_its_flops():
     narrow, wide = opening.pairs
     assert (narrow.width, narrow.fp32.kernels, narrow.amp.kernels) == (256, 18, 33)
     assert narrow.fp32.seconds_by == pytest.approx({"launch": 18 * 5e-6, "memory": 0, "compute": 0})
-    assert narrow.amp.seconds == pytest.approx(33 * 5e-6) and narrow.speedup == pytest.approx(18 / 33)
+    assert narrow.amp.seconds == pytest.approx(33 * 5e-6) and narrow.speedup == pytest.approx(
+        18 / 33
+    )
     # Three forward, three for the weights' gradients, two for the inputs': the first layer's input needs none.
     assert wide.fp32.seconds_by["compute"] == pytest.approx(8 * 2 * BATCH * 4096**2 / 19.5e12)
     assert wide.amp.seconds_by["compute"] == pytest.approx(8 * 2 * BATCH * 4096**2 / 312e12)
@@ -25,7 +27,9 @@ def test_a_narrow_step_is_its_launches_and_a_wide_one_its_flops():
 def test_the_crossing_is_the_first_multiple_of_8_at_which_amp_is_faster():
     crossing = three_layers(A100).crossing
     assert 512 < crossing < 1024 and crossing % 8 == 0
-    at, before = (three_layers(A100, widths=(width,)).pairs[0].speedup for width in (crossing, crossing - 8))
+    at, before = (
+        three_layers(A100, widths=(width,)).pairs[0].speedup for width in (crossing, crossing - 8)
+    )
     assert before <= 1 < at
 
 

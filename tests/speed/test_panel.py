@@ -40,9 +40,14 @@ def test_times_are_the_rooflines(panel):
     fp32, amp = panel.sides
     matmul, casts = 2 * 512 * 1024 * 1024, 6 * 1024 * 1024 + 6 * 1024
     assert fp32.seconds == pytest.approx(matmul / 2e11)
-    assert amp.seconds == pytest.approx(matmul / 1e12 + casts / 1.5e10, rel=0.01)  # the bias's cast is a launch
+    assert amp.seconds == pytest.approx(
+        matmul / 1e12 + casts / 1.5e10, rel=0.01
+    )  # the bias's cast is a launch
     assert f"Predicted: {seconds_text(amp.seconds)}" in text_of(panel)
-    assert f"{fp32.seconds / amp.seconds:.1f} times faster than fp32 ({seconds_text(fp32.seconds)})" in text_of(panel)
+    assert (
+        f"{fp32.seconds / amp.seconds:.1f} times faster than fp32 ({seconds_text(fp32.seconds)})"
+        in text_of(panel)
+    )
     assert "Its 2 casts take 28 % of that" in text_of(panel)
     assert seconds_text(fp32.seconds) in panel.view.value and "AMP bf16" in panel.view.value
 
@@ -61,7 +66,11 @@ def test_every_op_on_every_machine_in_every_dtype(panel):
 
 
 def test_each_bound_is_named(panel):
-    for m, n, k, bound in ((4096, 4096, 4096, "compute"), (1, 4096, 4096, "memory"), (1, 1, 1, "launch")):
+    for m, n, k, bound in (
+        (4096, 4096, 4096, "compute"),
+        (1, 4096, 4096, "memory"),
+        (1, 1, 1, "launch"),
+    ):
         panel.m.value, panel.n.value, panel.k.value = m, n, k
         assert panel.sides[1].bound == bound and f"<b>{bound}-bound</b>" in panel.view.value
 
@@ -85,7 +94,9 @@ def test_a_format_that_a_card_lacks_leaves_the_menu_and_is_said(panel):
 
 
 def test_a_machine_without_a_16_bit_format():
-    panel = RooflineExplorer(Machine("cpu", (RATES[0], Rate("bf16", 8, None, "unsupported")), 1e10, 1e-6))
+    panel = RooflineExplorer(
+        Machine("cpu", (RATES[0], Rate("bf16", 8, None, "unsupported")), 1e10, 1e-6)
+    )
     assert panel.dtype.options == ("fp32",) and len(panel.sides) == 1
     assert f"{HERE} has no measured rate for bf16 or fp16" in panel.message.value
     assert "Choose a 16-bit dtype" in panel.view.value and panel.still()
@@ -126,11 +137,18 @@ def test_measuring_runs_the_op_and_puts_it_next_to_the_prediction(panel):
 
 
 def test_what_is_too_large_is_refused_and_said(panel, monkeypatch):
-    monkeypatch.setattr(module, "busy_text", lambda share: "too busy")  # which says nothing about what was not timed
-    panel.m.value = panel.n.value = panel.k.value = 65536  # 48 GiB or, where there is more, 47 minutes
+    monkeypatch.setattr(
+        module, "busy_text", lambda share: "too busy"
+    )  # which says nothing about what was not timed
+    panel.m.value = panel.n.value = panel.k.value = (
+        65536  # 48 GiB or, where there is more, 47 minutes
+    )
     panel.measure.click()
     assert "<b>fp32 was not measured:</b>" in panel.message.value
-    assert "<b>AMP bf16 was not measured:</b>" in panel.message.value and "Choose smaller sizes." in panel.message.value
+    assert (
+        "<b>AMP bf16 was not measured:</b>" in panel.message.value
+        and "Choose smaller sizes." in panel.message.value
+    )
     assert all(side.measured is None for side in panel.sides)
 
 
@@ -145,7 +163,9 @@ def test_one_side_can_be_measured_without_the_other(panel, monkeypatch):
     monkeypatch.setattr(module, "time_op", time_op)
     panel.measure.click()
     assert [side.measured for side in panel.sides] == [0.5, None]
-    assert "no kernel for &lt;bf16&gt;." in panel.message.value and "stack" not in panel.message.value
+    assert (
+        "no kernel for &lt;bf16&gt;." in panel.message.value and "stack" not in panel.message.value
+    )
 
 
 def test_an_error_gets_a_message_and_the_view_stays(panel, monkeypatch):
@@ -156,7 +176,10 @@ def test_an_error_gets_a_message_and_the_view_stays(panel, monkeypatch):
 
     monkeypatch.setattr(module, "predict", fail)
     panel.m.value = 1024
-    assert "Nothing is predicted: unknown &lt;op&gt;." in panel.message.value and panel.view.value == before
+    assert (
+        "Nothing is predicted: unknown &lt;op&gt;." in panel.message.value
+        and panel.view.value == before
+    )
 
 
 def side(name="AMP bf16", seconds=1.0, measured=None, kind="linear", casts=0.0):
@@ -188,7 +211,9 @@ def test_the_comparison_in_words(fp32, amp, words):
     ],
 )
 def test_what_was_measured_in_words(bound, measured, words):
-    seen = Predicted("fp32", "fp32", count_op("relu", module.Setting(8, 8, 8)), 1.0, {bound: 1.0}, 0.0, measured)
+    seen = Predicted(
+        "fp32", "fp32", count_op("relu", module.Setting(8, 8, 8)), 1.0, {bound: 1.0}, 0.0, measured
+    )
     assert words in verdict(MACHINE.roofline(), [seen])
 
 
@@ -203,7 +228,9 @@ def test_takes_a_machine_or_measures_one(monkeypatch):
     monkeypatch.setattr(module, "pick_device", lambda: torch.device("cpu"))
     assert RooflineExplorer().machine.options[0] == HERE
     assert asked == [("cpu", 512)]
-    with pytest.raises(TypeError, match=r"this is a Roofline: pass what measure_machine\(\) returns, or nothing"):
+    with pytest.raises(
+        TypeError, match=r"this is a Roofline: pass what measure_machine\(\) returns, or nothing"
+    ):
         RooflineExplorer(MACHINE.roofline())
 
 
@@ -221,5 +248,14 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
 
 
 def test_controls_have_names_and_explanations(panel):
-    controls = (panel.machine, panel.kind, panel.dtype, panel.arrives, panel.m, panel.n, panel.k, panel.measure)
+    controls = (
+        panel.machine,
+        panel.kind,
+        panel.dtype,
+        panel.arrives,
+        panel.m,
+        panel.n,
+        panel.k,
+        panel.measure,
+    )
     assert all(control.description and control.tooltip for control in controls)

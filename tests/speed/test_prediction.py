@@ -11,7 +11,16 @@ from amp_course.kit.measure import Timing
 from amp_course.loop.recipe import AMP_BF16, FP32
 from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from amp_course.speed import predict_speedup
-from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCall, Replay, count_ops, fake_tensors, totals
+from amp_course.speed.counting import (
+    CAST,
+    MATMUL,
+    OTHER,
+    OpCall,
+    Replay,
+    count_ops,
+    fake_tensors,
+    totals,
+)
 from amp_course.speed.faults import page_faults, seconds_per_fault
 from amp_course.speed.figures import prediction_figure
 from amp_course.speed.prediction import Prediction, Side, count_on_fakes, predict_workload
@@ -25,14 +34,20 @@ def priced(kind, seconds, dtype=torch.float32):
 
 
 def side(seconds, matmul, cast, other, faults=0.0):
-    return Side(Timing((seconds,)), faults, (priced(MATMUL, matmul), priced(CAST, cast), priced(OTHER, other)))
+    return Side(
+        Timing((seconds,)),
+        faults,
+        (priced(MATMUL, matmul), priced(CAST, cast), priced(OTHER, other)),
+    )
 
 
 def test_ceiling_prediction_and_gap_by_hand():
     found = Prediction("by hand", AMP_BF16, side(10, 6, 0, 2), side(8, 2, 1, 3, faults=0.5))
     assert (found.share, found.factor) == (pytest.approx(0.6), pytest.approx(3))
     assert found.ceiling == pytest.approx(float(1 / (1 - Fraction(6, 10) + Fraction(6, 10) / 3)))
-    assert found.predicted_seconds == pytest.approx(10 - 8 + 6) and found.predicted == pytest.approx(10 / 8)
+    assert found.predicted_seconds == pytest.approx(
+        10 - 8 + 6
+    ) and found.predicted == pytest.approx(10 / 8)
     assert found.measured == pytest.approx(10 / 8) and found.error == pytest.approx(0)
     gap = found.gap()
     assert {name: pytest.approx(value) for name, value in gap.items()} == {
@@ -50,21 +65,29 @@ def test_on_a_gpu_the_longer_of_work_and_queue_decides():
     fp32, amp = replace(side(10, 6, 0, 2), queueing=4.0, launch=0.5), side(5, 2, 0.5, 1)
     amp = replace(amp, priced=(*amp.priced, priced(CAST, 0.1), priced(CAST, 0.1)))
     found = Prediction("by hand", AMP_BF16, fp32, amp)
-    assert found.queueing == pytest.approx(5) and found.predicted_seconds == pytest.approx(10 - 8 + 3.7)
+    assert found.queueing == pytest.approx(5) and found.predicted_seconds == pytest.approx(
+        10 - 8 + 3.7
+    )
     assert found.gap()["launches"] == 0
     quick = replace(found, amp=replace(amp, priced=(priced(MATMUL, 0.1), *amp.priced[1:])))
     assert quick.predicted_seconds == pytest.approx(5)  # the GPU alone would take 10 − 8 + 1.8
     assert quick.gap()["launches"] == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("workload", [simple_net, digits_resnet, char_gpt], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "workload", [simple_net, digits_resnet, char_gpt], ids=lambda make: make.__name__
+)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "amp"])
 def test_fakes_call_the_ops_that_really_run(workload, dtype):
-    session = (simple_net(CPU, 32, 8) if workload is simple_net else workload(CPU, batch_size=2)).start(FP32)
+    session = (
+        simple_net(CPU, 32, 8) if workload is simple_net else workload(CPU, batch_size=2)
+    ).start(FP32)
     stepper, (inputs, targets) = session.stepper, next(session.batches)
     before = [parameter.clone() for parameter in stepper.model.parameters()]
     fake = count_on_fakes(stepper.model, stepper.loss_fn, inputs, targets, CPU, dtype)
-    assert all(torch.equal(old, new) for old, new in zip(before, stepper.model.parameters(), strict=True))
+    assert all(
+        torch.equal(old, new) for old, new in zip(before, stepper.model.parameters(), strict=True)
+    )
     assert all(parameter.grad is None for parameter in stepper.model.parameters())
     with count_ops() as real:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
@@ -106,7 +129,9 @@ def test_the_whole_on_a_small_net():
     found = predict_workload(simple_net(CPU, 32, 8), AMP_BF16, CPU, seconds=0.4)
     assert 0 < found.share <= 1 and found.factor > 0 and found.predicted > 0
     assert len(found.fp32.timing.samples) >= 2 and len(found.amp.timing.samples) >= 2
-    assert found.amp.seconds == pytest.approx(found.fp32.seconds / found.ceiling + sum(found.gap().values()))
+    assert found.amp.seconds == pytest.approx(
+        found.fp32.seconds / found.ceiling + sum(found.gap().values())
+    )
     assert (
         totals([one.call for one in found.amp.priced], CAST).kernels
         > 0
@@ -143,7 +168,9 @@ def test_the_flops_of_an_own_net_are_those_of_its_formula():
     first, last = 2 * BATCH * WIDTH * WIDTH, 2 * BATCH * WIDTH * CLASSES
     for one in (found.fp32, found.amp):
         assert totals([priced.call for priced in one.priced], MATMUL).flops == 2 * first + 3 * last
-    assert {one.call.dtype for one in found.amp.priced if one.call.kind == MATMUL} == {torch.bfloat16}
+    assert {one.call.dtype for one in found.amp.priced if one.call.kind == MATMUL} == {
+        torch.bfloat16
+    }
 
 
 def test_the_bytes_of_an_own_linear_layer_are_those_of_its_formula():
@@ -165,7 +192,11 @@ def test_an_own_model_stays_as_it_was():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+            self.first, self.norm, self.drop = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.BatchNorm1d(WIDTH),
+                nn.Dropout(0.5),
+            )
             self.last, self.seen = nn.Linear(WIDTH, CLASSES), []
 
         def forward(self, x):
@@ -184,7 +215,10 @@ def test_an_own_model_stays_as_it_was():
     found = own(model, batch=batch)
     assert found.title == "Odd" and found.predicted > 0
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
-    assert all(torch.equal(parameter.grad, torch.full_like(parameter, 2.0)) for parameter in model.parameters())
+    assert all(
+        torch.equal(parameter.grad, torch.full_like(parameter, 2.0))
+        for parameter in model.parameters()
+    )
     assert model.training and model.drop.training and not model.norm.training and model.seen == []
     assert torch.equal(random, torch.get_rng_state()) and all(map(torch.equal, kept, batch))
     with torch.no_grad():
@@ -200,22 +234,43 @@ def test_a_model_may_take_two_inputs():
         def forward(self, a, b):
             return self.layer(a, b)
 
-    assert own(Two(), batch=(torch.randn(3, WIDTH), torch.randn(3, WIDTH), torch.arange(3))).predicted_seconds > 0
+    assert (
+        own(
+            Two(), batch=(torch.randn(3, WIDTH), torch.randn(3, WIDTH), torch.arange(3))
+        ).predicted_seconds
+        > 0
+    )
 
 
 @pytest.mark.parametrize(
     "changed, error, words",
     [
         ({"model": "net"}, TypeError, "pass the torch.nn.Module itself"),
-        ({"loss_fn": torch.tensor(1.0)}, TypeError, "pass a function of outputs and targets, not a loss"),
+        (
+            {"loss_fn": torch.tensor(1.0)},
+            TypeError,
+            "pass a function of outputs and targets, not a loss",
+        ),
         ({"batch": torch.ones(2, 2)}, TypeError, r"a pair of tensors, \(inputs, targets\)"),
         ({"batch": [torch.ones(2, 2)]}, TypeError, "a pair of tensors"),
         ({"batch": (torch.ones(2, 2), [1, 2])}, TypeError, "a pair of tensors"),
         ({"model": nn.Flatten()}, ValueError, "no parameter that requires a gradient"),
-        ({"model": nn.Linear(WIDTH, CLASSES).half()}, ValueError, r"in float16: AMP starts from float32"),
+        (
+            {"model": nn.Linear(WIDTH, CLASSES).half()},
+            ValueError,
+            r"in float16: AMP starts from float32",
+        ),
         ({"dtype": torch.float32}, ValueError, "give torch.bfloat16 or torch.float16"),
-        ({"model": nn.Linear(3, 3)}, ValueError, "a step in float32 raised RuntimeError: .*on their own first"),
-        ({"loss_fn": lambda out, target: out}, ValueError, "raised RuntimeError: grad can be implicitly created only"),
+        (
+            {"model": nn.Linear(3, 3)},
+            ValueError,
+            "a step in float32 raised RuntimeError: .*on their own first",
+        ),
+        (
+            {"loss_fn": lambda out, target: out},
+            ValueError,
+            "raised RuntimeError: grad can be implicitly created only",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_with_its_reason(changed, error, words):
@@ -245,7 +300,11 @@ def test_a_model_that_cannot_be_copied_is_refused():
 @pytest.mark.parametrize(
     "fp32, amp, seconds",
     [
-        ((10, 12, 0, 3), (8, 1, 1, 1), 10 * 3 / 15),  # alone, the ops take longer than the step: it was 10 − 15 + 3
+        (
+            (10, 12, 0, 3),
+            (8, 1, 1, 1),
+            10 * 3 / 15,
+        ),  # alone, the ops take longer than the step: it was 10 − 15 + 3
         ((10, 100, 0, 0), (8, 0.001, 0, 0), 0.0001),
         ((10, 0, 0, 0), (8, 0, 0, 0), 10),
         ((10, 6, 0, 2), (8, 2, 1, 3), 8),
@@ -253,7 +312,11 @@ def test_a_model_that_cannot_be_copied_is_refused():
 )
 def test_no_prediction_is_0_or_less(fp32, amp, seconds):
     found = Prediction("by hand", AMP_BF16, side(*fp32), side(*amp))
-    assert found.predicted_seconds == pytest.approx(seconds) and found.predicted > 0 and found.ceiling > 0
+    assert (
+        found.predicted_seconds == pytest.approx(seconds)
+        and found.predicted > 0
+        and found.ceiling > 0
+    )
 
 
 def test_a_prediction_in_words_and_on_a_busy_machine():
@@ -263,7 +326,9 @@ def test_a_prediction_in_words_and_on_a_busy_machine():
     uneven = replace(found, amp=replace(found.amp, timing=Timing((5.0, 9.0, 12.0))))
     assert "measured: no difference that this machine can show (10.0 s, then 9.00 s)" in str(uneven)
     busy = replace(found, amp=replace(found.amp, timing=Timing((5.0,), 0.5)))
-    assert str(busy).startswith("by hand: This machine was too busy to tell") and "times as" not in str(busy)
+    assert str(busy).startswith(
+        "by hand: This machine was too busy to tell"
+    ) and "times as" not in str(busy)
     assert "too busy to tell" in prediction_figure([busy]).axes[0].get_title(loc="left")
 
 

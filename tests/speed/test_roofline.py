@@ -49,7 +49,11 @@ def test_times_add_up_by_bound():
 
 def test_only_a_matmul_needs_a_peak():
     assert format_of(op(8, 8, torch.bfloat16)) == "bf16"
-    assert format_of(op(0, 8, torch.bfloat16, kind=OTHER)) == format_of(op(0, 8, torch.int64, kind=OTHER)) == "fp32"
+    assert (
+        format_of(op(0, 8, torch.bfloat16, kind=OTHER))
+        == format_of(op(0, 8, torch.int64, kind=OTHER))
+        == "fp32"
+    )
     assert ROUND.seconds(op(0, 10**8, torch.float16, kind=OTHER)) == 1e-3
     with pytest.raises(KeyError, match="fp16"):
         ROUND.seconds(op(8, 8, torch.float16))
@@ -69,7 +73,10 @@ def test_refuses_what_no_machine_has(what, wrong):
 
 def test_ops_that_are_alike_become_one_mark():
     big, other = op(10**9, 10**6), op(2 * 10**9, 10**6)
-    cast, tiny = op(0, 10**8, kind=CAST, name="aten._to_copy"), op(0, 8, kind=CAST, name="aten._to_copy")
+    cast, tiny = (
+        op(0, 10**8, kind=CAST, name="aten._to_copy"),
+        op(0, 8, kind=CAST, name="aten._to_copy"),
+    )
     marks = place(ROUND, [big, tiny, other, big, cast, cast])
     assert [(mark.op, mark.calls, mark.bound) for mark in marks] == [
         ("aten.mm", 2, "compute"),
@@ -123,11 +130,15 @@ def test_a_cards_rates_are_dense_and_have_a_source(card):
 
 def test_ridges_as_they_are_quoted():
     assert round(find_card("a100 sxm 40 gb").roofline().ridge("bf16")) == 201
-    assert round(find_card(" V100 SXM2 ").roofline().ridge("fp16")) == 139  # NVIDIA's guide says 138.9
+    assert (
+        round(find_card(" V100 SXM2 ").roofline().ridge("fp16")) == 139
+    )  # NVIDIA's guide says 138.9
     assert round(find_card("H100 SXM").roofline().ridge("bf16")) == 295
 
 
 def test_an_unknown_card_is_told_which_there_are():
-    with pytest.raises(KeyError, match=r"no card is called 'A1000': choose one of GTX 1080 Ti, .*B200"):
+    with pytest.raises(
+        KeyError, match=r"no card is called 'A1000': choose one of GTX 1080 Ti, .*B200"
+    ):
         find_card("A1000")
     assert len({card.name for card in CARDS}) == len(CARDS)

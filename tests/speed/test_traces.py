@@ -7,7 +7,17 @@ import pytest
 
 from amp_course.speed.exercises import name_bottleneck
 from amp_course.speed.exercises.name_bottleneck import recounted
-from amp_course.speed.traces import BOTTLENECKS, CURES, FP32, Step, Trace, draw_step, example_traces, run, trace_rows
+from amp_course.speed.traces import (
+    BOTTLENECKS,
+    CURES,
+    FP32,
+    Step,
+    Trace,
+    draw_step,
+    example_traces,
+    run,
+    trace_rows,
+)
 
 SEEDS = range(100)
 
@@ -17,7 +27,13 @@ def test_a_step_by_hand():
     # launched both after 4 ms, waits for them, and the read costs it another 0.5 ms.
     trace = run(Step(2.0, ((FP32, 3.0), ("cast", 3.0)), 1.0, frozenset([2]), 0.5))
     assert (trace.step_ms, trace.load_ms, trace.launch_ms, trace.read_ms) == (9.5, 2.0, 2.0, 5.5)
-    assert (trace.busy_ms, trace.fp32_ms, trace.cast_ms, trace.low_ms, trace.other_ms) == (6.0, 3.0, 3.0, 0.0, 0.0)
+    assert (trace.busy_ms, trace.fp32_ms, trace.cast_ms, trace.low_ms, trace.other_ms) == (
+        6.0,
+        3.0,
+        3.0,
+        0.0,
+        0.0,
+    )
     assert (trace.kernels, trace.fp32_kernels, trace.reads, trace.largest) == (2, 1, 1, (FP32, 3.0))
 
 
@@ -28,7 +44,9 @@ def test_times_add_up_and_the_cure_of_the_bottleneck_helps_most(kind, misleading
         step = draw_step(kind, random.Random(seed), misleading=misleading)
         trace = run(step)
         assert trace.load_ms + trace.launch_ms + trace.read_ms == pytest.approx(trace.step_ms)
-        assert trace.fp32_ms + trace.low_ms + trace.cast_ms + trace.other_ms == pytest.approx(trace.busy_ms)
+        assert trace.fp32_ms + trace.low_ms + trace.cast_ms + trace.other_ms == pytest.approx(
+            trace.busy_ms
+        )
         assert trace.busy_ms <= trace.step_ms * 1.0001
         after = {name: run(cure(step)).step_ms for name, cure in CURES.items()}
         assert all(after[kind] * 1.5 < other for name, other in after.items() if name != kind), seed
@@ -57,10 +75,16 @@ def test_no_number_of_kernels_or_reads_tells_the_bottleneck():
     for kind in BOTTLENECKS:
         for few in (True, False):
             draw = random.Random(3)
-            traces.append((kind, run(recounted(draw_step(kind, draw, misleading=few), kind, draw, few=few))))
+            traces.append(
+                (kind, run(recounted(draw_step(kind, draw, misleading=few), kind, draw, few=few)))
+            )
     for count in ("kernels", "reads"):
         in_order = [kind for kind, _ in sorted(traces, key=lambda one: getattr(one[1], count))]
-        best = max(sum(kind == name for kind in half) for half in (in_order[:5], in_order[5:]) for name in BOTTLENECKS)
+        best = max(
+            sum(kind == name for kind in half)
+            for half in (in_order[:5], in_order[5:])
+            for name in BOTTLENECKS
+        )
         assert best < 2, count
 
 

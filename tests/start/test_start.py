@@ -15,7 +15,9 @@ from amp_course.start import CourseMap, in_words, taste
 from amp_course.start.figures import taste_figure
 from amp_course.start.taste import Side
 
-taste_module = importlib.import_module("amp_course.start.taste")  # the package has a function of that name
+taste_module = importlib.import_module(
+    "amp_course.start.taste"
+)  # the package has a function of that name
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +39,31 @@ def test_figure_shows_both_sides(sides):
     assert f"{sides[0].accuracy:.1%}" in figure._supxlabel.get_text()
 
 
-NATIVE, EMULATED = DtypeSupport("bf16", "native", 1e-3, 0.5), DtypeSupport("bf16", "emulated", 1e-1, 41.2)
+NATIVE, EMULATED = (
+    DtypeSupport("bf16", "native", 1e-3, 0.5),
+    DtypeSupport("bf16", "emulated", 1e-1, 41.2),
+)
 
 
 @pytest.mark.parametrize(
     ("seconds", "peak", "accuracy", "bf16", "words"),
     [
         (0.005, 50, 0.99, None, ["2.0 times as fast", "50% less memory", "the same accuracy"]),
-        (0.0101, 100, 0.98, None, ["as fast as before", "no less memory", "1.0 percentage points apart"]),
+        (
+            0.0101,
+            100,
+            0.98,
+            None,
+            ["as fast as before", "no less memory", "1.0 percentage points apart"],
+        ),
         (0.03, 120, 0.99, NATIVE, ["3.0 times as long", "no less memory", "This net is small"]),
-        (0.128, 60, 0.99, EMULATED, ["12.8 times as long", "40% less memory", "41.2 times as long", "emulate it"]),
+        (
+            0.128,
+            60,
+            0.99,
+            EMULATED,
+            ["12.8 times as long", "40% less memory", "41.2 times as long", "emulate it"],
+        ),
     ],
 )
 def test_words_follow_the_numbers(seconds, peak, accuracy, bf16, words):
@@ -57,10 +74,14 @@ def test_words_follow_the_numbers(seconds, peak, accuracy, bf16, words):
 
 
 def test_on_a_busy_machine_nothing_is_said_of_the_time():
-    text = in_words(Side(FP32, 0.010, 100, 0.99, 0.05), Side(AMP_BF16, 0.128, 60, 0.99, 0.6), EMULATED)
+    text = in_words(
+        Side(FP32, 0.010, 100, 0.99, 0.05), Side(AMP_BF16, 0.128, 60, 0.99, 0.6), EMULATED
+    )
     assert "too busy to tell" in text and "40% less memory" in text
     assert not any(word in text for word in ("as fast", "as long", "emulate"))
-    figure = taste_figure([Side(FP32, 0.010, 100, 0.99, 0.05), Side(AMP_BF16, 0.128, 60, 0.99, 0.6)])
+    figure = taste_figure(
+        [Side(FP32, 0.010, 100, 0.99, 0.05), Side(AMP_BF16, 0.128, 60, 0.99, 0.6)]
+    )
     assert "too busy to tell" in figure.axes[0].get_title(loc="left")
 
 
@@ -78,7 +99,9 @@ def test_the_order_of_the_batches_moves_the_accuracy_by_points():
 
 def test_words_ask_the_machine_only_if_amp_is_slower(monkeypatch):
     asked = []
-    monkeypatch.setattr(taste_module, "dtype_support", lambda device: asked.append(device) or (EMULATED,))
+    monkeypatch.setattr(
+        taste_module, "dtype_support", lambda device: asked.append(device) or (EMULATED,)
+    )
     base = Side(FP32, 0.010, 100, 0.99)
     in_words(base, Side(AMP_BF16, 0.005, 50, 0.99))
     assert not asked
@@ -117,11 +140,14 @@ def test_map_leads_through_the_chapters_in_order(tmp_path, monkeypatch):
     monkeypatch.setenv("AMP_COURSE_WORK", str(tmp_path / "a <work> folder"))
     assert CourseMap().next().stem == "01_bits"
     assert (
-        "Next: 01_bits.ipynb" in repr(CourseMap()) and 'href="01_bits.ipynb">01 · bits</a>' in CourseMap()._repr_html_()
+        "Next: 01_bits.ipynb" in repr(CourseMap())
+        and 'href="01_bits.ipynb">01 · bits</a>' in CourseMap()._repr_html_()
     )
     for exercise in CHAPTERS[6].exercises():
         progress.record(exercise.id, "correct")
-    assert CourseMap().next().stem == "01_bits"  # whoever began in the middle still has the foundations before them
+    assert (
+        CourseMap().next().stem == "01_bits"
+    )  # whoever began in the middle still has the foundations before them
     for chapter in (CHAPTERS[1], CHAPTERS[2]):
         for exercise in chapter.exercises():
             progress.record(exercise.id, "correct")

@@ -36,10 +36,14 @@ def gpt():
         torch.manual_seed(0)
         model = CharGPT.for_device("cpu", vocab_size=len(text.vocabulary))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    recorder = train_and_record(model, optimizer, text_batches(text, 8, model.context, steps=21, seed=1))
+    recorder = train_and_record(
+        model, optimizer, text_batches(text, 8, model.context, steps=21, seed=1)
+    )
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer.step()
-    updates = [(old, new.detach() - old) for old, new in zip(before, model.parameters(), strict=True)]
+    updates = [
+        (old, new.detach() - old) for old, new in zip(before, model.parameters(), strict=True)
+    ]
     return recorder, updates
 
 
@@ -115,13 +119,19 @@ def test_an_update_vanishes_up_to_twice_that_ratio_below_a_power_of_two():
             half_step = fmt.eps / 2
             w = torch.tensor(weight, dtype=fmt.dtype)
             assert w + torch.tensor(half_step * 0.99, dtype=fmt.dtype) == w
-            assert weight / half_step == pytest.approx(ratio * 2 ** (fmt.significand_bits + 1), rel=fmt.eps)
+            assert weight / half_step == pytest.approx(
+                ratio * 2 ** (fmt.significand_bits + 1), rel=fmt.eps
+            )
 
 
 def test_ways_to_add_as_in_the_figure():
     terms = torch.rand(2**13, generator=torch.Generator().manual_seed(0)).half()
     exact = terms.double().cumsum(0)
-    kahan, naive, wide = kahan_running_sum(terms), running_sum(terms), running_sum(terms, torch.float32)
+    kahan, naive, wide = (
+        kahan_running_sum(terms),
+        running_sum(terms),
+        running_sum(terms, torch.float32),
+    )
 
     def error(total, n):
         return abs(1 - total.item() / exact[n - 1].item())
@@ -138,7 +148,9 @@ def test_one_weight_by_chance_is_noisy_and_the_mean_of_many_is_right():
     weights = torch.ones(1000)
     for _ in range(500):
         weights = stochastic_round(weights + 1e-4, BF16, generator)
-    assert weights.mean().item() == pytest.approx(1.05, abs=0.004)  # 5 standard errors of a thousand weights
+    assert weights.mean().item() == pytest.approx(
+        1.05, abs=0.004
+    )  # 5 standard errors of a thousand weights
     assert weights.std() > 0.01
 
 
@@ -173,7 +185,10 @@ def test_the_last_rounding_of_a_sum_overflows():
 
 def test_the_switches_that_let_a_gpu_add_in_fewer_bits_are_set_as_the_chapter_says():
     matmul = torch.backends.cuda.matmul
-    assert matmul.allow_fp16_reduced_precision_reduction and matmul.allow_bf16_reduced_precision_reduction
+    assert (
+        matmul.allow_fp16_reduced_precision_reduction
+        and matmul.allow_bf16_reduced_precision_reduction
+    )
     if hasattr(matmul, "allow_fp16_accumulation"):  # since torch 2.7
         assert not matmul.allow_fp16_accumulation
 

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from amp_course.underflow.exercises import ALL, lost_fraction, smallest_step, steady_sum, stochastic_rounding
+from amp_course.underflow.exercises import (
+    ALL,
+    lost_fraction,
+    smallest_step,
+    steady_sum,
+    stochastic_rounding,
+)
 from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
 ODD = [

@@ -20,7 +20,9 @@ def texts(figure):
 
 
 def test_gradient_rows_show_each_layer_with_its_lost_share():
-    figure = f.gradient_figure({"head": HISTOGRAM, "stem": HISTOGRAM}, FP16, (FP16, BF16, FP8_E4M3), "Title")
+    figure = f.gradient_figure(
+        {"head": HISTOGRAM, "stem": HISTOGRAM}, FP16, (FP16, BF16, FP8_E4M3), "Title"
+    )
     axis, strips = figure.axes
     assert [label.get_text() for label in axis.get_yticklabels()] == ["head", "stem"]
     assert texts(figure).count("12.5 %") == 2
@@ -38,30 +40,52 @@ def test_strips_are_cut_where_the_zones_begin():
 
 
 def test_powers_of_two_are_drawn_as_powers_and_not_as_dollars():
-    for figure in (f.gradient_figure({"head": HISTOGRAM}, FP16, (FP16,), "Title"), f.range_figure(HISTOGRAM, FP16)):
+    for figure in (
+        f.gradient_figure({"head": HISTOGRAM}, FP16, (FP16,), "Title"),
+        f.range_figure(HISTOGRAM, FP16),
+    ):
         png(figure)
-        labels = [label for axis in figure.axes for label in axis.get_xticklabels() if "$" in label.get_text()]
+        labels = [
+            label
+            for axis in figure.axes
+            for label in axis.get_xticklabels()
+            if "$" in label.get_text()
+        ]
         assert labels and all(label.get_parse_math() for label in labels)
 
 
 def test_range_figure_names_the_shares():
     figure = f.range_figure(HISTOGRAM, FP16)
-    assert texts(figure) == ["lost 12.5 %", "subnormal 25.0 %", "normal 50.0 %", "overflow 12.5 %"] or set(
-        texts(figure)
-    ) >= {"lost 12.5 %", "subnormal 25.0 %", "normal 50.0 %", "overflow 12.5 %"}
+    assert texts(figure) == [
+        "lost 12.5 %",
+        "subnormal 25.0 %",
+        "normal 50.0 %",
+        "overflow 12.5 %",
+    ] or set(texts(figure)) >= {
+        "lost 12.5 %",
+        "subnormal 25.0 %",
+        "normal 50.0 %",
+        "overflow 12.5 %",
+    }
     heights = sum(bar.get_height() for bar in figure.axes[0].patches)
     assert heights == pytest.approx(8 / 4)  # eight numbers, four in the tallest bar
 
 
 def test_a_histogram_of_nothing_can_be_drawn():
     empty = zone_histogram(torch.zeros(3), FP16)
-    assert f.range_figure(empty, FP16) and f.gradient_figure({"dead": empty}, FP16, (FP16,), "Title")
+    assert f.range_figure(empty, FP16) and f.gradient_figure(
+        {"dead": empty}, FP16, (FP16,), "Title"
+    )
 
 
 def test_running_sums_end_with_their_last_total():
     figure = f.running_sums_figure({"fp16": [1, 2, 2], "bf16": [1, 1, 1]}, exact=[1, 2, 3])
     assert {"2", "1"} <= set(texts(figure))
-    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[1, 2, 3], [1, 2, 2], [1, 1, 1]]
+    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [
+        [1, 2, 3],
+        [1, 2, 2],
+        [1, 1, 1],
+    ]
 
 
 def test_an_error_of_zero_has_no_point():

@@ -66,7 +66,10 @@ def test_a_saved_master_is_not_rounded_on_loading():
     again = MasterSGD([weight2 := nn.Parameter(weight.detach().clone())], lr=1.0)
     again.load_state_dict(saved)
     assert again.master(weight2).dtype == torch.float32
-    assert torch.equal(again.master(weight2), ours.master(weight)) and again.param_groups[0]["lr"] == 1e-4
+    assert (
+        torch.equal(again.master(weight2), ours.master(weight))
+        and again.param_groups[0]["lr"] == 1e-4
+    )
     for _ in range(4):
         weight2.grad = weight.grad
         ours.step()

@@ -28,7 +28,9 @@ def test_percentages_are_of_numbers_that_torch_casts(panel):
     sizes = torch.exp2(panel._normal * 3.0 - 22.0)
     cast = sizes.half()
     lost = (cast == 0).double().mean().item()
-    subnormal = ((cast > 0) & (cast < torch.finfo(torch.float16).smallest_normal)).double().mean().item()
+    subnormal = (
+        ((cast > 0) & (cast < torch.finfo(torch.float16).smallest_normal)).double().mean().item()
+    )
     assert panel.histogram.share("lost") == pytest.approx(lost)
     assert panel.histogram.share("subnormal") == pytest.approx(subnormal)
     assert shown(panel) == {
@@ -66,9 +68,16 @@ def test_every_format_and_every_end_of_the_sliders_can_be_seen(panel, fmt):
     for centre in (panel.centre.min, panel.centre.max):
         for spread in (panel.spread.min, panel.spread.max):
             for scale in (panel.loss_scale.min, panel.loss_scale.max):
-                panel.centre.value, panel.spread.value, panel.loss_scale.value = centre, spread, scale
+                panel.centre.value, panel.spread.value, panel.loss_scale.value = (
+                    centre,
+                    spread,
+                    scale,
+                )
                 assert sum(panel.histogram.share(zone) for zone in ZONES) == pytest.approx(1)
-                assert panel.view.value.startswith("<div role") and "nan" not in panel.view.value.lower()
+                assert (
+                    panel.view.value.startswith("<div role")
+                    and "nan" not in panel.view.value.lower()
+                )
                 assert ": 0 " not in panel.view.value  # no bar for a zone with nothing in it
 
 
@@ -84,7 +93,9 @@ def test_zones_are_told_apart_without_colour(panel):
     panel.centre.value, panel.spread.value = -14, 12.0
     for zone in ZONES:
         assert f">{zone}</text>" in panel.view.value
-    assert len(set(re.findall(r'id="(amp-[^"]+)"', panel.view.value))) == 3  # three hatches, and the normal zone plain
+    assert (
+        len(set(re.findall(r'id="(amp-[^"]+)"', panel.view.value))) == 3
+    )  # three hatches, and the normal zone plain
 
 
 def test_no_share_is_rounded_to_none_or_all():
@@ -114,7 +125,11 @@ def test_the_histogram_says_where_its_numbers_are():
     panel = RangeExplorer()
     panel.centre.value, panel.spread.value = -20, 1
     said = panel.view.value
-    assert "histogram over exponents from 2^-2" in said and "most from 2^-2" in said and ": lost " in said
+    assert (
+        "histogram over exponents from 2^-2" in said
+        and "most from 2^-2" in said
+        and ": lost " in said
+    )
     panel.centre.value = 3
     assert said.partition("aria-label")[2] != panel.view.value.partition("aria-label")[2]
     assert "most from 2^2 to 2^3" in panel.view.value or "most from 2^3 to 2^4" in panel.view.value

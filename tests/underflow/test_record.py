@@ -130,7 +130,9 @@ def test_the_courses_models_show_all_their_layers(model):
     inputs = torch.randint(11, (2, 8)) if isinstance(model, CharGPT) else torch.rand(2, 1, 8, 8)
     with GradientRecorder(model) as recorder:
         model(inputs).square().mean().backward()
-    owners = {name for name, layer in model.named_modules() if list(layer.parameters(recurse=False))}
+    owners = {
+        name for name, layer in model.named_modules() if list(layer.parameters(recurse=False))
+    }
     assert set(recorder.weights) == owners == set(recorder.outputs)
     recorded = sum(gradient.numel() for gradient in recorder.weights.values())
     assert recorded == sum(parameter.numel() for parameter in model.parameters())

@@ -16,13 +16,17 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("fmt", [f.FP16, f.BF16, f.FP8_E4M3, f.FP8_E5M2, f.FP6_E2M3, f.FP4_E2M1], ids=lambda x: x.name)
+@pytest.mark.parametrize(
+    "fmt", [f.FP16, f.BF16, f.FP8_E4M3, f.FP8_E5M2, f.FP6_E2M3, f.FP4_E2M1], ids=lambda x: x.name
+)
 def test_only_the_two_neighbours_and_the_mean_within_the_clt_bound(fmt):
     draw = generator(11)
     tiny = fmt.smallest_subnormal
     sizes = torch.cat(
         [
-            torch.rand(6, generator=draw, dtype=torch.float64) * 8 * tiny,  # below and about the smallest numbers
+            torch.rand(6, generator=draw, dtype=torch.float64)
+            * 8
+            * tiny,  # below and about the smallest numbers
             fmt.smallest_normal * (1 + torch.rand(4, generator=draw, dtype=torch.float64)),
             torch.rand(6, generator=draw, dtype=torch.float64) * min(fmt.max, 100.0),
         ]

@@ -46,7 +46,9 @@ def test_zones_are_those_of_torchs_cast_on_random_numbers_of_every_size(fmt, sca
     assert torch.equal(zones_of(numbers, fmt, scale).long(), expected)
     found = zone_fractions(numbers, fmt, scale)
     shares = torch.bincount(expected[expected >= 0], minlength=4) / (expected >= 0).sum()
-    assert [found.lost, found.subnormal, found.normal, found.overflow] == pytest.approx(shares.tolist(), abs=1e-7)
+    assert [found.lost, found.subnormal, found.normal, found.overflow] == pytest.approx(
+        shares.tolist(), abs=1e-7
+    )
     assert found.counted + found.zeros + found.nans == len(numbers)
     assert found.nans == numbers.isnan().sum()
 
@@ -54,13 +56,17 @@ def test_zones_are_those_of_torchs_cast_on_random_numbers_of_every_size(fmt, sca
 def test_fp8_e4m3_overflows_where_ml_dtypes_leaves_the_range():
     numbers = midpoints(f.FP8_E4M3)
     with np.errstate(invalid="ignore", over="ignore"):
-        past = np.isnan(numbers.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)) & ~np.isnan(numbers)
+        past = np.isnan(numbers.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)) & ~np.isnan(
+            numbers
+        )
     assert past.any()
     assert torch.equal(zones_of(torch.from_numpy(numbers), f.FP8_E4M3) == 3, torch.from_numpy(past))
 
 
 @pytest.mark.parametrize(
-    ("fmt", "tie"), [(f.FP4_E2M1, 7.0), (f.FP6_E2M3, 7.75), (f.FP6_E3M2, 30.0)], ids=lambda value: str(value)[:12]
+    ("fmt", "tie"),
+    [(f.FP4_E2M1, 7.0), (f.FP6_E2M3, 7.75), (f.FP6_E3M2, 30.0)],
+    ids=lambda value: str(value)[:12],
 )
 def test_formats_without_inf_overflow_from_half_a_step_past_the_largest(fmt, tie):
     found = zones_of(torch.tensor([fmt.max, tie - 1e-3, tie, -tie, math.inf]), fmt).tolist()
@@ -69,11 +75,15 @@ def test_formats_without_inf_overflow_from_half_a_step_past_the_largest(fmt, tie
 
 def test_float64_is_not_rounded_on_the_way():
     tie = 2.0**-25
-    assert zones_of(torch.tensor([tie, math.nextafter(tie, 1)], dtype=torch.float64), f.FP16).tolist() == [0, 1]
+    assert zones_of(
+        torch.tensor([tie, math.nextafter(tie, 1)], dtype=torch.float64), f.FP16
+    ).tolist() == [0, 1]
     limit = 65520.0
     both = torch.tensor([math.nextafter(limit, 0), limit], dtype=torch.float64)
     assert zones_of(both, f.FP16).tolist() == [2, 3]
-    assert zone_fractions(torch.tensor([1e-320, 1e300], dtype=torch.float64), f.FP64).subnormal == 0.5
+    assert (
+        zone_fractions(torch.tensor([1e-320, 1e300], dtype=torch.float64), f.FP64).subnormal == 0.5
+    )
 
 
 def test_zeros_are_counted_apart_and_inf_is_overflow():
@@ -86,8 +96,13 @@ def test_zeros_are_counted_apart_and_inf_is_overflow():
 
 def test_printed_in_words():
     x = torch.tensor([0.0, 1e-8, 1e-5, 1.0, 1e5])
-    assert str(zone_fractions(x, f.FP16)) == "lost 25.0%, subnormal 25.0%, normal 25.0%, overflow 25.0%; zeros 1"
-    assert str(zone_fractions(torch.tensor([1.0, math.nan]), f.FP16)).endswith("overflow 0.0%; NaN 1")
+    assert (
+        str(zone_fractions(x, f.FP16))
+        == "lost 25.0%, subnormal 25.0%, normal 25.0%, overflow 25.0%; zeros 1"
+    )
+    assert str(zone_fractions(torch.tensor([1.0, math.nan]), f.FP16)).endswith(
+        "overflow 0.0%; NaN 1"
+    )
     assert str(zone_fractions(torch.tensor([1.0]), f.FP16)).endswith("overflow 0.0%")
 
 
@@ -140,10 +155,18 @@ def test_histogram_holds_every_number_in_its_binade(fmt):
     x = torch.exp2(torch.randn(5000, dtype=torch.float64, generator=generator) * 30)
     x[:7] = torch.tensor([0.0, math.inf, 1.0, -2.0, 2.0**-30, 4.0 - 2.0**-50, 4.0])
     found, shares = zone_histogram(x, fmt), zone_fractions(x, fmt)
-    assert [found.share(zone) for zone in ZONES] == pytest.approx([getattr(shares, zone) for zone in ZONES])
+    assert [found.share(zone) for zone in ZONES] == pytest.approx(
+        [getattr(shares, zone) for zone in ZONES]
+    )
     assert found.total == shares.counted and found.infinite == 1
-    heights = dict(zip(found.exponents, map(sum, zip(*found.counts.values(), strict=True)), strict=True))
-    expected = [math.floor(math.log2(abs(v))) if v != 4.0 - 2.0**-50 else 1 for v in x.tolist() if v and v != math.inf]
+    heights = dict(
+        zip(found.exponents, map(sum, zip(*found.counts.values(), strict=True)), strict=True)
+    )
+    expected = [
+        math.floor(math.log2(abs(v))) if v != 4.0 - 2.0**-50 else 1
+        for v in x.tolist()
+        if v and v != math.inf
+    ]
     assert heights == {e: expected.count(e) for e in heights}
 
 
@@ -157,9 +180,15 @@ def test_edges_lie_where_the_zones_change():
         low, normal, high = edges(fmt)
         if low < -1074:
             continue  # half of fp64's smallest number: a Python float cannot hold it
-        points = torch.tensor([2.0**low, 2.0**low * 1.01, 2.0**normal, 2.0**high], dtype=torch.float64)
+        points = torch.tensor(
+            [2.0**low, 2.0**low * 1.01, 2.0**normal, 2.0**high], dtype=torch.float64
+        )
         names = [ZONES[zone] for zone in zones_of(points, fmt).tolist()]
-        assert names[0] == "lost" and names[1] in ("subnormal", "normal") and names[2:] == ["normal", "normal"]
+        assert (
+            names[0] == "lost"
+            and names[1] in ("subnormal", "normal")
+            and names[2:] == ["normal", "normal"]
+        )
 
 
 def test_each_zone_has_its_colour_and_hatch():

@@ -13,7 +13,16 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from amp_course.watching.graphs import _FP32_OPS, _LOSSES, look_at, next_node
 from amp_course.watching.observer import Observer
-from amp_course.watching.records import Backward, Call, Intervention, Layout, Region, Step, Training, Update
+from amp_course.watching.records import (
+    Backward,
+    Call,
+    Intervention,
+    Layout,
+    Region,
+    Step,
+    Training,
+    Update,
+)
 from amp_course.watching.uses import steps_of
 
 
@@ -25,7 +34,9 @@ class Parts:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, **options)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.x, self.y = torch.randn(5, 4), torch.randint(0, 3, (5,))
-        self.training = Training(lambda: None, [self.model], [self.optimizer], [self.scaler], [self.scheduler])
+        self.training = Training(
+            lambda: None, [self.model], [self.optimizer], [self.scaler], [self.scheduler]
+        )
 
     def loss(self) -> Tensor:
         with torch.autocast("cpu", dtype=torch.float16):
@@ -53,7 +64,9 @@ def gradient(parts: Parts) -> Tensor:
 
 def told(update: Update) -> list[str]:
     names = {Backward: "backward", Step: "step", Region: "region"}
-    return [event.name if isinstance(event, Call) else names[type(event)] for event in update.events]
+    return [
+        event.name if isinstance(event, Call) else names[type(event)] for event in update.events
+    ]
 
 
 def test_events_come_in_their_order() -> None:
@@ -82,8 +95,12 @@ def parts_loss(parts: Parts) -> float:
 
 def test_gradients_grow_by_the_factor_and_the_record_is_of_what_arrived() -> None:
     plain, large = Parts().observe(), Parts().observe(Intervention(8.0))
-    torch.testing.assert_close(large.backwards[0].arrived[0].values, plain.backwards[0].arrived[0].values)
-    torch.testing.assert_close(large.steps()[0].gradient.values, 8 * plain.steps()[0].gradient.values)
+    torch.testing.assert_close(
+        large.backwards[0].arrived[0].values, plain.backwards[0].arrived[0].values
+    )
+    torch.testing.assert_close(
+        large.steps()[0].gradient.values, 8 * plain.steps()[0].gradient.values
+    )
 
 
 def test_an_inf_makes_the_scaler_skip_and_lower_the_scale() -> None:
@@ -93,12 +110,24 @@ def test_an_inf_makes_the_scaler_skip_and_lower_the_scale() -> None:
 
 def test_nothing_of_it_stays() -> None:
     parts = Parts()
-    methods = [torch.autograd.backward, torch.autocast.__enter__, *vars(torch.amp.GradScaler).values()]
+    methods = [
+        torch.autograd.backward,
+        torch.autocast.__enter__,
+        *vars(torch.amp.GradScaler).values(),
+    ]
     own = dict(vars(parts.scheduler)), dict(vars(parts.scaler)), dict(vars(parts.optimizer))
     with pytest.raises(ZeroDivisionError), Observer(parts.training):
         raise ZeroDivisionError
-    assert [torch.autograd.backward, torch.autocast.__enter__, *vars(torch.amp.GradScaler).values()] == methods
-    assert (dict(vars(parts.scheduler)), dict(vars(parts.scaler)), dict(vars(parts.optimizer))) == own
+    assert [
+        torch.autograd.backward,
+        torch.autocast.__enter__,
+        *vars(torch.amp.GradScaler).values(),
+    ] == methods
+    assert (
+        dict(vars(parts.scheduler)),
+        dict(vars(parts.scaler)),
+        dict(vars(parts.optimizer)),
+    ) == own
     assert not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
 
 
@@ -117,7 +146,9 @@ def test_a_step_with_a_closure_is_noted_with_the_gradients_of_its_first_call() -
     parts = Parts()
     optimizer = torch.optim.LBFGS(parts.model.parameters(), max_iter=4)
     training = Training(lambda: None, [parts.model], [optimizer], [], [])
-    first = torch.autograd.grad(F.cross_entropy(parts.model(parts.x), parts.y), list(parts.model.parameters()))
+    first = torch.autograd.grad(
+        F.cross_entropy(parts.model(parts.x), parts.y), list(parts.model.parameters())
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -162,13 +193,17 @@ LOSSES = {
     ),
     "huber_loss": F.huber_loss,
     "soft_margin_loss": lambda out, target: F.soft_margin_loss(out, target.sign()),
-    "binary_cross_entropy_with_logits": lambda out, target: F.binary_cross_entropy_with_logits(out, target.sigmoid()),
+    "binary_cross_entropy_with_logits": lambda out, target: F.binary_cross_entropy_with_logits(
+        out, target.sigmoid()
+    ),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(name: str, dtype: torch.dtype) -> None:
+def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(
+    name: str, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     layer, x, target = nn.Linear(4, 3), torch.randn(5, 4), torch.randn(5, 3)
     with torch.autocast("cpu", dtype=dtype):
@@ -183,7 +218,8 @@ def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(name: str, 
 
 @pytest.mark.parametrize(
     ("node", "key"),
-    [(node, "AutocastCUDA") for node in [*_FP32_OPS, *_LOSSES]] + [(node, "AutocastCPU") for node in _LOSSES],
+    [(node, "AutocastCUDA") for node in [*_FP32_OPS, *_LOSSES]]
+    + [(node, "AutocastCPU") for node in _LOSSES],
 )
 def test_what_should_run_in_fp32_has_a_kernel_of_autocast(node: str, key: str) -> None:
     """`SmoothL1Loss` is the node of `aten::smooth_l1_loss`; what autocast casts is registered with the dispatcher."""
@@ -231,7 +267,10 @@ def test_what_a_function_of_ones_own_does_cannot_be_seen() -> None:
 
 
 def test_a_layout_takes_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    embedding, conv = nn.Embedding(5, 3, sparse=True), nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    embedding, conv = (
+        nn.Embedding(5, 3, sparse=True),
+        nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last),
+    )
     embedding(torch.tensor([1, 1, 4])).sum().backward()
     conv(torch.randn(1, 2, 4, 4).to(memory_format=torch.channels_last)).square().sum().backward()
     weights = [embedding.weight, conv.weight, conv.bias, nn.Parameter(torch.ones(2))]
@@ -243,4 +282,6 @@ def test_a_layout_takes_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.norm == pytest.approx(wanted, rel=1e-6)
     monkeypatch.setattr("amp_course.watching.records._MOST", 16)
     sample = Layout(weights).now()
-    assert sample.values.numel() < 20 and sample.norm == pytest.approx(wanted, rel=1e-6)  # norms are of all numbers
+    assert sample.values.numel() < 20 and sample.norm == pytest.approx(
+        wanted, rel=1e-6
+    )  # norms are of all numbers

@@ -45,7 +45,9 @@ def test_the_largest_counts_even_outside_of_the_sample() -> None:
     assert math.isnan(read_range(values, torch.float16).headroom)
 
 
-@pytest.mark.parametrize(("value", "headroom"), [(0.0, math.inf), (math.inf, -math.inf), (-65504.0, 0.0)])
+@pytest.mark.parametrize(
+    ("value", "headroom"), [(0.0, math.inf), (math.inf, -math.inf), (-65504.0, 0.0)]
+)
 def test_headroom_at_the_ends(value: float, headroom: float) -> None:
     assert read_range(torch.tensor([value]), torch.float16).headroom == headroom
 
@@ -71,8 +73,12 @@ def train(model: nn.Module, steps: int, scale: float = 1.0) -> None:
 
 def test_every_kind_is_read_with_the_values_that_hooks_see() -> None:
     model, seen = network(), {}
-    model[0].register_forward_hook(lambda module, args, output: seen.update({"0": output.detach().clone()}))
-    model[2].weight.register_post_accumulate_grad_hook(lambda weight: seen.update(grad=weight.grad.clone()))
+    model[0].register_forward_hook(
+        lambda module, args, output: seen.update({"0": output.detach().clone()})
+    )
+    model[2].weight.register_post_accumulate_grad_hook(
+        lambda weight: seen.update(grad=weight.grad.clone())
+    )
     before = model[2].weight.detach().clone()
     with watch_ranges(model) as ranges:
         train(model, 1)
@@ -107,7 +113,10 @@ def test_training_is_the_same_and_nothing_is_left() -> None:
 
 def test_a_run_that_heats_up_rings_before_it_dies() -> None:
     model, told = network(), []
-    with watch_ranges(model, every=1, bell=3.0, say=told.append) as ranges, torch.autocast("cpu", dtype=torch.float16):
+    with (
+        watch_ranges(model, every=1, bell=3.0, say=told.append) as ranges,
+        torch.autocast("cpu", dtype=torch.float16),
+    ):
         for step in range(20):
             model(torch.full((3, 4), 2.0**step))
     assert told == ranges.bells and told
@@ -144,7 +153,9 @@ def test_a_checkpointed_part_is_read_once() -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_result_between_two_modules_is_seen_once_it_passes_through_an_identity(named: bool) -> None:
+def test_a_result_between_two_modules_is_seen_once_it_passes_through_an_identity(
+    named: bool,
+) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -53,7 +53,10 @@ def test_a_step_that_overflows_is_skipped() -> None:
     with scene.watch() as update:
         step(scene, 1)
     outputs = scene.outputs(update)
-    assert outputs["the number of optimizer steps"] == 0 and outputs["the loss scale after the step"] == 128.0
+    assert (
+        outputs["the number of optimizer steps"] == 0
+        and outputs["the loss scale after the step"] == 128.0
+    )
     assert torch.equal(outputs["the weights after the step"], before)
 
 
@@ -67,7 +70,9 @@ def test_backward_inside_the_region_is_counted() -> None:
 
 def test_two_scenes_of_one_draw_are_alike() -> None:
     one, other = Scene(random.Random(7), 2), Scene(random.Random(7), 2)
-    assert torch.equal(one.weights(), other.weights()) and torch.equal(one.batches[1][0], other.batches[1][0])
+    assert torch.equal(one.weights(), other.weights()) and torch.equal(
+        one.batches[1][0], other.batches[1][0]
+    )
 
 
 def test_an_exception_carries_the_clues_of_its_step() -> None:

@@ -53,7 +53,12 @@ class Parts:
 def watched() -> Iterator[Parts]:
     """Parts in the middle of a training that everything watches."""
     parts, watch = Parts(), DoctorsWatch()
-    with parts.observer(), watch_ranges(parts.model, every=1), Fp32Shadow(watch.aside).hooks(), watch:
+    with (
+        parts.observer(),
+        watch_ranges(parts.model, every=1),
+        Fp32Shadow(watch.aside).hooks(),
+        watch,
+    ):
         parts.step()
         yield parts
         parts.step()
@@ -93,7 +98,9 @@ def mapped(parts: Parts) -> None:
 
 
 def spawned(parts: Parts) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=run_apart, args=(parts.model, parts.x))
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_apart, args=(parts.model, parts.x)
+    )
     process.start()
     process.join(120)
     assert process.exitcode == 0
@@ -124,12 +131,20 @@ def test_all_is_put_back_and_nothing_is_left_on_an_object() -> None:
     before = [dict(vars(one)) for one in owners]
     parts = Parts()
     parts.step()
-    objects = [*parts.model.modules(), *parts.model.parameters(), parts.optimizer, parts.scheduler, parts.scaler]
+    objects = [
+        *parts.model.modules(),
+        *parts.model.parameters(),
+        parts.optimizer,
+        parts.scheduler,
+        parts.scaler,
+    ]
     names = [set(vars(one)) if hasattr(one, "__dict__") else set() for one in objects]
     with parts.observer(), watch_ranges(parts.model, every=1), DoctorsWatch():
         hooks = [one._forward_hooks or one._forward_pre_hooks for one in parts.model.modules()]
         assert not any(hooks) and "step" not in vars(parts.scheduler)
-        assert not any(p._post_accumulate_grad_hooks or p._backward_hooks for p in parts.model.parameters())
+        assert not any(
+            p._post_accumulate_grad_hooks or p._backward_hooks for p in parts.model.parameters()
+        )
         parts.step()
         assert [set(vars(one)) for one in objects] == names
     assert [dict(vars(one)) for one in owners] == before
@@ -154,7 +169,9 @@ def observed(
         parts.optimizer.register_step_pre_hook(hook)
     with parts.observer() as observer:
         parts.model(parts.x).square().sum().backward()
-        given = torch.cat([p.grad.flatten() for p in parts.model.parameters() if p.grad is not None])
+        given = torch.cat(
+            [p.grad.flatten() for p in parts.model.parameters() if p.grad is not None]
+        )
         parts.optimizer.step()
     return observer.update.steps(0)[0], given
 
@@ -172,7 +189,9 @@ def test_a_step_has_the_gradients_that_moved_the_weights(
     optimizer: type[torch.optim.Optimizer], hook: Callable[..., None] | None, factor: float
 ) -> None:
     step, given = observed(optimizer, hook)
-    assert torch.equal(step.given.values, given) and torch.allclose(step.gradient.values, factor * given)
+    assert torch.equal(step.given.values, given) and torch.allclose(
+        step.gradient.values, factor * given
+    )
     assert step.line is not None and step.line.source == "parts.optimizer.step()"
 
 

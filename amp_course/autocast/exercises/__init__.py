@@ -2,7 +2,12 @@
 
 from amp_course.autocast.exercises.end_region import end_region
 from amp_course.autocast.exercises.fp32_island import fp32_island
-from amp_course.autocast.exercises.mini_autocast import FP32_OPS, LOWER_OPS, WIDEST_OPS, mini_autocast
+from amp_course.autocast.exercises.mini_autocast import (
+    FP32_OPS,
+    LOWER_OPS,
+    WIDEST_OPS,
+    mini_autocast,
+)
 from amp_course.autocast.exercises.predict_dtypes import TWELVE, predict_dtypes
 from amp_course.autocast.exercises.safe_function import safe_function
 from amp_course.autocast.exercises.safe_loss import safe_loss

@@ -1,4 +1,6 @@
-"""Exercise 4 of chapter 04: an island of float32, for every dtype of its input and in every region."""
+"""Exercise 4 of chapter 04: an island of float32, for every dtype of its input and in every
+region.
+"""
 
 import contextlib
 import itertools
@@ -9,26 +11,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_tensor
 from amp_course.kit.dtypes import dtype_name
 
-fp32_island = Exercise(
-    chapter="autocast", name="fp32_island", number=4, title="Repair an fp32 island", difficulty=2, importance=5, minutes=8,
+card = Card(
+    chapter="autocast",
+    name="fp32_island",
+    number=4,
+    title="Repair an fp32 island",
+    difficulty=2,
+    importance=5,
+    minutes=8,
     lines=4,
-    task="The given router should compute its scores in float32 wherever it is called, but somebody forgot `.float()`. Write "
-    "`fp32_island(x, weight)` so that it does: for x in float32, bf16 and fp16, in a region of either dtype or in none. It "
-    "returns float32, gradients reach x and weight, and autocast is unchanged after it, even if it raises.",
+    task="The given router should compute its scores in float32 wherever it is called, but "
+    "somebody forgot `.float()`. Write `fp32_island(x, weight)` so that it does: for x in "
+    "float32, bf16 and fp16, in a region of either dtype or in none. It returns float32, "
+    "gradients reach x and weight, and autocast is unchanged after it, even if it raises.",
     hints=(
-        "`enabled=False` switches the casts off, in both directions: nothing is lowered, and nothing is cast up.",
-        "An island has two halves: a nested region with `enabled=False` for the device of x, and `x.float()` before the squares.",
-        "`with torch.autocast(x.device.type, enabled=False):`, in it `x = x.float()` first, then the given lines.",
+        "`enabled=False` switches the casts off, in both directions: nothing is lowered, and "
+        "nothing is cast up.",
+        "An island has two halves: a nested region with `enabled=False` for the device of x, and "
+        "`x.float()` before the squares.",
+        "`with torch.autocast(x.device.type, enabled=False):`, in it `x = x.float()` first, then "
+        "the given lines.",
     ),
-    why="Either half alone fails: without `.float()` dtypes clash, without `enabled=False` the matmul is lowered again.",
-    alternative='no matmul: `x.float()`, products and a sum; or a decorator, `@torch.autocast("cpu", enabled=False)`.',
-)  # fmt: skip
+    why="Either half alone fails: without `.float()` dtypes clash, without `enabled=False` the "
+    "matmul is lowered again.",
+    alternative="no matmul: `x.float()`, products and a sum; or a decorator, "
+    '`@torch.autocast("cpu", enabled=False)`.',
+)
 
 BF16, FP16 = torch.bfloat16, torch.float16
-# Scores are small differences of large numbers, which 16 bits lose; fp16 holds 300, but not its square.
+# Scores are small differences of large numbers, which 16 bits lose; fp16 holds 300, but not its
+# square.
 FINE = torch.tensor([[1000.75, 1000.0, 999.25, 1000.0], [300.25, 300.0, 301.0, 299.75]])
 COARSE = torch.tensor([[302.0, 300.0, 298.0, 300.0], [512.0, 510.0, 508.0, 510.0]])
 WEIGHT = torch.tensor([[1.001, -1.0, 0.0, 0.0], [0.0, 1.0, -1.001, 0.0], [0.5, 0.5, -1.0, 0.001]])
@@ -41,12 +56,19 @@ def right(x: Any, weight: Any) -> Any:
         return (x * scale) @ weight.T
 
 
+STATE = "autocast after the call"
+
+
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Fixed tokens in every region and dtype, a token of zeros, drawn ones, and tokens that have too few features."""
+    """Fixed tokens in every region and dtype, a token of zeros, drawn ones,
+    and tokens that have too few features.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for region, dtype in itertools.product((BF16, FP16, None), (torch.float32, FP16, BF16)):
         case = f"in a {dtype_name(region)} region" if region else "outside of autocast"
-        yield _turn(answer, case, (FINE if dtype == torch.float32 else COARSE).to(dtype), WEIGHT, region)
+        yield _turn(
+            answer, case, (FINE if dtype == torch.float32 else COARSE).to(dtype), WEIGHT, region
+        )
     yield _turn(answer, "for a token of zeros", torch.zeros(1, 4), WEIGHT, BF16)
     x, weight = torch.randn(5, 16, generator=generator), torch.randn(3, 16, generator=generator)
     yield _turn(answer, "for five drawn tokens in a bfloat16 region", x, weight, BF16)
@@ -54,10 +76,15 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         out = "an exception"
         with contextlib.suppress(Exception):
             out = f"a {type(answer(torch.ones(2, 3), WEIGHT)).__name__}"
-        yield Case("for x with too few features, where the matmul raises", {STATE: _state(), "the outcome": out})
+        yield Case(
+            "for x with too few features, where the matmul raises",
+            {STATE: _state(), "the outcome": out},
+        )
 
 
-def _turn(answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.dtype | None) -> Case:
+def _turn(
+    answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.dtype | None
+) -> Case:
     of = f" for {dtype_name(values.dtype)} x"
     x, weight = values.clone().requires_grad_(), weight.clone().requires_grad_()
     with torch.autocast("cpu", dtype=region or BF16, enabled=region is not None):
@@ -68,52 +95,109 @@ def _turn(answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.
         got.sum().backward()
     # A 16-bit gradient may be rounded in another way, which is no fault.
     grad = x.grad if x.grad is None or x.dtype == torch.float32 else torch.zeros_like(x)
-    outputs: dict[str, Any] = {"the caller's x after the call": x.detach(), f"the table of scores{of}": scores}
-    outputs |= {f"the gradient of the weight{of}": weight.grad, f"the gradient{of}": grad, STATE: state}
+    outputs: dict[str, Any] = {
+        "the caller's x after the call": x.detach(),
+        f"the table of scores{of}": scores,
+    }
+    outputs |= {
+        f"the gradient of the weight{of}": weight.grad,
+        f"the gradient{of}": grad,
+        STATE: state,
+    }
     return Case(case, outputs, {}, {"gradients": [x.grad is not None, weight.grad is not None]})
 
 
 def _state() -> str:
-    on, cache = torch.is_autocast_enabled("cpu"), "" if torch.is_autocast_cache_enabled() else ", without its cache"
+    on, cache = (
+        torch.is_autocast_enabled("cpu"),
+        "" if torch.is_autocast_cache_enabled() else ", without its cache",
+    )
     return f"{'on' if on else 'off'} ({dtype_name(torch.get_autocast_dtype('cpu'))}{cache})"
 
 
-STATE = "autocast after the call"
 ISLAND, FLOAT = "with torch.autocast(x.device.type, enabled=False):", "x = x.float()"
-SCALE, RETURN = "scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)", "return (x * scale) @ weight.T"
+SCALE, RETURN = (
+    "scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)",
+    "return (x * scale) @ weight.T",
+)
 
-fp32_island.judge_by(
-    right=right, cases=cases, tolerance=1e-3, mistakes=[
-        Mistake("no .float()", violates="for x in float32, bf16 and fp16", edits={FLOAT: "pass"},
-                feedback="16-bit x meets the float32 weight, and the matmul raises: cast bf16 and fp16, by `x.float()`"),
-        Mistake("no .float() outside of autocast", violates="in a region of either dtype or in none",
-                edits={ISLAND: f"{ISLAND[:-1]} as region:", FLOAT: "x = x.float() if region.prev else x"},
-                feedback="16-bit x is cast in a region only: outside of autocast, the matmul raises. `x.float()` belongs there "
-                         "too"),
-        Mistake("no enabled=False", violates="compute its scores in float32 wherever it is called", edits={ISLAND: "if True:"},
-                feedback="autocast lowers the matmul, which has to run in a block with `enabled=False`, for the device type of "
-                         "x"),
-        Mistake("no enabled=False, and the result cast", edits={ISLAND: "if True:", RETURN: f"return ({RETURN[7:]}).float()"},
-                feedback="x is float32, but autocast still lowers the matmul, and casting its result brings nothing back. "
-                "The matmul has to run in a block with `enabled=False`, for the device type of x"),
-        Mistake("casts the result only", edits={ISLAND: "if True:", FLOAT: "pass", RETURN: f"return ({RETURN[7:]}).float()"},
-                feedback="the matmul ran in 16 bits, and a cast result is as coarse. Cast x first, and switch autocast off"),
-        Mistake(".float() after the squares", edits={FLOAT: "pass", RETURN: "return (x.float() * scale.float()) @ weight.T"},
-                feedback="the squares were computed in 16 bits, where they lose digits or overflow: put `.float()` first"),
-        Mistake("returns the dtype of x", violates="It returns float32",
-                edits={FLOAT: f"dtype = x.dtype\n{FLOAT}", RETURN: f"return ({RETURN[7:]}).to(dtype)"},
-                feedback="the scores are cast back to the dtype of x. Leave them in float32: a softmax follows"),
-        Mistake("detaches x", violates="gradients reach x and weight", edits={FLOAT: "x = x.detach().float()"},
-                feedback="no gradient reaches x: `.float()` alone keeps the graph, `.data` and `.detach()` cut it"),
-        Mistake("no_grad", edits={ISLAND: f"with torch.no_grad(), {ISLAND[5:]}"},
-                feedback="no gradient reaches x or the weight: an island switches autocast off, and autograd stays on"),
-        Mistake("leaves autocast off", violates="autocast is unchanged after it",
-                edits={ISLAND: "torch.set_autocast_enabled(x.device.type, False)\nif True:"},
-                feedback="autocast is still off after the call, for the rest of the model. A `with` block switches it back on"),
-        Mistake("off after an exception", violates="even if it raises", edits={
-                ISLAND: "was = torch.is_autocast_enabled('cpu')\ntorch.set_autocast_enabled('cpu', False)\nif True:",
-                RETURN: f"scores = {RETURN[7:]}\ntorch.set_autocast_enabled('cpu', was)\nreturn scores"},
-                feedback="an exception leaves autocast changed, as nothing restores it then: a `with` block or `try … finally` "
-                         "does"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "no .float()",
+        "16-bit x meets the float32 weight, and the matmul raises: cast bf16 and fp16, by "
+        "`x.float()`",
+        edits={FLOAT: "pass"},
+        violates="for x in float32, bf16 and fp16",
+    ),
+    Mistake(
+        "no .float() outside of autocast",
+        "16-bit x is cast in a region only: outside of autocast, the matmul raises. `x.float()` "
+        "belongs there too",
+        edits={ISLAND: f"{ISLAND[:-1]} as region:", FLOAT: "x = x.float() if region.prev else x"},
+        violates="in a region of either dtype or in none",
+    ),
+    Mistake(
+        "no enabled=False",
+        "autocast lowers the matmul, which has to run in a block with `enabled=False`, for the "
+        "device type of x",
+        edits={ISLAND: "if True:"},
+        violates="compute its scores in float32 wherever it is called",
+    ),
+    Mistake(
+        "no enabled=False, and the result cast",
+        "x is float32, but autocast still lowers the matmul, and casting its result brings "
+        "nothing back. The matmul has to run in a block with `enabled=False`, for the device type "
+        "of x",
+        edits={ISLAND: "if True:", RETURN: f"return ({RETURN[7:]}).float()"},
+    ),
+    Mistake(
+        "casts the result only",
+        "the matmul ran in 16 bits, and a cast result is as coarse. Cast x first, and switch "
+        "autocast off",
+        edits={ISLAND: "if True:", FLOAT: "pass", RETURN: f"return ({RETURN[7:]}).float()"},
+    ),
+    Mistake(
+        ".float() after the squares",
+        "the squares were computed in 16 bits, where they lose digits or overflow: put `.float()` "
+        "first",
+        edits={FLOAT: "pass", RETURN: "return (x.float() * scale.float()) @ weight.T"},
+    ),
+    Mistake(
+        "returns the dtype of x",
+        "the scores are cast back to the dtype of x. Leave them in float32: a softmax follows",
+        edits={FLOAT: f"dtype = x.dtype\n{FLOAT}", RETURN: f"return ({RETURN[7:]}).to(dtype)"},
+        violates="It returns float32",
+    ),
+    Mistake(
+        "detaches x",
+        "no gradient reaches x: `.float()` alone keeps the graph, `.data` and `.detach()` cut it",
+        edits={FLOAT: "x = x.detach().float()"},
+        violates="gradients reach x and weight",
+    ),
+    Mistake(
+        "no_grad",
+        "no gradient reaches x or the weight: an island switches autocast off, and autograd stays "
+        "on",
+        edits={ISLAND: f"with torch.no_grad(), {ISLAND[5:]}"},
+    ),
+    Mistake(
+        "leaves autocast off",
+        "autocast is still off after the call, for the rest of the model. A `with` block switches "
+        "it back on",
+        edits={ISLAND: "torch.set_autocast_enabled(x.device.type, False)\nif True:"},
+        violates="autocast is unchanged after it",
+    ),
+    Mistake(
+        "off after an exception",
+        "an exception leaves autocast changed, as nothing restores it then: a `with` block or "
+        "`try … finally` does",
+        edits={
+            ISLAND: "was = torch.is_autocast_enabled('cpu')\ntorch.set_autocast_enabled('cpu', "
+            "False)\nif True:",
+            RETURN: f"scores = {RETURN[7:]}\ntorch.set_autocast_enabled('cpu', was)\nreturn scores",
+        },
+        violates="even if it raises",
+    ),
+]
+
+fp32_island = Exercise(card, right, cases, mistakes, tolerance=1e-3)

@@ -1,4 +1,6 @@
-"""Exercise 6 of chapter 04: probabilities and their loss, for logits small and large, in any region."""
+"""Exercise 6 of chapter 04: probabilities and their loss, for logits small and large,
+in any region.
+"""
 
 import random
 from collections.abc import Iterator
@@ -8,30 +10,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_pair, read_tensor
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_pair, read_tensor
 
-safe_loss = Exercise(
-    chapter="autocast", name="safe_loss", number=6, title="Replace sigmoid and BCELoss", difficulty=2, importance=4, minutes=8,
+card = Card(
+    chapter="autocast",
+    name="safe_loss",
+    number=6,
+    title="Replace sigmoid and BCELoss",
+    difficulty=2,
+    importance=4,
+    minutes=8,
     lines=3,
     task="Write `safe_loss(head, features, targets)`: return the probabilities, and their mean "
-    "binary cross-entropy with the targets. For moderate logits the loss equals the given one; for "
-    "logits of ±60 it is still right and has a gradient; both hold in any region, and there "
-    "the features may be in 16 bits. `head(features)` has the shape (batch, 1), probabilities and targets "
-    "(from 0 to 1) the shape (batch,).",
+    "binary cross-entropy with the targets. For moderate logits the loss equals the given one; "
+    "for logits of ±60 it is still right and has a gradient; both hold in any region, and there "
+    "the features may be in 16 bits. `head(features)` has the shape (batch, 1), probabilities and "
+    "targets (from 0 to 1) the shape (batch,).",
     hints=(
         "Where does a large logit get lost: in the head, in sigmoid, or in the logarithm?",
-        "Sigmoid and logarithm in one function: `F.binary_cross_entropy_with_logits`, which takes logits, not probabilities.",
-        "`logits = head(features).squeeze(-1)`, then return `torch.sigmoid(logits)` and the loss of `logits` and `targets`.",
+        "Sigmoid and logarithm in one function: `F.binary_cross_entropy_with_logits`, which takes "
+        "logits, not probabilities.",
+        "`logits = head(features).squeeze(-1)`, then return `torch.sigmoid(logits)` and the loss "
+        "of `logits` and `targets`.",
     ),
-    why="CUDA's autocast refuses BCELoss; the CPU's takes it, and a confident mistake gets no gradient, or NaN in fp16.",
-    alternative="`(F.softplus(z) - z * targets).mean()` with `z = logits.float()`: the same formula, written out.",
-)  # fmt: skip
+    why="CUDA's autocast refuses BCELoss; the CPU's takes it, and a confident mistake gets no "
+    "gradient, or NaN in fp16.",
+    alternative="`(F.softplus(z) - z * targets).mean()` with `z = logits.float()`: the same "
+    "formula, written out.",
+)
 
 # Exact in 16 bits. The model is sure of the last nine, and wrong about seven of them.
-LOGITS = torch.tensor([1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0, 9.0, -13.0, 14.0])
+LOGITS = torch.tensor(
+    [1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0, 9.0, -13.0, 14.0]
+)
 TARGETS = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
 # Not exact: 16 bits round them by a thousandth, and a small loss changes as much.
-MODERATE, SURE = torch.tensor([-5.0019, -2.0009, 2.0009, 5.0019]), torch.tensor([0.0, 0.0, 1.0, 1.0])
+MODERATE, SURE = (
+    torch.tensor([-5.0019, -2.0009, 2.0009, 5.0019]),
+    torch.tensor([0.0, 0.0, 1.0, 1.0]),
+)
 
 
 def right(head: Any, features: Any, targets: Any) -> Any:
@@ -42,20 +59,39 @@ def right(head: Any, features: Any, targets: Any) -> Any:
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Moderate logits, large ones outside of autocast and in two regions, one example at a time, and drawn ones."""
+    """Moderate logits, large ones outside of autocast and in two regions, one example at a time,
+    and drawn ones.
+    """
     yield _turn(answer, "for moderate logits", MODERATE, SURE, exact=True)
     for region in (None, torch.bfloat16, torch.float16):
-        case = f"in a region of {str(region).removeprefix('torch.')}" if region else "outside of autocast"
+        case = (
+            f"in a region of {str(region).removeprefix('torch.')}"
+            if region
+            else "outside of autocast"
+        )
         yield _turn(answer, f"for logits from ±1 to ±60 {case}", LOGITS, TARGETS, region)
         for one in (6, 7):  # logits of 60 and -60
             logit, target = LOGITS[one : one + 1], TARGETS[one : one + 1]
-            yield _turn(answer, f"for a batch of one with logit {logit.item():g} {case}", logit, target, region)
+            yield _turn(
+                answer,
+                f"for a batch of one with logit {logit.item():g} {case}",
+                logit,
+                target,
+                region,
+            )
     case = "for bfloat16 features, as the layer before gives them in a region of bfloat16"
     yield _turn(answer, case, LOGITS, TARGETS, torch.bfloat16, dtype=torch.bfloat16)
-    yield _turn(answer, "for soft targets", MODERATE, torch.tensor([0.25, 0.1, 0.4, 0.8]), exact=True)
-    logits = torch.tensor([draw.randint(-24, 23) / 4 + 0.125 for _ in range(10)])  # not 0, where formulas have a kink
+    yield _turn(
+        answer, "for soft targets", MODERATE, torch.tensor([0.25, 0.1, 0.4, 0.8]), exact=True
+    )
+    logits = torch.tensor(
+        [draw.randint(-24, 23) / 4 + 0.125 for _ in range(10)]
+    )  # not 0, where formulas have a kink
     targets = torch.tensor([float(draw.random() < 0.5) for _ in range(10)])
     yield _turn(answer, "for ten drawn logits", logits, targets, exact=True)
+
+
+CAPPED = "whether the loss is too small and without a gradient where the model is sure and wrong"
 
 
 def _turn(
@@ -80,65 +116,149 @@ def _turn(
     gradient: Any = "None"
     if loss.requires_grad and loss.numel() == 1:
         call_answer(loss.backward, case)
-        if features.grad is not None:  # the head's weights are 1, so this is the gradient at the logits
+        if (
+            features.grad is not None
+        ):  # the head's weights are 1, so this is the gradient at the logits
             gradient = features.grad[:, 0].float() * len(logits)
             gradient = gradient if exact else (gradient * 10).round() / 10
     least = 0.95 * float(F.binary_cross_entropy_with_logits(logits, targets))
     flat = isinstance(gradient, Tensor) and not gradient[logits.abs() == 60].any()
-    return Case(case, {
-        "the tensor of probabilities": probabilities if exact else (probabilities * 10).round() / 10,  # as 16 bits have them
-        **({} if exact else {CAPPED: flat and bool((value < least).all())}),
-        "the loss": value.reshape(()) if value.numel() == 1 else value,
-        "the gradient of the summed loss at the logits": gradient,
-        "the number of calls of `head`": max(len(calls), 1), "autocast after the call": state,
-        "the mode of `head`": "unchanged" if {*calls, head.training} == {exact} else "changed",
-    })  # fmt: skip
+    return Case(
+        case,
+        {
+            "the tensor of probabilities": probabilities
+            if exact
+            else (probabilities * 10).round() / 10,  # as 16 bits have them
+            **({} if exact else {CAPPED: flat and bool((value < least).all())}),
+            "the loss": value.reshape(()) if value.numel() == 1 else value,
+            "the gradient of the summed loss at the logits": gradient,
+            "the number of calls of `head`": max(len(calls), 1),
+            "autocast after the call": state,
+            "the mode of `head`": "unchanged" if {*calls, head.training} == {exact} else "changed",
+        },
+    )
 
 
-CAPPED = "whether the loss is too small and without a gradient where the model is sure and wrong"
-PROBABILITIES, LOGIT = "probabilities = torch.sigmoid(logits)", "logits = head(features).squeeze(-1)"
-LOSS, RETURN = "loss = F.binary_cross_entropy_with_logits(logits, targets)", "return probabilities, loss"
+PROBABILITIES, LOGIT = (
+    "probabilities = torch.sigmoid(logits)",
+    "logits = head(features).squeeze(-1)",
+)
+LOSS, RETURN = (
+    "loss = F.binary_cross_entropy_with_logits(logits, targets)",
+    "return probabilities, loss",
+)
 BCE = "loss = F.binary_cross_entropy(probabilities, targets)"
 GIVE = "Give the logits to `F.binary_cross_entropy_with_logits`"
 ISLAND = 'with torch.autocast("cpu", enabled=False):'
 FORMULA = "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()"
 
-safe_loss.judge_by(
-    right=right, cases=cases, tolerance=1e-4,
-    said={CAPPED: f"where the model is sure and wrong, the loss is too small and flat, as after a clamp or with an eps. {GIVE}"},
-    mistakes=[
-        Mistake("the given loss", violates="for logits of ±60 it is still right", edits={LOSS: BCE},
-                feedback=f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at −100. {GIVE}"),
-        Mistake("BCELoss in float32", edits={PROBABILITIES: PROBABILITIES.replace("logits", "logits.float()"), LOSS: BCE},
-                feedback=f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
-        Mistake("BCELoss in float64", edits={LOSS: "loss = F.binary_cross_entropy(logits.double().sigmoid(), targets.double())"},
-                feedback=f"float64 does not help: from 37 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
-        Mistake("probabilities for logits", violates="For moderate logits the loss equals the given one",
-                edits={LOSS: LOSS.replace("logits,", "probabilities,")},
-                feedback="the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it the logits"),
-        Mistake("swapped arguments", edits={LOSS: LOSS.replace("logits, targets", "targets, logits")},
-                feedback="the arguments of the loss are swapped: the logits come first, then the targets"),
-        Mistake("the sum", violates="their mean binary cross-entropy", edits={LOSS: LOSS.replace(")", ', reduction="sum")')},
-                feedback="the loss is the sum over the examples, which grows with the batch: take the mean, as BCELoss does"),
-        Mistake("a formula in 16 bits", violates="both hold in any region", edits={LOSS: FORMULA},
-                feedback="the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and keep float32"),
-        Mistake("the head in an island", violates="the features may be in 16 bits", edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
-                feedback="the head runs where autocast is off, and there 16-bit features meet its float32 weights: call it in "
-                         "the "
-                "caller's region, and take `.float()` of its logits"),
-        Mistake("a column of probabilities", violates="the shape (batch,)", edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
-                feedback="the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`"),
-        Mistake("a column of logits", edits={LOGIT: "logits = head(features)"},
-                feedback="the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits"),
-        Mistake("squeezes the batch away", edits={LOGIT: "logits = head(features).squeeze()"},
-                feedback="in a batch of one, the batch is lost with the last dimension: squeeze that one alone, `squeeze(-1)`"),
-        Mistake("all pairs", edits={LOSS: "loss = (F.softplus(logits.float()) - logits.float() * targets[:, None]).mean()"},
-                feedback="(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs: give both the shape (batch,)"),
-        Mistake("logits for probabilities", violates="return the probabilities", edits={RETURN: "return logits, loss"},
-                feedback="what you return first are the logits, which only the loss takes: return `torch.sigmoid(logits)`"),
-        Mistake("the loss first", edits={RETURN: "return loss, probabilities"},
-                feedback="the pair is in the wrong order: first the probabilities, one for each example, then the loss"),
-        Mistake("detached", edits={LOGIT: "logits = head(features).squeeze(-1).detach()"},
-                feedback="no gradient reaches the head: the graph is cut before the loss, by `.detach()` or `no_grad` perhaps"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "the given loss",
+        f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at "
+        f"−100. {GIVE}",
+        edits={LOSS: BCE},
+        violates="for logits of ±60 it is still right",
+    ),
+    Mistake(
+        "BCELoss in float32",
+        f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at "
+        f"−100. {GIVE}",
+        edits={PROBABILITIES: PROBABILITIES.replace("logits", "logits.float()"), LOSS: BCE},
+    ),
+    Mistake(
+        "BCELoss in float64",
+        f"float64 does not help: from 37 on its sigmoid is exactly 1, and BCELoss cuts log(0) at "
+        f"−100. {GIVE}",
+        edits={LOSS: "loss = F.binary_cross_entropy(logits.double().sigmoid(), targets.double())"},
+    ),
+    Mistake(
+        "probabilities for logits",
+        "the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it "
+        "the logits",
+        edits={LOSS: LOSS.replace("logits,", "probabilities,")},
+        violates="For moderate logits the loss equals the given one",
+    ),
+    Mistake(
+        "swapped arguments",
+        "the arguments of the loss are swapped: the logits come first, then the targets",
+        edits={LOSS: LOSS.replace("logits, targets", "targets, logits")},
+    ),
+    Mistake(
+        "the sum",
+        "the loss is the sum over the examples, which grows with the batch: take the mean, as "
+        "BCELoss does",
+        edits={LOSS: LOSS.replace(")", ', reduction="sum")')},
+        violates="their mean binary cross-entropy",
+    ),
+    Mistake(
+        "a formula in 16 bits",
+        "the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and "
+        "keep float32",
+        edits={LOSS: FORMULA},
+        violates="both hold in any region",
+    ),
+    Mistake(
+        "the head in an island",
+        "the head runs where autocast is off, and there 16-bit features meet its float32 weights: "
+        "call it in the caller's region, and take `.float()` of its logits",
+        edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
+        violates="the features may be in 16 bits",
+    ),
+    Mistake(
+        "a column of probabilities",
+        "the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`",
+        edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
+        violates="the shape (batch,)",
+    ),
+    Mistake(
+        "a column of logits",
+        "the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits",
+        edits={LOGIT: "logits = head(features)"},
+    ),
+    Mistake(
+        "squeezes the batch away",
+        "in a batch of one, the batch is lost with the last dimension: squeeze that one alone, "
+        "`squeeze(-1)`",
+        edits={LOGIT: "logits = head(features).squeeze()"},
+    ),
+    Mistake(
+        "all pairs",
+        "(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs: give both the "
+        "shape (batch,)",
+        edits={
+            LOSS: "loss = (F.softplus(logits.float()) - logits.float() * targets[:, None]).mean()"
+        },
+    ),
+    Mistake(
+        "logits for probabilities",
+        "what you return first are the logits, which only the loss takes: return "
+        "`torch.sigmoid(logits)`",
+        edits={RETURN: "return logits, loss"},
+        violates="return the probabilities",
+    ),
+    Mistake(
+        "the loss first",
+        "the pair is in the wrong order: first the probabilities, one for each example, then the "
+        "loss",
+        edits={RETURN: "return loss, probabilities"},
+    ),
+    Mistake(
+        "detached",
+        "no gradient reaches the head: the graph is cut before the loss, by `.detach()` or "
+        "`no_grad` perhaps",
+        edits={LOGIT: "logits = head(features).squeeze(-1).detach()"},
+    ),
+]
+
+safe_loss = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1e-4,
+    said={
+        CAPPED: f"where the model is sure and wrong, the loss is too small and flat, as after a "
+        f"clamp or with an eps. {GIVE}"
+    },
+)

@@ -8,37 +8,89 @@ from typing import Any
 import torch
 
 from amp_course.bits import FP16, decode
-from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_integer, show_number
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Results,
+    call_answer,
+    read_integer,
+    show_number,
+)
 
-encode_fp16 = Exercise(
-    chapter="bits", name="encode_fp16", number=2, title="Write a pattern", difficulty=4, importance=4, minutes=20, lines=12,
-    task="Write `encode_fp16(value)`: take any Python float and return the pattern of the nearest fp16 number, an int from "
-    "0x0000 to 0xFFFF. Ties go to even, what is too large becomes inf, and the sign is kept, for zeros too. Round only once.",
+card = Card(
+    chapter="bits",
+    name="encode_fp16",
+    number=2,
+    title="Write a pattern",
+    difficulty=4,
+    importance=4,
+    minutes=20,
+    lines=12,
+    task="Write `encode_fp16(value)`: take any Python float and return the pattern of the nearest "
+    "fp16 number, an int from 0x0000 to 0xFFFF. Ties go to even, what is too large becomes inf, "
+    "and the sign is kept, for zeros too. Round only once.",
     hints=(
-        "First NaN, the sign, inf and zero. For the rest: which power of two is at or below it, and how wide are the gaps there?",
-        "`math.frexp(x)` gives a fraction from 0.5 to 1 and an n with x = fraction · 2^n, so the exponent of 1.m is n − 1. It "
-        "is never below −14. Count `steps = round(math.ldexp(x, 10 - exponent))`: Python's `round` takes ties to even.",
-        "For normal numbers `steps` runs from 1024 to 2048, hidden 1 included; for subnormals it is below 1024. In both cases "
-        "the pattern is `((exponent + 14) << 10) + steps`, and if `steps` is 2048 the carry raises the exponent, as it should. "
-        "From 0x7C00 on it is inf: `min(…, 0x7C00)`.",
+        "First NaN, the sign, inf and zero. For the rest: which power of two is at or below it, "
+        "and how wide are the gaps there?",
+        "`math.frexp(x)` gives a fraction from 0.5 to 1 and an n with x = fraction · 2^n, so the "
+        "exponent of 1.m is n − 1. It is never below −14. Count `steps = round(math.ldexp(x, 10 - "
+        "exponent))`: Python's `round` takes ties to even.",
+        "For normal numbers `steps` runs from 1024 to 2048, hidden 1 included; for subnormals it "
+        "is below 1024. In both cases the pattern is `((exponent + 14) << 10) + steps`, and if "
+        "`steps` is 2048 the carry raises the exponent, as it should. From 0x7C00 on it is inf: "
+        "`min(…, 0x7C00)`.",
     ),
-    why="Every cast to half precision rounds like this: what it does with ties and extremes decides what training loses.",
-    alternative="check for overflow first, `abs(x) >= 65520`, then let `struct.pack('<e', x)` do the rest: it rounds to even.",
-)  # fmt: skip
+    why="Every cast to half precision rounds like this: what it does with ties and extremes "
+    "decides what training loses.",
+    alternative="check for overflow first, `abs(x) >= 65520`, then let `struct.pack('<e', x)` do "
+    "the rest: it rounds to even.",
+)
 
 TINY = 2.0**-24  # the smallest subnormal
 KINDS = {  # in the order in which they are best understood
-    "fp16's own numbers": (1.0, 1.5, 0.75, 1000.0, 3.140625, 65504.0, 2.0**-14, -1.0, -1.5, -0.333251953125, -65504.0),
-    "numbers in between": (1 + 0.75 * 2**-10, 1 + 0.25 * 2**-10, 0.1, 3.14159, 1000.4, 1e-4, -0.1, -0.7, -1000.4),
+    "fp16's own numbers": (
+        1.0,
+        1.5,
+        0.75,
+        1000.0,
+        3.140625,
+        65504.0,
+        2.0**-14,
+        -1.0,
+        -1.5,
+        -0.333251953125,
+        -65504.0,
+    ),
+    "numbers in between": (
+        1 + 0.75 * 2**-10,
+        1 + 0.25 * 2**-10,
+        0.1,
+        3.14159,
+        1000.4,
+        1e-4,
+        -0.1,
+        -0.7,
+        -1000.4,
+    ),
     "carries": (2 - 2**-12, 4 - 2**-11, 1024 - 2**-3, -2 + 2**-12, 2.0**-13 - 2**-26),
     "ties": (2049.0, 2051.0, 1 + 2**-11, 1 + 3 * 2**-11, 2047.5, 2046.5, -2049.0, -2051.0),
     "the top": (65519.99, 65520.0, 65536.0, 70000.0, 1.7e308, -65519.99, -65520.0, -1.7e308),
     "inf": (math.inf, -math.inf),
     "subnormals": (TINY, 3 * TINY, 2.0**-15, 1023 * TINY, -TINY, -341 * TINY),
-    "between subnormals": tuple(n * TINY for n in (1.75, 1.25, 1.5, 2.5, 0.51, 0.5, 1022.5, 1023.5, -1.75, -2.5, -0.5)),
+    "between subnormals": tuple(
+        n * TINY for n in (1.75, 1.25, 1.5, 2.5, 0.51, 0.5, 1022.5, 1023.5, -1.75, -2.5, -0.5)
+    ),
     "zeros": (0.0, -0.0, 1e-30, -1e-30, 5e-324, -5e-324),
     "NaN": (math.nan,),
-    "close to ties": (1 + 2**-11 + 2**-40, 2049 + 2**-40, -2051 + 2**-40, TINY / 2 + 2**-60, 65520 - 2**-30),
+    "close to ties": (
+        1 + 2**-11 + 2**-40,
+        2049 + 2**-40,
+        -2051 + 2**-40,
+        TINY / 2 + 2**-60,
+        65520 - 2**-30,
+    ),
 }
 
 
@@ -75,65 +127,157 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 
 NAN, IF_INF = "return 0x7E00", "if math.isinf(size):"
-SIGN, JOIN = "sign = 0x8000 if math.copysign(1.0, value) < 0 else 0", "pattern = ((exponent + 14) << 10) + steps"
-EXPONENT, RETURN = "exponent = max(math.frexp(size or TINY)[1] - 1, -14)", "return sign + min(pattern, 0x7C00)"
+SIGN, JOIN = (
+    "sign = 0x8000 if math.copysign(1.0, value) < 0 else 0",
+    "pattern = ((exponent + 14) << 10) + steps",
+)
+EXPONENT, RETURN = (
+    "exponent = max(math.frexp(size or TINY)[1] - 1, -14)",
+    "return sign + min(pattern, 0x7C00)",
+)
 STEPS = "steps = round(math.ldexp(size, 10 - exponent))"
 
-encode_fp16.judge_by(
-    right=right, cases=cases, mistakes=[
-        Mistake("returns the value", answer=lambda value: right(value) and decode(right(value), FP16),
-                feedback="your function returns a value, not a pattern. Return the 16 bits as an int: for 1.0 that is 0x3C00"),
-        Mistake("no case for inf", edits={IF_INF: "if False:"},
-                feedback="inf can't be turned into an int: check for it first, and return its pattern, 0x7C00 or 0xFC00"),
-        Mistake("a quotient overflows", edits={STEPS: f"steps = round(size / TINY)\n{STEPS}"},
-                feedback="a number on the way becomes inf, which can't be turned into an int: check for overflow first"),
-        Mistake("exponent field 1 too high", edits={JOIN: JOIN.replace("14", "15")},
-                feedback="your exponent field is 1 too high: is it that of 1.m · 2^e, and is the hidden 1 counted only once?"),
-        Mistake("exponent field 1 too low", edits={JOIN: JOIN.replace("14", "13")},
-                feedback="your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0"),
-        Mistake("ignores the sign", violates="the sign is kept", edits={SIGN: "sign = 0"},
-                feedback="negative numbers get the pattern of positive ones. The sign is the first of the 16 bits: add 0x8000"),
-        Mistake("signed", violates="0x0000 to 0xFFFF", edits={RETURN: f"{RETURN} - 2 * sign"},
-                feedback="your pattern is a negative int if the sign bit is 1. It should be from 0x0000 to 0xFFFF: add `& "
-                         "0xFFFF`"),
-        Mistake("truncates", violates="nearest", edits={STEPS: STEPS.replace("round", "math.floor")},
-                feedback="you cut off the bits that don't fit. Round to the nearest step instead"),
-        Mistake("rounds up", edits={STEPS: STEPS.replace("round", "math.ceil")},
-                feedback="you always round away from zero. Round to the nearest step instead"),
-        Mistake("loses the carry", edits={JOIN: f"{JOIN}\nif steps == 2048:\n    pattern -= 1024"},
-                feedback="a significand rounded up to 2.0 has to raise the exponent field: join the two with `+`, not `|` or a "
-                         "mask"),
-        Mistake("carry into a bit that is set", edits={JOIN: f"{JOIN}\npattern -= 1024 * (steps == 2048 and exponent % 2 == 0)"},
-                feedback="a significand rounded up to 2.0 raises the exponent field only if that is even, as with `|`: use `+`"),
-        Mistake("caps the carry", edits={JOIN: JOIN.replace("steps", "min(steps, 2047)")},
-                feedback="a significand rounded up to 2.0 is capped below 2: let it carry into the exponent field, which `+` "
-                         "does"),
-        Mistake("half up", violates="Ties go to even", edits={STEPS: "steps = math.floor(math.ldexp(size, 10 - exponent) + 0.5)"},
-                feedback="ties always go up, away from zero. A tie goes to the neighbour whose pattern ends in 0"),
-        Mistake("overflow too early", edits={IF_INF: "if size > 65504:"},
-                feedback="everything past 65504 becomes inf, but up to 65520 it is 65504 that is nearest: round first, then "
-                         "check"),
-        Mistake("clamps", violates="what is too large becomes inf", edits={RETURN: "return sign + min(pattern, 0x7BFF)"},
-                feedback="what is too large becomes the largest number. From 65520 on it is inf, and a loss scaler relies on "
-                         "that"),
-        Mistake("overflow loses the sign", edits={RETURN: "return sign + pattern if pattern < 0x7C00 else 0x7C00"},
-                feedback="what is too far below zero becomes +inf. It should be -inf, 0xFC00: keep the sign"),
-        Mistake("overflow is NaN", edits={RETURN: "return sign + (pattern if pattern < 0x7C00 else 0x7E00)"},
-                feedback="what is too large becomes NaN. It should be inf, whose significand is 0: 0x7C00"),
-        Mistake("flushes subnormals", edits={EXPONENT: f"if size < 2.0**-14:\n    return sign\n{EXPONENT}"},
-                feedback="numbers below 2^-14 become zero. fp16 continues there in steps of 2^-24, and the pattern counts them"),
-        Mistake("exponent below −14", edits={EXPONENT: "exponent = math.frexp(size or TINY)[1] - 1"},
-                feedback="your exponent goes below −14. It stays at −14, with no hidden 1: the pattern counts steps of 2^-24"),
-        Mistake("loses −0", violates="for zeros too", edits={SIGN: "sign = 0x8000 if value < 0 else 0"},
-                feedback="the sign of −0.0 got lost. `-0.0 < 0` is False; `math.copysign(1.0, value)` has the sign even of a "
-                         "zero"),
-        Mistake("NaN is inf", edits={NAN: "return 0x7C00"},
-                feedback="NaN becomes inf. Both have an exponent field of all ones, but NaN's significand isn't 0: 0x7E00 is "
-                         "usual"),
-        Mistake("NaN is zero", violates="any Python float", edits={NAN: "return 0"},
-                feedback="NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for example"),
-        Mistake("through fp32", violates="Round only once", answer=lambda value: right(torch.tensor(value).item()),
-                feedback="a number just off a tie is taken for one: as if it had gone through fp32 first. Round the float "
-                         "itself"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "returns the value",
+        "your function returns a value, not a pattern. Return the 16 bits as an int: for 1.0 that "
+        "is 0x3C00",
+        answer=lambda value: right(value) and decode(right(value), FP16),
+    ),
+    Mistake(
+        "no case for inf",
+        "inf can't be turned into an int: check for it first, and return its pattern, 0x7C00 or "
+        "0xFC00",
+        edits={IF_INF: "if False:"},
+    ),
+    Mistake(
+        "a quotient overflows",
+        "a number on the way becomes inf, which can't be turned into an int: check for overflow "
+        "first",
+        edits={STEPS: f"steps = round(size / TINY)\n{STEPS}"},
+    ),
+    Mistake(
+        "exponent field 1 too high",
+        "your exponent field is 1 too high: is it that of 1.m · 2^e, and is the hidden 1 counted "
+        "only once?",
+        edits={JOIN: JOIN.replace("14", "15")},
+    ),
+    Mistake(
+        "exponent field 1 too low",
+        "your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0",
+        edits={JOIN: JOIN.replace("14", "13")},
+    ),
+    Mistake(
+        "ignores the sign",
+        "negative numbers get the pattern of positive ones. The sign is the first of the 16 bits: "
+        "add 0x8000",
+        edits={SIGN: "sign = 0"},
+        violates="the sign is kept",
+    ),
+    Mistake(
+        "signed",
+        "your pattern is a negative int if the sign bit is 1. It should be from 0x0000 to 0xFFFF: "
+        "add `& 0xFFFF`",
+        edits={RETURN: f"{RETURN} - 2 * sign"},
+        violates="0x0000 to 0xFFFF",
+    ),
+    Mistake(
+        "truncates",
+        "you cut off the bits that don't fit. Round to the nearest step instead",
+        edits={STEPS: STEPS.replace("round", "math.floor")},
+        violates="nearest",
+    ),
+    Mistake(
+        "rounds up",
+        "you always round away from zero. Round to the nearest step instead",
+        edits={STEPS: STEPS.replace("round", "math.ceil")},
+    ),
+    Mistake(
+        "loses the carry",
+        "a significand rounded up to 2.0 has to raise the exponent field: join the two with `+`, "
+        "not `|` or a mask",
+        edits={JOIN: f"{JOIN}\nif steps == 2048:\n    pattern -= 1024"},
+    ),
+    Mistake(
+        "carry into a bit that is set",
+        "a significand rounded up to 2.0 raises the exponent field only if that is even, as with "
+        "`|`: use `+`",
+        edits={JOIN: f"{JOIN}\npattern -= 1024 * (steps == 2048 and exponent % 2 == 0)"},
+    ),
+    Mistake(
+        "caps the carry",
+        "a significand rounded up to 2.0 is capped below 2: let it carry into the exponent field, "
+        "which `+` does",
+        edits={JOIN: JOIN.replace("steps", "min(steps, 2047)")},
+    ),
+    Mistake(
+        "half up",
+        "ties always go up, away from zero. A tie goes to the neighbour whose pattern ends in 0",
+        edits={STEPS: "steps = math.floor(math.ldexp(size, 10 - exponent) + 0.5)"},
+        violates="Ties go to even",
+    ),
+    Mistake(
+        "overflow too early",
+        "everything past 65504 becomes inf, but up to 65520 it is 65504 that is nearest: round "
+        "first, then check",
+        edits={IF_INF: "if size > 65504:"},
+    ),
+    Mistake(
+        "clamps",
+        "what is too large becomes the largest number. From 65520 on it is inf, and a loss scaler "
+        "relies on that",
+        edits={RETURN: "return sign + min(pattern, 0x7BFF)"},
+        violates="what is too large becomes inf",
+    ),
+    Mistake(
+        "overflow loses the sign",
+        "what is too far below zero becomes +inf. It should be -inf, 0xFC00: keep the sign",
+        edits={RETURN: "return sign + pattern if pattern < 0x7C00 else 0x7C00"},
+    ),
+    Mistake(
+        "overflow is NaN",
+        "what is too large becomes NaN. It should be inf, whose significand is 0: 0x7C00",
+        edits={RETURN: "return sign + (pattern if pattern < 0x7C00 else 0x7E00)"},
+    ),
+    Mistake(
+        "flushes subnormals",
+        "numbers below 2^-14 become zero. fp16 continues there in steps of 2^-24, and the pattern "
+        "counts them",
+        edits={EXPONENT: f"if size < 2.0**-14:\n    return sign\n{EXPONENT}"},
+    ),
+    Mistake(
+        "exponent below −14",
+        "your exponent goes below −14. It stays at −14, with no hidden 1: the pattern counts "
+        "steps of 2^-24",
+        edits={EXPONENT: "exponent = math.frexp(size or TINY)[1] - 1"},
+    ),
+    Mistake(
+        "loses −0",
+        "the sign of −0.0 got lost. `-0.0 < 0` is False; `math.copysign(1.0, value)` has the sign "
+        "even of a zero",
+        edits={SIGN: "sign = 0x8000 if value < 0 else 0"},
+        violates="for zeros too",
+    ),
+    Mistake(
+        "NaN is inf",
+        "NaN becomes inf. Both have an exponent field of all ones, but NaN's significand isn't 0: "
+        "0x7E00 is usual",
+        edits={NAN: "return 0x7C00"},
+    ),
+    Mistake(
+        "NaN is zero",
+        "NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for "
+        "example",
+        edits={NAN: "return 0"},
+        violates="any Python float",
+    ),
+    Mistake(
+        "through fp32",
+        "a number just off a tie is taken for one: as if it had gone through fp32 first. Round "
+        "the float itself",
+        answer=lambda value: right(torch.tensor(value).item()),
+        violates="Round only once",
+    ),
+]
+
+encode_fp16 = Exercise(card, right, cases, mistakes)

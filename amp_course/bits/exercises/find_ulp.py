@@ -5,27 +5,61 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_course.bits import BF16, FP4_E2M1, FP6_E3M2, FP8_E4M3, FP8_E5M2, FP16, FP32, FloatFormat, decode, encode
-from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number, show_number
+from amp_course.bits import (
+    BF16,
+    FP4_E2M1,
+    FP6_E3M2,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP16,
+    FP32,
+    FloatFormat,
+    decode,
+    encode,
+)
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Results,
+    call_answer,
+    read_number,
+    show_number,
+)
 
-find_ulp = Exercise(
-    chapter="bits", name="find_ulp", number=3, title="How far to the next number?", difficulty=3, importance=5, minutes=10,
+card = Card(
+    chapter="bits",
+    name="find_ulp",
+    number=3,
+    title="How far to the next number?",
+    difficulty=3,
+    importance=5,
+    minutes=10,
     lines=4,
-    task="Write `find_ulp(x, fmt)`: return the gap between neighbouring numbers at |x|, for any format `fmt`, whatever its "
-    "widths and bias, and any |x| below its largest number, 0 included. If the format has |x|, return the gap above it.",
+    task="Write `find_ulp(x, fmt)`: return the gap between neighbouring numbers at |x|, for any "
+    "format `fmt`, whatever its widths and bias, and any |x| below its largest number, 0 "
+    "included. If the format has |x|, return the gap above it.",
     hints=(
         "At 1 the gap is eps. What is it at 2, at 4, at ½? And where does the halving stop?",
-        "Find the exponent of the power of two at or below |x|. `math.frexp` splits a float without rounding; "
-        "`math.floor(math.log2(x))` can be one too high just below a power of two.",
-        "With `n = max(math.frexp(abs(x))[1] - 1, fmt.min_exponent)`, but the minimum for 0, it is 2^(n − fmt.significand_bits).",
+        "Find the exponent of the power of two at or below |x|. `math.frexp` splits a float "
+        "without rounding; `math.floor(math.log2(x))` can be one too high just below a power of "
+        "two.",
+        "With `n = max(math.frexp(abs(x))[1] - 1, fmt.min_exponent)`, but the minimum for 0, it "
+        "is 2^(n − fmt.significand_bits).",
     ),
-    why="Add less than half of this gap to a number and the number doesn't change: chapter 02 is built on that.",
-    alternative="`max(math.frexp(x)[1] - 1, fmt.min_exponent)` of |x|, with a case for 0. For float64 Python has `math.ulp`, "
-    "and for its own types, float16 among them, NumPy has `np.spacing`.",
-)  # fmt: skip
+    why="Add less than half of this gap to a number and the number doesn't change: chapter 02 is "
+    "built on that.",
+    alternative="`max(math.frexp(x)[1] - 1, fmt.min_exponent)` of |x|, with a case for 0. For "
+    "float64 Python has `math.ulp`, and for its own types, float16 among them, NumPy has "
+    "`np.spacing`.",
+)
 
 NAMED = (FP16, BF16, FP8_E4M3, FP8_E5M2, FP32, FP6_E3M2, FP4_E2M1)
-BIASED = (FloatFormat("E4M3 with bias 11", 4, 3, 11, "fn"), FloatFormat("E5M42 with bias 1023", 5, 42, 1023))
+BIASED = (
+    FloatFormat("E4M3 with bias 11", 4, 3, 11, "fn"),
+    FloatFormat("E5M42 with bias 1023", 5, 42, 1023),
+)
 FORMATS = (*NAMED, FloatFormat.of(6, 9), *BIASED, FloatFormat.of(1, 3, "finite"))
 
 
@@ -39,8 +73,12 @@ def kinds(fmt: FloatFormat, draw: random.Random) -> dict[str, list[float]]:
     """Numbers of each kind in a format, in the order in which they are best understood."""
     low, high, tiny = fmt.min_exponent, fmt.max_exponent, fmt.smallest_normal
     powers = [2.0**n for n in (0, 1, -2, high, low, draw.randint(low, high)) if low <= n <= high]
-    normal = [x for power in powers for size in (1.5, 1.0, 1.25, 1.4) if (x := size * power) < fmt.max]
-    just_below = [x for power in powers for x in (power * (1 - fmt.eps / 8), math.nextafter(power, 0))]
+    normal = [
+        x for power in powers for size in (1.5, 1.0, 1.25, 1.4) if (x := size * power) < fmt.max
+    ]
+    just_below = [
+        x for power in powers for x in (power * (1 - fmt.eps / 8), math.nextafter(power, 0))
+    ]
     subnormal = [tiny * part for part in (fmt.eps, max(0.5, 1 - fmt.eps), 0.3)]
     return {
         "positive normal numbers": normal,
@@ -68,52 +106,116 @@ RETURN = "return math.ldexp(1.0, exponent - fmt.significand_bits)"
 CLAMPED = "exponent = max(math.frexp(size)[1] - 1, fmt.min_exponent)"
 LOG = "exponent = max(math.floor(math.log2(size)), fmt.min_exponent)"
 
-find_ulp.judge_by(
-    right=right, cases=cases, mistakes=[
-        Mistake("constant eps", edits={RETURN: "return fmt.eps"},
-                feedback="you return eps for every x. That is the gap from 1 to 2; it doubles at each power of two"),
-        Mistake("eps · |x|", edits={RETURN: "return size * fmt.eps"},
-                feedback="your gap grows with every x. It grows only at powers of two: it is eps times the one at or below |x|"),
-        Mistake("twice as wide", edits={EXPONENT: "exponent = math.frexp(size)[1]"},
-                feedback="your gap is twice as wide as it should be: is your exponent that of 1.m? Do all the stored bits "
-                         "count?"),
-        Mistake("exponent cut to an int", edits={EXPONENT: "exponent = int(math.log2(size))"},
-                feedback="between powers of two below 1 your exponent is one too high, as if rounded towards zero, which `int` "
-                         "does"),
-        Mistake("hidden 1 counted", edits={RETURN: "return math.ldexp(1.0, exponent - fmt.significand_bits - 1)"},
-                feedback="your gap is half of what it should be: M stored bits make 2^M steps to the next power of two, not "
-                         "2^(M+1)"),
-        Mistake("fp16 only", violates="any format", answer=lambda x, fmt: right(x, FP16),
-                feedback="you return fp16's gap for every format: use `fmt.significand_bits` and `fmt.min_exponent`"),
-        Mistake("fp16's range", edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED.replace("fmt.min_exponent", "-14")},
-                feedback="your exponent stops at −14 in every format, as in fp16: use `fmt.min_exponent`"),
-        Mistake("float64's gap", answer=lambda x, fmt: math.ulp(x),
-                feedback="you return the gap of Python's own floats, as `math.ulp` does. They have 52 bits: you need those of "
-                         "`fmt`"),
-        Mistake("gap below a power", violates="the gap above it", answer=lambda x, fmt: right(math.nextafter(abs(x), 0), fmt),
-                feedback="at a power of two you return the gap below it. Return the gap above it, which is twice as wide"),
-        Mistake("negative is tiny", violates="|x|", edits={SIZE: "size = max(x, fmt.smallest_normal)"},
-                feedback="you return the smallest gap for every negative number. Both sides of zero are alike: begin with "
-                         "`abs(x)`"),
-        Mistake("signed", edits={RETURN: f"{RETURN} * math.copysign(1.0, x)"},
-                feedback="your gap is negative for a negative number. A gap has no sign"),
-        Mistake("log2 of a negative", edits={SIZE: "size = x", EXPONENT: LOG},
-                feedback="a negative number has no logarithm. The gaps are the same on both sides of zero: begin with `abs(x)`"),
-        Mistake("log2", edits={EXPONENT: LOG},
-                feedback="just below a power of two you return the gap above it. `math.log2` rounds up there; `math.frexp` is "
-                         "exact"),
-        Mistake("rounds x first", answer=lambda x, fmt: right(decode(encode(x, fmt), fmt), fmt),
-                feedback="where x would round up to a power of two, you return the gap above that: don't round x first"),
-        Mistake("keeps halving", edits={SIZE: "size = abs(x) or fmt.smallest_normal"},
-                feedback="your gap keeps halving below the smallest normal number: keep the exponent at `fmt.min_exponent` "
-                         "there"),
-        Mistake("no subnormals", answer=lambda x, fmt: right(x, fmt) if abs(x) >= fmt.smallest_normal else fmt.smallest_normal,
-                feedback="below the smallest normal number your gap is that number. Subnormals are `fmt.smallest_subnormal` "
-                         "apart"),
-        Mistake("frexp of 0", violates="0 included", edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED},
-                feedback="your gap at 0 is that at ½: `math.frexp(0.0)` gives the exponent 0. Next to 0 are the smallest "
-                         "subnormals"),
-        Mistake("nothing at 0", edits={RETURN: f"{RETURN} if x else 0.0"},
-                feedback="you return 0 for 0. The gap there is `fmt.smallest_subnormal`: that is the next number"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "constant eps",
+        "you return eps for every x. That is the gap from 1 to 2; it doubles at each power of two",
+        edits={RETURN: "return fmt.eps"},
+    ),
+    Mistake(
+        "eps · |x|",
+        "your gap grows with every x. It grows only at powers of two: it is eps times the one at "
+        "or below |x|",
+        edits={RETURN: "return size * fmt.eps"},
+    ),
+    Mistake(
+        "twice as wide",
+        "your gap is twice as wide as it should be: is your exponent that of 1.m? Do all the "
+        "stored bits count?",
+        edits={EXPONENT: "exponent = math.frexp(size)[1]"},
+    ),
+    Mistake(
+        "exponent cut to an int",
+        "between powers of two below 1 your exponent is one too high, as if rounded towards zero, "
+        "which `int` does",
+        edits={EXPONENT: "exponent = int(math.log2(size))"},
+    ),
+    Mistake(
+        "hidden 1 counted",
+        "your gap is half of what it should be: M stored bits make 2^M steps to the next power of "
+        "two, not 2^(M+1)",
+        edits={RETURN: "return math.ldexp(1.0, exponent - fmt.significand_bits - 1)"},
+    ),
+    Mistake(
+        "fp16 only",
+        "you return fp16's gap for every format: use `fmt.significand_bits` and `fmt.min_exponent`",
+        answer=lambda x, fmt: right(x, FP16),
+        violates="any format",
+    ),
+    Mistake(
+        "fp16's range",
+        "your exponent stops at −14 in every format, as in fp16: use `fmt.min_exponent`",
+        edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED.replace("fmt.min_exponent", "-14")},
+    ),
+    Mistake(
+        "float64's gap",
+        "you return the gap of Python's own floats, as `math.ulp` does. They have 52 bits: you "
+        "need those of `fmt`",
+        answer=lambda x, fmt: math.ulp(x),
+    ),
+    Mistake(
+        "gap below a power",
+        "at a power of two you return the gap below it. Return the gap above it, which is twice "
+        "as wide",
+        answer=lambda x, fmt: right(math.nextafter(abs(x), 0), fmt),
+        violates="the gap above it",
+    ),
+    Mistake(
+        "negative is tiny",
+        "you return the smallest gap for every negative number. Both sides of zero are alike: "
+        "begin with `abs(x)`",
+        edits={SIZE: "size = max(x, fmt.smallest_normal)"},
+        violates="|x|",
+    ),
+    Mistake(
+        "signed",
+        "your gap is negative for a negative number. A gap has no sign",
+        edits={RETURN: f"{RETURN} * math.copysign(1.0, x)"},
+    ),
+    Mistake(
+        "log2 of a negative",
+        "a negative number has no logarithm. The gaps are the same on both sides of zero: begin "
+        "with `abs(x)`",
+        edits={SIZE: "size = x", EXPONENT: LOG},
+    ),
+    Mistake(
+        "log2",
+        "just below a power of two you return the gap above it. `math.log2` rounds up there; "
+        "`math.frexp` is exact",
+        edits={EXPONENT: LOG},
+    ),
+    Mistake(
+        "rounds x first",
+        "where x would round up to a power of two, you return the gap above that: don't round x "
+        "first",
+        answer=lambda x, fmt: right(decode(encode(x, fmt), fmt), fmt),
+    ),
+    Mistake(
+        "keeps halving",
+        "your gap keeps halving below the smallest normal number: keep the exponent at "
+        "`fmt.min_exponent` there",
+        edits={SIZE: "size = abs(x) or fmt.smallest_normal"},
+    ),
+    Mistake(
+        "no subnormals",
+        "below the smallest normal number your gap is that number. Subnormals are "
+        "`fmt.smallest_subnormal` apart",
+        answer=lambda x, fmt: (
+            right(x, fmt) if abs(x) >= fmt.smallest_normal else fmt.smallest_normal
+        ),
+    ),
+    Mistake(
+        "frexp of 0",
+        "your gap at 0 is that at ½: `math.frexp(0.0)` gives the exponent 0. Next to 0 are the "
+        "smallest subnormals",
+        edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED},
+        violates="0 included",
+    ),
+    Mistake(
+        "nothing at 0",
+        "you return 0 for 0. The gap there is `fmt.smallest_subnormal`: that is the next number",
+        edits={RETURN: f"{RETURN} if x else 0.0"},
+    ),
+]
+
+find_ulp = Exercise(card, right, cases, mistakes)

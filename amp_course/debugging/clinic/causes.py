@@ -8,16 +8,21 @@ from contextlib import contextmanager
 from amp_course.diagnosis.catalogue import catalogue, current_name
 
 # More than there are patients, so that the last one is not found by elimination.
-_NAMES = """anomaly-mode-meets-scaler beyond-fp16 clipped-while-scaled diverges division-by-zero host-waits
-infinite-derivative labels-out-of-range log-of-zero masked-row nan-in-data never-cleared overflow-reached-buffer
-ranks-drift ranks-with-different-counts ranks-with-different-scales tf32-settings-mixed updates-vanish"""
+_NAMES = """
+anomaly-mode-meets-scaler beyond-fp16 clipped-while-scaled diverges division-by-zero host-waits
+infinite-derivative labels-out-of-range log-of-zero masked-row nan-in-data never-cleared
+overflow-reached-buffer ranks-drift ranks-with-different-counts ranks-with-different-scales
+tf32-settings-mixed updates-vanish
+"""
 CAUSES = {name: catalogue()[name].sentence for name in _NAMES.split()}
 
 _named: list[str] = []
 
 
 def cause(name: str) -> None:
-    """Name, in the first line of an answer, the cause of the script's fault. Raises ValueError for none of `CAUSES`."""
+    """Name, in the first line of an answer, the cause of the script's fault.
+    Raises ValueError for none of `CAUSES`.
+    """
     name = current_name(name)  # answers from before a renaming still pass
     if name not in CAUSES:
         raise ValueError(f"{name!r} is not one of the causes to choose from: {', '.join(CAUSES)}.")

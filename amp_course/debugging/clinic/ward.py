@@ -1,4 +1,6 @@
-"""A ward round: the doctor examines every patient's script, unchanged; its diagnosis is compared with the known fault."""
+"""A ward round: the doctor examines every patient's script, unchanged;
+its diagnosis is compared with the known fault.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ _SPOILER = "Show the table. It names the cause of every patient, so it spoils th
 
 
 def find_patient(name: str) -> Path:
-    """Return the path of a patient's script. Raises ValueError for a name that is not one of `KNOWN`."""
+    """Return the path of a patient's script. Raises ValueError for a name that is not one of
+    `KNOWN`.
+    """
     if name not in KNOWN:
         raise ValueError(f"{name!r} is not a patient: choose one of {', '.join(KNOWN)}.")
     return Path(patients.__file__).with_name(f"{name}.py")
 
 
 def complaint(name: str) -> str:
-    """Return what a patient's script says of itself: the symptom and the thread that it is taken from."""
-    return (ast.get_docstring(ast.parse(find_patient(name).read_text("utf-8"))) or "").split("\n")[0]
+    """Return what a patient's script says of itself: the symptom and the thread that it is taken
+    from.
+    """
+    return (ast.get_docstring(ast.parse(find_patient(name).read_text("utf-8"))) or "").split("\n")[
+        0
+    ]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,9 @@ class Round:
     diagnoses: dict[str, Report]
 
     def verdict(self, name: str) -> str:
-        """Say how a diagnosis compares with what is known: "named", "as advice", "as observed", "another" or "nothing"."""
+        """Say how a diagnosis compares with what is known:
+        "named", "as advice", "as observed", "another" or "nothing".
+        """
         one, known = self.diagnoses[name], KNOWN.get(name, "not known")
         if known in one.names:
             return "named"
@@ -69,12 +79,22 @@ class Round:
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
         rows = [["patient", "its fault", "the doctor's findings", "verdict"]]
-        rows += [[name, KNOWN.get(name, "not known"), ", ".join(one.names) or one.problem or "none", self.verdict(name)]
-                 for name, one in self.diagnoses.items()]  # fmt: skip
+        rows += [
+            [
+                name,
+                KNOWN.get(name, "not known"),
+                ", ".join(one.names) or one.problem or "none",
+                self.verdict(name),
+            ]
+            for name, one in self.diagnoses.items()
+        ]
         return rows
 
     def __str__(self) -> str:
-        return f"{text_table(self.rows())}\n{self.named} of {len(self.diagnoses)} causes named as faults"
+        return (
+            f"{text_table(self.rows())}\n{self.named} of {len(self.diagnoses)} causes named as "
+            f"faults"
+        )
 
     __repr__ = __str__
 
@@ -84,7 +104,9 @@ class Round:
 
 
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
-    """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own, once."""
+    """Let the doctor examine patients, `at_once` of them in parallel,
+    each in a process of its own, once.
+    """
 
     def examine(name: str) -> Report:
         return examine_script(find_patient(name), threads=1, again=False)

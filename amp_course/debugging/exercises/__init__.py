@@ -15,6 +15,17 @@ from amp_course.debugging.exercises.uneven_ranks import uneven_ranks
 from amp_course.debugging.exercises.zero_amax import zero_amax
 
 ALL = (
-    scaled_clip, never_cleared, uneven_ranks, t5_overflow, masked_rows, ranks_differ, anomaly_warmup, late_anomaly, zero_amax,
-    scaler_syncs, bf16_updates, tf32_mixed, poisoned_norm,
-)  # fmt: skip
+    scaled_clip,
+    never_cleared,
+    uneven_ranks,
+    t5_overflow,
+    masked_rows,
+    ranks_differ,
+    anomaly_warmup,
+    late_anomaly,
+    zero_amax,
+    scaler_syncs,
+    bf16_updates,
+    tf32_mixed,
+    poisoned_norm,
+)

@@ -8,28 +8,37 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_course.checking import Case, Exercise, Mistake, read_tensor
+from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.t5_overflow import Block
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
 
-t5_overflow = Exercise(
-    chapter="debugging", name="t5_overflow", number=4, title="NaN after some steps, in fp16 only", difficulty=3, importance=5,
-    minutes=8, lines=5,
-    task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault. It is called in "
-    "a region of fp16 autocast, with `hidden` in fp32 or in fp16. It returns fp32, right to 1%, "
-    "also where `hidden` or the result is beyond 65,504. The matmul of `wi` stays in fp16, and "
-    "gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
+card = Card(
+    chapter="debugging",
+    name="t5_overflow",
+    number=4,
+    title="NaN after some steps, in fp16 only",
+    difficulty=3,
+    importance=5,
+    minutes=8,
+    lines=5,
+    task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault. It is called "
+    "in a region of fp16 autocast, with `hidden` in fp32 or in fp16. It returns fp32, right to "
+    "1%, also where `hidden` or the result is beyond 65,504. The matmul of `wi` stays in fp16, "
+    "and gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
     hints=(
-        "Which module is the first to give something that is not finite? What does the same module give in fp32?",
-        "In fp16, everything above 65,504 is inf. `wo` runs in fp16 although its weights are in fp32, and it would do so for an "
-        "fp32 input, too. What chooses its dtype?",
-        'In `with torch.autocast("cpu", enabled=False):`, compute `hidden + block.wo(inner.float())`; the cause is '
-        "'beyond-fp16'.",
+        "Which module is the first to give something that is not finite? What does the same "
+        "module give in fp32?",
+        "In fp16, everything above 65,504 is inf. `wo` runs in fp16 although its weights are in "
+        "fp32, and it would do so for an fp32 input, too. What chooses its dtype?",
+        'In `with torch.autocast("cpu", enabled=False):`, compute `hidden + '
+        "block.wo(inner.float())`; the cause is 'beyond-fp16'.",
     ),
-    why="A loss scale only moves gradients. What overflows in the forward pass is inf before there is a loss to scale.",
-    alternative="run `wo` in a region of bf16 autocast, which has fp32's range, and add its output to `hidden.float()`.",
-)  # fmt: skip
+    why="A loss scale only moves gradients. What overflows in the forward pass is inf before "
+    "there is a loss to scale.",
+    alternative="run `wo` in a region of bf16 autocast, which has fp32's range, and add its "
+    "output to `hidden.float()`.",
+)
 
 
 def right(block: Any, hidden: Any) -> Any:
@@ -40,11 +49,22 @@ def right(block: Any, hidden: Any) -> Any:
     return hidden.float() + change
 
 
-CASES = (  # the case; the dtype of the hidden states, how large they are, and the largest output of `wo`
+# the case; the dtype of the hidden states, how large they are, and the largest output of `wo`
+CASES = (
     ("where all results are small", torch.float32, 1.0, 30.0),
     ("where `wo` gives up to 150,000", torch.float32, 1.0, 150_000.0),
-    ("where `hidden` holds up to 40,000, in fp16, and `wo` gives up to 50,000", torch.float16, 40_000.0, 50_000.0),
-    ("where `hidden` holds up to 100,000, in fp32, and `wo` up to 50,000", torch.float32, 100_000.0, 50_000.0),
+    (
+        "where `hidden` holds up to 40,000, in fp16, and `wo` gives up to 50,000",
+        torch.float16,
+        40_000.0,
+        50_000.0,
+    ),
+    (
+        "where `hidden` holds up to 100,000, in fp32, and `wo` up to 50,000",
+        torch.float32,
+        100_000.0,
+        50_000.0,
+    ),
 )
 
 
@@ -74,9 +94,9 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             weight.data = torch.randn(weight.shape, generator=generator) * 2
         signs = torch.randint(0, 2, (5, 8), generator=generator) * 2.0 - 1
         hidden = (signs * size * (0.9 + 0.1 * torch.rand(5, 8, generator=generator))).to(dtype)
-        with (
-            torch.no_grad()
-        ):  # scale and case `wo`, so that its largest output has the same sign as the hidden state there
+        # scale and case `wo`, so that its largest output has the same sign as the hidden state
+        # there
+        with torch.no_grad():
             change = block.wo(torch.relu(block.wi(block.norm(hidden.float()))))
             token, place = divmod(int(change.abs().argmax()), 8)
             block.wo.weight *= largest / float(change.abs().max())
@@ -90,13 +110,22 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             got.backward(arriving.to(got.dtype))
         gradients = {"wi": block.wi.weight.grad, "wo": block.wo.weight.grad, "hidden": hidden.grad}
         matmul = " and ".join(sorted(products.dtypes)) or "none"
-        yield Case(case, {
-            "the result": result.double() if result.is_floating_point() else result,
-            "the dtype of the result": str(result.dtype)[6:],
-            "the dtype that the matmul of `wi` runs in": matmul,
-            **{f"the gradient of `{name}`": read_gradient(one) for name, one in gradients.items()},
-            "the dtypes of the weights after the call": " and ".join(sorted({str(w.dtype)[6:] for w in block.parameters()})),
-        }, evidence={"wi": matmul})  # fmt: skip
+        yield Case(
+            case,
+            {
+                "the result": result.double() if result.is_floating_point() else result,
+                "the dtype of the result": str(result.dtype)[6:],
+                "the dtype that the matmul of `wi` runs in": matmul,
+                **{
+                    f"the gradient of `{name}`": read_gradient(one)
+                    for name, one in gradients.items()
+                },
+                "the dtypes of the weights after the call": " and ".join(
+                    sorted({str(w.dtype)[6:] for w in block.parameters()})
+                ),
+            },
+            evidence={"wi": matmul},
+        )
         causes.append(named)
     yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
@@ -106,67 +135,135 @@ def read_gradient(gradient: Tensor | None) -> Any:
     return "missing" if gradient is None else gradient.double()
 
 
-INNER, REGION = "inner = torch.relu(block.wi(block.norm(hidden)))", 'with torch.autocast("cpu", enabled=False):'
+INNER, REGION = (
+    "inner = torch.relu(block.wi(block.norm(hidden)))",
+    'with torch.autocast("cpu", enabled=False):',
+)
 CHANGE, RETURN = "change = block.wo(inner.float())", "return hidden.float() + change"
 SUM, IN_FP16 = "return hidden + change", {REGION: "if True:"}
 WI_IN_FP32 = {INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))"}
 BFLOAT16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
 OVERFLOWS = (
-    "`wo` runs in fp16, or what it gives is cast to fp16, where everything above 65,504 is inf. Autocast casts an fp32 "
-    'input down again, so `.float()` alone changes nothing: switch autocast (for "cpu" here) off around `wo`'
+    "`wo` runs in fp16, or what it gives is cast to fp16, where everything above 65,504 is inf. "
+    "Autocast casts an fp32 "
+    'input down again, so `.float()` alone changes nothing: switch autocast (for "cpu" here) off '
+    "around `wo`"
 )
-CUT_OFF = "what is beyond 65,504 is replaced by a limit, which is finite but wrong: compute `wo` and the sum in fp32"
+CUT_OFF = (
+    "what is beyond 65,504 is replaced by a limit, which is finite but wrong: compute `wo` and the "
+    "sum in fp32"
+)
 
-t5_overflow.judge_by(
-    right=right, cases=cases, tolerance=1e-2,
-    said=describe_cause("In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."),
-    mistakes=[
-        Mistake("unchanged", violates="a `Block.forward` without the fault", answer=Block.forward, feedback=OVERFLOWS),
-        Mistake("casts the input of wo", edits=IN_FP16, feedback=OVERFLOWS),
-        Mistake("wo in place of wi", edits={**WI_IN_FP32, **IN_FP16},
-                feedback=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
-                "output fits into fp16"),
-        Mistake("wo in place of wi, added in fp16", edits={**WI_IN_FP32, **IN_FP16, RETURN: SUM},
-                feedback=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
-                "output fits into fp16"),
-        Mistake("hidden in fp16", violates="also where `hidden` or the result is beyond 65,504",
-                edits={RETURN: "return hidden.half().float() + change"},
-                feedback="`hidden` goes through fp16 before it is added. In fp32 it may be larger "
-                "than 65,504, which gives inf: add it in fp32"),
-        Mistake("the norm of hidden in fp16", edits={INNER: INNER.replace("hidden", "hidden.half()")},
-                feedback="`hidden` goes through fp16 before the norm. In fp32 it may be larger than "
-                "65,504, which gives inf: leave it as it is, since autocast casts what goes into "
-                "`wi`"),
-        Mistake("clamps", violates="right to 1%", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
-                feedback=CUT_OFF),
-        Mistake("clamps the output of wo, adds in fp32", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
-                feedback=CUT_OFF),
-        Mistake("clamps the sum", edits={**IN_FP16, RETURN: "return (hidden + change).clamp(-65504, 65504)"}, feedback=CUT_OFF),
-        Mistake("fp32's largest number for inf", edits={**IN_FP16, RETURN: "return (hidden.float() + change).nan_to_num()"},
-                feedback="the inf from `wo` becomes the largest number of fp32, which is finite but "
-                "wrong: compute `wo` in fp32"),
-        Mistake("zeroes what overflows", edits={**IN_FP16, CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
-                feedback="what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32"),
-        Mistake("back to fp16", violates="It returns fp32", edits={RETURN: "return (hidden + change).half()"},
-                feedback="the result is in fp16, where everything above 65,504 is inf: add in fp32, "
-                "and return fp32"),
-        Mistake("back to hidden's dtype", violates="`hidden` in fp32 or in fp16",
-                edits={RETURN: "return hidden + change.to(hidden.dtype)"},
-                feedback="for `hidden` in fp16 the result is in fp16, where a sum above 65,504 is "
-                "inf, although both parts fit: add in fp32, and return fp32"),
-        Mistake("all in fp32", violates="stays in fp16", edits=WI_IN_FP32,
-                feedback="`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off around `wo` "
-                         "only"),
-        Mistake("all in bf16", edits={REGION: BFLOAT16, INNER: f"{BFLOAT16}\n    {INNER}"},
-                feedback="`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more than 65,504"),
-        Mistake("no residual", edits={RETURN: "return change"},
-                feedback="`hidden` is not added any more: the block returns `hidden` plus what `wo` gives"),
-        Mistake("smaller, and not enlarged", edits={REGION: "if True:", CHANGE: "change = block.wo(inner / 16)"},
-                feedback="what `wo` gives comes back 16 times too small: if you divide by 16 before "
-                "`wo`, multiply by 16 after it, in fp32"),
-        Mistake("without gradients", violates="gradients reach `wi`, `wo` and `hidden`",
-                edits={REGION: 'with torch.no_grad(), torch.autocast("cpu", enabled=False):'},
-                feedback="no gradient passes through `wo` or reaches its weight, as under `no_grad`: "
-                "switch only autocast off there"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "unchanged", OVERFLOWS, answer=Block.forward, violates="a `Block.forward` without the fault"
+    ),
+    Mistake("casts the input of wo", OVERFLOWS, edits=IN_FP16),
+    Mistake(
+        "wo in place of wi",
+        f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
+        "output fits into fp16",
+        edits={**WI_IN_FP32, **IN_FP16},
+    ),
+    Mistake(
+        "wo in place of wi, added in fp16",
+        f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
+        "output fits into fp16",
+        edits={**WI_IN_FP32, **IN_FP16, RETURN: SUM},
+    ),
+    Mistake(
+        "hidden in fp16",
+        "`hidden` goes through fp16 before it is added. In fp32 it may be larger than 65,504, "
+        "which gives inf: add it in fp32",
+        edits={RETURN: "return hidden.half().float() + change"},
+        violates="also where `hidden` or the result is beyond 65,504",
+    ),
+    Mistake(
+        "the norm of hidden in fp16",
+        "`hidden` goes through fp16 before the norm. In fp32 it may be larger than 65,504, which "
+        "gives inf: leave it as it is, since autocast casts what goes into `wi`",
+        edits={INNER: INNER.replace("hidden", "hidden.half()")},
+    ),
+    Mistake(
+        "clamps",
+        CUT_OFF,
+        edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
+        violates="right to 1%",
+    ),
+    Mistake(
+        "clamps the output of wo, adds in fp32",
+        CUT_OFF,
+        edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
+    ),
+    Mistake(
+        "clamps the sum",
+        CUT_OFF,
+        edits={**IN_FP16, RETURN: "return (hidden + change).clamp(-65504, 65504)"},
+    ),
+    Mistake(
+        "fp32's largest number for inf",
+        "the inf from `wo` becomes the largest number of fp32, which is finite but wrong: compute "
+        "`wo` in fp32",
+        edits={**IN_FP16, RETURN: "return (hidden.float() + change).nan_to_num()"},
+    ),
+    Mistake(
+        "zeroes what overflows",
+        "what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32",
+        edits={**IN_FP16, CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
+    ),
+    Mistake(
+        "back to fp16",
+        "the result is in fp16, where everything above 65,504 is inf: add in fp32, and return fp32",
+        edits={RETURN: "return (hidden + change).half()"},
+        violates="It returns fp32",
+    ),
+    Mistake(
+        "back to hidden's dtype",
+        "for `hidden` in fp16 the result is in fp16, where a sum above 65,504 is inf, although "
+        "both parts fit: add in fp32, and return fp32",
+        edits={RETURN: "return hidden + change.to(hidden.dtype)"},
+        violates="`hidden` in fp32 or in fp16",
+    ),
+    Mistake(
+        "all in fp32",
+        "`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off "
+        "around `wo` only",
+        edits=WI_IN_FP32,
+        violates="stays in fp16",
+    ),
+    Mistake(
+        "all in bf16",
+        "`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more "
+        "than 65,504",
+        edits={REGION: BFLOAT16, INNER: f"{BFLOAT16}\n    {INNER}"},
+    ),
+    Mistake(
+        "no residual",
+        "`hidden` is not added any more: the block returns `hidden` plus what `wo` gives",
+        edits={RETURN: "return change"},
+    ),
+    Mistake(
+        "smaller, and not enlarged",
+        "what `wo` gives comes back 16 times too small: if you divide by 16 before `wo`, multiply "
+        "by 16 after it, in fp32",
+        edits={REGION: "if True:", CHANGE: "change = block.wo(inner / 16)"},
+    ),
+    Mistake(
+        "without gradients",
+        "no gradient passes through `wo` or reaches its weight, as under `no_grad`: switch only "
+        "autocast off there",
+        edits={REGION: 'with torch.no_grad(), torch.autocast("cpu", enabled=False):'},
+        violates="gradients reach `wi`, `wo` and `hidden`",
+    ),
+]
+
+t5_overflow = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1e-2,
+    said=describe_cause(
+        "In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."
+    ),
+)

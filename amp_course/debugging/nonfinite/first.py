@@ -27,25 +27,35 @@ def first_nonfinite(
     scaler: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
     steps: int = 1,
 ) -> Nonfinite:
-    """Run `step(*batch)` up to `steps` times, until an inf or NaN does harm; say which op made it, where, and of what.
+    """Run `step(*batch)` up to `steps` times, until an inf or NaN does harm; say which op made it,
+    where, and of what.
 
-    A call takes longer than the steps in it: every op is looked at, and all that the step can change is copied before and
-    restored after. For one step that is 1.6 times the step if it takes 0.1 s, and some 13 times if it takes a millisecond.
+    A call takes longer than the steps in it: every op is looked at, and all that the step can
+    change is copied before and restored after. For one step that is 1.6 times the step if it takes
+    0.1 s, and some 13 times if it takes a millisecond.
 
     step:    whatever you call for a batch: a function, a method, a closure
     batches: tuples, dicts or single objects; without any, the step is called without arguments
-    model, optimizer, scaler: one or a list, so that they are put back; what else the step can reach is put back too
+    model, optimizer, scaler: one or a list, so that they are put back; what else the step can reach
+        is put back too
 
-    Weights, gradients, states, buffers and random numbers are as before afterwards. Raises what the step raises, unless an
-    inf or NaN had done harm by then. Raises TypeError for a step that cannot be called and for what holds no
-    batches, ValueError for fewer than 1 step and for no batch at all.
+    Weights, gradients, states, buffers and random numbers are as before afterwards. Raises what the
+    step raises, unless an inf or NaN had done harm by then. Raises TypeError for a step that cannot
+    be called and for what holds no batches, ValueError for fewer than 1 step and for no batch at
+    all.
     Example: first_nonfinite(step, batches, model=model).first.op → "exp"
     """
     if not callable(step):
-        raise TypeError(f"step has to be a function that runs one training step, and this is a {type(step).__name__}.")
-    if isinstance(batches, (str, bytes, Mapping, torch.Tensor)) or not isinstance(batches, Iterable):
         raise TypeError(
-            f"batches is a {type(batches).__name__}: pass a DataLoader or a list of batches, [(inputs, targets), …]; for a step "
+            f"step has to be a function that runs one training step, and this is a "
+            f"{type(step).__name__}."
+        )
+    if isinstance(batches, (str, bytes, Mapping, torch.Tensor)) or not isinstance(
+        batches, Iterable
+    ):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}: pass a DataLoader or a list of batches, "
+            f"[(inputs, targets), …]; for a step "
             "that fetches its own data, leave it out."
         )
     if steps < 1:
@@ -68,13 +78,18 @@ def first_nonfinite(
                         error = raised
                         watch.look_at_error(raised)
                     watch.look_at_weights()
-                    if error is not None or any(birth.harmful for birth in watch.births) or watch.given:
+                    if (
+                        error is not None
+                        or any(birth.harmful for birth in watch.births)
+                        or watch.given
+                    ):
                         break
         finally:
             snapshot.restore()
     if number == 0:
         raise ValueError(
-            "batches is empty: pass at least one batch, or leave it out for a step that fetches its own data."
+            "batches is empty: pass at least one batch, or leave it out for a step that fetches "
+            "its own data."
         )
     found = replace(Nonfinite.of(watch, error), not_put_back=tuple(snapshot.lost.items()))
     if error is not None and found.first is None:

@@ -21,7 +21,11 @@ def check_passes(update: Update, training: Training) -> Findings:
         yield finding("autocast-left-open")
     elif any(one.in_autocast for one in update.backwards):
         yield finding("backward-in-autocast")
-    if update.error is not None or update.backwards or any(not one.gradient.empty for one in update.steps()):
+    if (
+        update.error is not None
+        or update.backwards
+        or any(not one.gradient.empty for one in update.steps())
+    ):
         return
     if not any(p.requires_grad for slot in training.slots for p in slot.parameters):
         yield finding("frozen-optimizer", gradients_that_arrived=0)
@@ -37,8 +41,17 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     passes = [one for one in update.backwards if one.arrived]
     if not passes:
         return
-    for one in [one for one in regions if one.inside and one.casts and not one.enabled and one.device != device][:1]:
-        yield finding("island-of-another-device", place=str(one.line or ""), made_for=one.device, parameters_on=device)
+    for one in [
+        one
+        for one in regions
+        if one.inside and one.casts and not one.enabled and one.device != device
+    ][:1]:
+        yield finding(
+            "island-of-another-device",
+            place=str(one.line or ""),
+            made_for=one.device,
+            parameters_on=device,
+        )
     entered = [one for one in regions if one.device == device]
     on = any(one.enabled for one in entered)
     ran = [*(op for one in passes for op in one.graph.loss_ops), *update.losses_outside]
@@ -49,36 +62,48 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     elif on and late:
         name, dtype = late[0][0], str(late[0][1])[6:]
         cause = (
-            f"a part of the loss (`{name}`) was computed in {dtype} after the region had ended; inside it, autocast on a GPU "
+            f"a part of the loss (`{name}`) was computed in {dtype} after the region had ended; "
+            f"inside it, autocast on a GPU "
             "runs that in fp32"
         )
         yield finding("loss-outside-autocast", cause, such_operations=len(late))
     if second is not None and second.scalers_made and second.called("scale"):
-        yield finding("scaler-inside-step", scalers_made_in_two_updates=update.scalers_made + second.scalers_made)
+        yield finding(
+            "scaler-inside-step",
+            scalers_made_in_two_updates=update.scalers_made + second.scalers_made,
+        )
     if any(one.graph.low or one.graph.opaque for one in passes):
         return
     matmuls = sum(one.graph.fp32_matmuls for one in passes)
     if on and matmuls:
         cause = (
-            "an autocast region was entered, and nothing in it runs in 16 bits: the layers of the model run outside of it, or in "
-            "an inner region that switches autocast off"
+            "an autocast region was entered, and nothing in it runs in 16 bits: the layers of the "
+            "model run outside of it, or in an inner region that switches autocast off"
         )
         yield finding("no-autocast", cause, matrix_products_and_convolutions_in_fp32=matmuls)
     elif update.called("scale") and not on:
         elsewhere = " and ".join(sorted({one.device for one in regions if one.enabled}))
         cause = (
-            f"the loss is scaled, and nothing runs in 16 bits: autocast was entered for {elsewhere}, and the parameters are on "
-            f"{device}"
+            f"the loss is scaled, and nothing runs in 16 bits: autocast was entered for "
+            f"{elsewhere}, and the parameters are on {device}"
         )
         yield finding(
-            "no-autocast", cause if elsewhere else "", regions_entered=len(entered), backward_passes=len(passes)
+            "no-autocast",
+            cause if elsewhere else "",
+            regions_entered=len(entered),
+            backward_passes=len(passes),
         )
 
 
 def in_fp16_unscaled(update: Update, training: Training) -> bool:
     """Return True if gradients come out of fp16 autocast, and no scaler was called."""
-    on = [one.dtype for one in update.of(Region) if one.enabled and one.device == training.device_type]
-    halves = any(one.arrived and torch.float16 in one.graph.low and one.graph.casts for one in update.backwards)
+    on = [
+        one.dtype for one in update.of(Region) if one.enabled and one.device == training.device_type
+    ]
+    halves = any(
+        one.arrived and torch.float16 in one.graph.low and one.graph.casts
+        for one in update.backwards
+    )
     return torch.float16 in on and halves and not update.called("scale")
 
 
@@ -88,7 +113,9 @@ def check_zeros(updates: Sequence[Update], training: Training) -> Iterator[Findi
         steps = [one.gradient for update in updates for one in update.steps(number)]
         if not steps or not all(any(one.present) and one.empty for one in steps):
             continue
-        came = [one.arrived[number] for u in updates for one in u.backwards if number in one.arrived]
+        came = [
+            one.arrived[number] for u in updates for one in u.backwards if number in one.arrived
+        ]
         by_grad = any(update.differentiated > len(update.backwards) for update in updates)
         if any(not one.empty for one in came) or not (came or by_grad):
             continue
@@ -108,7 +135,10 @@ def check_weights(update: Update, training: Training) -> Findings:
             continue
         cause = "the gradients are finite, and after one step weights are inf or NaN"
         if any(p.dtype == torch.float16 for p in slot.parameters):
-            cause += ": the optimizer computes in fp16, where Adam's eps of 1e-8 is 0 and the squares of small gradients are too"
+            cause += (
+                ": the optimizer computes in fp16, where Adam's eps of 1e-8 is 0 and the "
+                "squares of small gradients are too"
+            )
             yield finding("fp16-parameters", cause, optimizer=number)
         else:
             yield finding("not-finite", cause, optimizer=number, learning_rate=steps[0].rate)
@@ -136,12 +166,22 @@ def mixes_weights(updates: Sequence[Update], training: Training) -> bool:
 def check_steps(updates: Sequence[Update], training: Training, accumulate: int) -> Findings:
     """Look for steps that used gradients twice, or came in every micro-batch."""
     for number, steps in _uses(updates, training):
-        in_group = {one.call for one in updates[0].steps(number) if one.call < accumulate and not one.gradient.empty}
+        in_group = {
+            one.call
+            for one in updates[0].steps(number)
+            if one.call < accumulate and not one.gradient.empty
+        }
         if accumulate > 1 and len(in_group) > 1:
-            cause = f"the optimizer stepped {len(in_group)} times in a group of {accumulate} micro-batches"
+            cause = (
+                f"the optimizer stepped {len(in_group)} times in a group of {accumulate} "
+                f"micro-batches"
+            )
             every = len(in_group) >= accumulate
             yield finding(
-                "stepped-every-micro-batch", "" if every else cause, steps=len(in_group), micro_batches=accumulate
+                "stepped-every-micro-batch",
+                "" if every else cause,
+                steps=len(in_group),
+                micro_batches=accumulate,
             )
             continue
         for before, after in itertools.pairwise(steps):
@@ -159,14 +199,24 @@ def check_clearing(updates: Sequence[Update], training: Training) -> Findings:
             old = used.parts[len(used.stale)].before[number].norm
             yield finding("never-cleared", norm_of_gradients_left_over=old)
         if steps and all(one.step.gradient.empty for one in steps):
-            came = (one.arrived.get(number) for used in steps for one in [*used.parts, *used.cleared])
-            if any(one is not None and not one.empty and one.finite for one in came):  # inf may have been replaced by 0
+            came = (
+                one.arrived.get(number) for used in steps for one in [*used.parts, *used.cleared]
+            )
+            if any(
+                one is not None and not one.empty and one.finite for one in came
+            ):  # inf may have been replaced by 0
                 yield finding("cleared-before-step", optimizer=number)
         moving = [
-            one for one in steps if not one.step.gradient.empty and one.step.gradient.finite and one.step.rate > 0
+            one
+            for one in steps
+            if not one.step.gradient.empty and one.step.gradient.finite and one.step.rate > 0
         ]
         moved = any(update.changed[number] for update in updates)
-        if not moved and len(moving) > 1 and _ought_to_move(moving[0], training.slots[number].parameters):
+        if (
+            not moved
+            and len(moving) > 1
+            and _ought_to_move(moving[0], training.slots[number].parameters)
+        ):
             yield finding("weights-unchanged", steps=len(moving), learning_rate=moving[0].step.rate)
 
 
@@ -199,8 +249,8 @@ def frozen_optimizer(training: Training, number: int, **evidence: float | str) -
     if any(p.requires_grad for p in training.slots[number].parameters):
         evidence["variant"] = "detached"
         cause = (
-            "not one parameter of this optimizer gets a gradient: the loss does not depend on them, or `.item()`, `.detach()` or "
-            "`no_grad()` cuts it off"
+            "not one parameter of this optimizer gets a gradient: the loss does not depend on "
+            "them, or `.item()`, `.detach()` or `no_grad()` cuts it off"
         )
     return finding("frozen-optimizer", cause, optimizer=number, **evidence)
 
@@ -211,13 +261,17 @@ def never_stepped(update: Update, training: Training, groups: int) -> Findings:
     if not any(steps):
         yield finding("never-stepped", updates=groups, steps=0)
     elif not all(steps):
-        yield finding("optimizer-not-stepped", optimizer=steps.index(0), updates=groups, steps=str(steps))
+        yield finding(
+            "optimizer-not-stepped", optimizer=steps.index(0), updates=groups, steps=str(steps)
+        )
 
 
 # ---- the scaler, and the schedule ----
 
 
-def check_updates(updates: Sequence[Update], training: Training, accumulate: int, *, cleared: bool = True) -> Findings:
+def check_updates(
+    updates: Sequence[Update], training: Training, accumulate: int, *, cleared: bool = True
+) -> Findings:
     """Look for one update of the scaler after the steps, one unscaling after the backward passes.
 
     cleared: the gradients are, so that it can be told when those of a step began to arrive
@@ -243,7 +297,9 @@ def check_updates(updates: Sequence[Update], training: Training, accumulate: int
             if between:
                 yield _misplaced_update(between, used, training, accumulate)
                 return
-            since = max((place[id(one)] for one in scaler_updates if place[id(one)] < begin), default=-1)
+            since = max(
+                (place[id(one)] for one in scaler_updates if place[id(one)] < begin), default=-1
+            )
             unscaled = [one for one in calls if one.name == "unscale" and one.number == number]
             for first in [one for one in unscaled if since < place[id(one)] < end][:1]:
                 after_it = sum(one > place[id(first)] for one in fresh)
@@ -254,11 +310,19 @@ def check_updates(updates: Sequence[Update], training: Training, accumulate: int
                     return
 
 
-def _misplaced_update(updates: Sequence[Call], used: Used, training: Training, accumulate: int) -> Finding:
+def _misplaced_update(
+    updates: Sequence[Call], used: Used, training: Training, accumulate: int
+) -> Finding:
     if accumulate > 1 and updates[0].call < used.step.call:
-        return finding("update-every-micro-batch", updates_before_the_step=len(updates), micro_batches=accumulate)
+        return finding(
+            "update-every-micro-batch",
+            updates_before_the_step=len(updates),
+            micro_batches=accumulate,
+        )
     if len(training.optimizers) > 1:
-        return finding("update-per-optimizer", optimizer=used.step.number, updates_before_its_step=len(updates))
+        return finding(
+            "update-per-optimizer", optimizer=used.step.number, updates_before_its_step=len(updates)
+        )
     return finding("update-before-step", updates_before_the_step=len(updates))
 
 
@@ -273,7 +337,10 @@ def check_schedule(updates: Sequence[Update], training: Training, accumulate: in
     for number, scheduler in enumerate(training.schedulers):
         owner = _optimizer_of(scheduler, training) or 0
         moves = sum(len(update.called("scheduler", number)) for update in updates)
-        steps = sum(max(len(update.steps(owner)), len(update.called("scaler.step", owner))) for update in updates)
+        steps = sum(
+            max(len(update.steps(owner)), len(update.called("scaler.step", owner)))
+            for update in updates
+        )
         if not moves:
             yield finding("scheduler-never-moved", steps_of_its_optimizer=steps, moves=0)
         elif moves > steps > 0:
@@ -284,7 +351,9 @@ def check_schedule(updates: Sequence[Update], training: Training, accumulate: in
             yield finding("scheduler-before-optimizer")
 
 
-def overwritten_rates(updates: Sequence[Update], training: Training, rates: Sequence[float]) -> Iterator[str]:
+def overwritten_rates(
+    updates: Sequence[Update], training: Training, rates: Sequence[float]
+) -> Iterator[str]:
     """Yield where the second update's rates are not those that the scheduler left."""
     first, second = updates
     for number, scheduler in enumerate(training.schedulers):

@@ -25,15 +25,23 @@ _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
 
 def described(error: BaseException) -> str:
     """Put an exception on a line, with the line of the reader's code that it came from."""
-    if type(error).__name__ == "ProcessRaisedException":  # of a child that `torch.multiprocessing` spawned
+    if (
+        type(error).__name__ == "ProcessRaisedException"
+    ):  # of a child that `torch.multiprocessing` spawned
         return _of_child(str(error))
     text = exceptions.described(error, 300)
     here = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(here)]
+    frames = [
+        one
+        for one in traceback.extract_tb(error.__traceback__)
+        if not one.filename.startswith(here)
+    ]
     own = [one for one in frames if not is_of_a_library(one.filename)] or frames
     if not own:
         return text
-    return f"{text} (line {own[-1].lineno} of {os.path.basename(own[-1].filename)}, `{own[-1].line}`)"
+    return (
+        f"{text} (line {own[-1].lineno} of {os.path.basename(own[-1].filename)}, `{own[-1].line}`)"
+    )
 
 
 def _of_child(told: str) -> str:
@@ -69,12 +77,17 @@ def name_error(
     stepped = [one.line for update in updates for one in update.steps()]
     if "modified by an inplace operation" in message and stepped and stepped[-1] is not None:
         cause = (
-            f"the script raised {said}: the step in {stepped[-1]} changed weights that this backward pass still needs"
+            f"the script raised {said}: the step in {stepped[-1]} changed weights that this "
+            f"backward pass still needs"
         )
         yield finding("script-raises", cause, place=str(stepped[-1]), variant="stepped-early")
         return
     found = exceptions.check_error(updates, training, 1)
-    yield finding("script-raises", f"the script raised {said}") if found.name == "step-raises" else found
+    yield (
+        finding("script-raises", f"the script raised {said}")
+        if found.name == "step-raises"
+        else found
+    )
 
 
 def swallowed(raised: Sequence[BaseException]) -> Finding:
@@ -86,5 +99,13 @@ def often_swallowed(raised: Sequence[str], updates: int) -> Findings:
     """Yield the finding of exceptions that the script catches again and again."""
     steps = updates + len(raised)
     if len(raised) >= _FEW and len(raised) >= _RARE * steps:
-        cause = "in some steps an exception is raised and caught, and nothing is learnt from their batches"
-        yield finding("swallowed-exception", cause, raised=f"in {len(raised)} of {steps} steps", the_first=raised[0])
+        cause = (
+            "in some steps an exception is raised and caught, and nothing is learnt from their "
+            "batches"
+        )
+        yield finding(
+            "swallowed-exception",
+            cause,
+            raised=f"in {len(raised)} of {steps} steps",
+            the_first=raised[0],
+        )

@@ -31,9 +31,14 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     calls = [event for event in events if isinstance(event, Call)]
     last = calls[-1] if calls else None
     if last is not None and last.closure:
-        cause = f"`scaler.step` was given a closure, and `GradScaler` does not work with one ({said})"
+        cause = (
+            f"`scaler.step` was given a closure, and `GradScaler` does not work with one ({said})"
+        )
         return finding("step-raises", cause)
-    if "unscale_() has already been called" in message or "unscale_() is being called after step" in message:
+    if (
+        "unscale_() has already been called" in message
+        or "unscale_() is being called after step" in message
+    ):
         return _unscaled_again(updates, calls, accumulate, said)
     if "step() has already been called" in message:
         told = len(updates) == 1 or any(call.name == "update" for call in calls)
@@ -69,11 +74,19 @@ def described(error: BaseException, length: int = 200) -> str:
     return short(f"{type(error).__name__}: {message}" if message else type(error).__name__, length)
 
 
-def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate: int, said: str) -> Finding:
+def _unscaled_again(
+    updates: Sequence[Update], calls: Sequence[Call], accumulate: int, said: str
+) -> Finding:
     updated = any(call.name == "update" for call in calls)
     recent: list[Call] = []  # since the scaler's last update
     for call in calls:
-        recent = [] if call.name == "update" else [*recent, call] if call.name in ("unscale", "scaler.step") else recent
+        recent = (
+            []
+            if call.name == "update"
+            else [*recent, call]
+            if call.name in ("unscale", "scaler.step")
+            else recent
+        )
     if any(call.name == "scaler.step" for call in recent[:-1]):
         if recent[-1].name == "unscale" and "after step" in said and (updated or len(updates) == 1):
             cause = "`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients"
@@ -83,8 +96,8 @@ def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate
     if len(here) < 2 <= len(updates) and not updated:
         by_hand = any(not step.by_scaler for update in updates for step in update.steps())
         cause = (
-            "the optimizer is stepped by hand after `unscale_`: neither `scaler.step`, which looks for inf, nor "
-            "`scaler.update` runs"
+            "the optimizer is stepped by hand after `unscale_`: neither `scaler.step`, which looks "
+            "for inf, nor `scaler.update` runs"
         )
         return finding("update-missing", cause if by_hand else "", torch_says=said)
     unscaled = [call for call in recent if call.name == "unscale"] if accumulate > 1 else here
@@ -106,9 +119,15 @@ def _stepped_while_scaled(update: Update) -> bool:
     """Return True if an optimizer stepped, past the scaler, with gradients that carry the scale."""
     by_hand = [one for one in update.steps() if not one.by_scaler]
     for used in steps_of(update.events, by_hand[0].number) if by_hand and update.scales else ():
-        arrived = [one.arrived[used.step.number].values for one in used.parts if used.step.number in one.arrived]
+        arrived = [
+            one.arrived[used.step.number].values
+            for one in used.parts
+            if used.step.number in one.arrived
+        ]
         norms = [clip.norm for clip in update.of(Clip)] or [used.step.gradient.norm]
-        if arrived and norms[0] * math.sqrt(max(update.scales)) > float(torch.stack(arrived).sum(0).norm()):
+        if arrived and norms[0] * math.sqrt(max(update.scales)) > float(
+            torch.stack(arrived).sum(0).norm()
+        ):
             return True
     return False
 
@@ -124,12 +143,15 @@ def _update_alone(
     since = events.index(before[-1]) if before else 0
     if any(isinstance(event, Step) and not event.by_scaler for event in events[since:]):
         cause = (
-            f"`scaler.update()` ran, and the optimizer was stepped by hand: the scaler has looked for no inf ({said})"
+            f"`scaler.update()` ran, and the optimizer was stepped by hand: the scaler has "
+            f"looked for no inf ({said})"
         )
         return finding("step-raises", cause)
     if accumulate > 1 and here.call % accumulate < accumulate - 1:
         return finding("update-every-micro-batch", torch_says=said)
-    return finding("update-before-step" if _step_follows(error) else "never-stepped", torch_says=said)
+    return finding(
+        "update-before-step" if _step_follows(error) else "never-stepped", torch_says=said
+    )
 
 
 def _step_follows(error: BaseException) -> bool:
@@ -139,10 +161,15 @@ def _step_follows(error: BaseException) -> bool:
         return False
     code, line = found
     last = max(number or 0 for *_, number in code.co_lines())
-    return any(".step(" in linecache.getline(code.co_filename, number) for number in range(line + 1, last + 1))
+    return any(
+        ".step(" in linecache.getline(code.co_filename, number)
+        for number in range(line + 1, last + 1)
+    )
 
 
-def _step_of_nothing(events: Sequence[Event], training: Training, last: Call | None, said: str) -> Finding:
+def _step_of_nothing(
+    events: Sequence[Event], training: Training, last: Call | None, said: str
+) -> Finding:
     """`scaler.step` found no gradient of its optimizer."""
     if last is not None and last.number < 0:
         return finding("foreign-optimizer", torch_says=said)
@@ -153,9 +180,19 @@ def _step_of_nothing(events: Sequence[Event], training: Training, last: Call | N
     earlier = steps_of(events, number)
     unused = [one for one in mine if not any(one in used.parts for used in earlier)]
     if unused:
-        unscaled = [one for one in events if isinstance(one, Call) and (one.name, one.number) == ("unscale", number)]
-        early = unscaled and unscaled[-1].empty and events.index(unscaled[-1]) < events.index(unused[-1])
-        return finding("unscaled-before-backward" if early else "cleared-before-step", torch_says=said)
+        unscaled = [
+            one
+            for one in events
+            if isinstance(one, Call) and (one.name, one.number) == ("unscale", number)
+        ]
+        early = (
+            unscaled
+            and unscaled[-1].empty
+            and events.index(unscaled[-1]) < events.index(unused[-1])
+        )
+        return finding(
+            "unscaled-before-backward" if early else "cleared-before-step", torch_says=said
+        )
     if not backwards:
         frozen = not any(p.requires_grad for p in parameters)
         return finding("frozen-optimizer" if frozen else "no-backward", torch_says=said)
@@ -163,5 +200,9 @@ def _step_of_nothing(events: Sequence[Event], training: Training, last: Call | N
     if foreign and any(len(training.optimizers) in event.arrived for event in backwards):
         return finding("foreign-parameters", torch_says=said)
     if mine and earlier:
-        return finding("stepped-twice", "an optimizer stepped a second time, with no gradients left", torch_says=said)
+        return finding(
+            "stepped-twice",
+            "an optimizer stepped a second time, with no gradients left",
+            torch_says=said,
+        )
     return frozen_optimizer(training, number, torch_says=said)

@@ -29,7 +29,9 @@ def check_given(training: Training, groups: Sequence[Any], accumulate: int) -> I
             return
     everything = [p for slot in training.slots for p in slot.parameters]
     kinds = sorted({p.device.type for p in everything})
-    if len(kinds) > 1 and "meta" in kinds:  # others may be meant: masters or an embedding that stay on the CPU
+    if (
+        len(kinds) > 1 and "meta" in kinds
+    ):  # others may be meant: masters or an embedding that stay on the CPU
         yield finding("two-devices", devices=" and ".join(kinds))
         return
     spoilt = sum(int((~p.detach().isfinite()).sum()) for p in everything if p.is_floating_point())
@@ -47,7 +49,11 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         came = [one.arrived.get(number) for update in updates for one in update.backwards]
         used = [one.gradient for update in updates for one in update.steps(number)]
         flags = [one.present for one in [*came, *used] if one is not None]
-        return [p for p, *there in zip(training.slots[number].parameters, *flags, strict=True) if any(there)]
+        return [
+            p
+            for p, *there in zip(training.slots[number].parameters, *flags, strict=True)
+            if any(there)
+        ]
 
     left = reached(rest)
     masters = any(id(p) not in names for slot in slots for p in slot.parameters)
@@ -59,23 +65,35 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         without = [p for p in slot.parameters if p.requires_grad and id(p) not in ids]
         if found and without:
             count = f"{len(slot.parameters)} parameters"
-            yield f"{_listed(without, names)} of the optimizer's {count} got no gradient in these calls."
+            yield (
+                f"{_listed(without, names)} of the optimizer's {count} got no gradient in these "
+                f"calls."
+            )
         stepped = sum(id(p) not in names for p in found)
         masters = max(training.twins(number) or [-1]) >= 0
         if stepped and not masters and any(id(p) in names for p in slot.parameters):
-            yield f"The optimizer also steps {stepped} parameters of no model that was passed, and they get gradients."
+            yield (
+                f"The optimizer also steps {stepped} parameters of no model that was passed, and "
+                f"they get gradients."
+            )
     owners = [key for slot in slots for key in {id(p) for p in slot.parameters}]
     if twice := len(owners) - len(set(owners)):
         yield f"{twice} parameters are in more than one optimizer: each of its steps moves them."
     first = updates[0]
-    kinds = {type(m).__name__ for m in first.modes if isinstance(m, _OF_A_MODE) and getattr(m, "p", True)}
+    kinds = {
+        type(m).__name__ for m in first.modes if isinstance(m, _OF_A_MODE) and getattr(m, "p", True)
+    }
     if kinds and not any(first.modes.values()):
         which = ", ".join(sorted(kinds))
-        yield f"The model trains in evaluation mode, `eval()`, and has layers that differ in it ({which})."
+        yield (
+            f"The model trains in evaluation mode, `eval()`, and has layers that differ in it "
+            f"({which})."
+        )
     for number, share in first.left.items():
         if share < 0.05 and first.steps(number):
             yield (
-                f"After the step the weights are overwritten: of the update {max(share, 0.0):.1%} is left at the "
+                f"After the step the weights are overwritten: of the update {max(share, 0.0):.1%} "
+                f"is left at the "
                 "end of the call."
             )
 
@@ -87,11 +105,15 @@ def _listed(parameters: Sequence[Tensor], names: Mapping[int, str]) -> str:
 
 
 def check_strangers(
-    update: Update, training: Training, given: Sequence[torch.amp.GradScaler], is_run: Callable[[], bool]
+    update: Update,
+    training: Training,
+    given: Sequence[torch.amp.GradScaler],
+    is_run: Callable[[], bool],
 ) -> Findings:
     """Look whether the step used the model, the optimizers and the scaler that were passed.
 
-    is_run: tells whether the step calls the model; one that is frozen gets no gradient, and may be used anyway
+    is_run: tells whether the step calls the model; one that is frozen gets no gradient, and may be
+            used anyway
     """
     optimizers, rest = range(len(training.optimizers)), len(training.optimizers)
     steps = update.steps()
@@ -114,7 +136,9 @@ def check_strangers(
         if reaches_rest and not reaches_own and not update.changed[rest] and not by_hand:
             yield finding("foreign-parameters", optimizer=0)
         elif reaches_own and not reaches_rest and not is_run():
-            yield finding("foreign-model", parameters_of_the_model=len(models), calls_of_the_model=0)
+            yield finding(
+                "foreign-model", parameters_of_the_model=len(models), calls_of_the_model=0
+            )
     used = {call.scaler for call in update.called("scale")}
     if given and used and used.isdisjoint(range(len(given))):
         yield finding("foreign-scaler", scalers_in_use=len(used))
@@ -135,18 +159,24 @@ def _check_masters(update: Update, training: Training) -> Findings:
         stepped = any(one.present[n] for one in used for n in strange)
         if stepped and update.changed[number]:
             cause = (
-                "the optimizer moves parameters of its own, to which gradients are copied, and the model's weights do not "
-                "change: nobody copies the new values back"
+                "the optimizer moves parameters of its own, to which gradients are copied, and the "
+                "model's weights do not change: nobody copies the new values back"
             )
             yield finding("weights-unchanged", cause, optimizer=number)
         elif not stepped and len(strange) < len(slot.parameters):
-            yield finding("foreign-parameters", parameters_without_a_gradient=len(strange), optimizer=number)
+            yield finding(
+                "foreign-parameters", parameters_without_a_gradient=len(strange), optimizer=number
+            )
 
 
 def _wraps(training: Training, number: int, optimizer: Any) -> bool:
-    """Return True if one of an optimizer and the passed one holds the other, or they share groups."""
+    """Return True if one of an optimizer and the passed one holds the other,
+    or they share groups.
+    """
     passed = training.optimizers[number]
-    if optimizer is passed or any(a is b for a in optimizer.param_groups for b in passed.param_groups):
+    if optimizer is passed or any(
+        a is b for a in optimizer.param_groups for b in passed.param_groups
+    ):
         return True
     pairs = ((passed, optimizer), (optimizer, passed))
     return any(value is inner for outer, inner in pairs for value in vars(outer).values())

@@ -20,7 +20,8 @@ from amp_course.watching.uses import Used, steps_of
 def tolerance_for(dtypes: set[torch.dtype]) -> float:
     """Return the distance from fp32 that rounding explains: fp16 → 2^-5, bf16 → 2^-3, else 2^-10.
 
-    A gradient goes through tens of roundings: 64 units in the last place leave room for them (32 in bf16).
+    A gradient goes through tens of roundings: 64 units in the last place leave room for them (32 in
+    bf16).
     """
     if torch.bfloat16 in dtypes:
         return 16 * torch.finfo(torch.bfloat16).eps
@@ -29,7 +30,9 @@ def tolerance_for(dtypes: set[torch.dtype]) -> float:
 
 def first_use(update: Update, number: int) -> Used | None:
     """Return the first step of an optimizer that had gradients to step with."""
-    return next((one for one in steps_of(update.events, number) if not one.step.gradient.empty), None)
+    return next(
+        (one for one in steps_of(update.events, number) if not one.step.gradient.empty), None
+    )
 
 
 def arrived(used: Used, number: int) -> Gradient | None:
@@ -66,7 +69,9 @@ class Pair:
         return self.scales[0] / self.scales[1]
 
     def uses(self, number: int, *, enlarged: bool = False) -> tuple[Used, Used] | None:
-        """Return the first step at either scale, None if one took none; enlarged: those of `large`."""
+        """Return the first step at either scale, None if one took none; enlarged:
+        those of `large`.
+        """
         both = self.large if enlarged and self.large else (self.high, self.low)
         high, low = (first_use(one, number) for one in both)
         return None if high is None or low is None else (high, low)
@@ -75,7 +80,9 @@ class Pair:
         """For each pass: n if what it adds grows with the loss scale to the power of n, or None."""
         number = high.step.number
         passes = zip(high.parts, low.parts, strict=False)
-        return [self._power(one.arrived.get(number), other.arrived.get(number)) for one, other in passes]
+        return [
+            self._power(one.arrived.get(number), other.arrived.get(number)) for one, other in passes
+        ]
 
     def _power(self, one: Gradient | None, other: Gradient | None) -> int | None:
         if one is None or other is None:
@@ -90,14 +97,16 @@ class Pair:
 def check_scale(pair: Pair, number: int) -> Findings:
     """Compare two loss scales: what arrives grows with the scale, what is used does not.
 
-    Gradients that shrink as the scale grows are told as clipped: `divided_twice` knows, of smaller ones, whether that is so.
+    Gradients that shrink as the scale grows are told as clipped: `divided_twice` knows, of smaller
+    ones, whether that is so.
     """
     uses = pair.uses(number)
     if uses is None:
         return
     high, low = uses
     evidence: dict[str, float | str] = {
-        "gradient_norms_at_the_step": f"{high.step.gradient.norm:.3g} and {low.step.gradient.norm:.3g}",
+        "gradient_norms_at_the_step": f"{high.step.gradient.norm:.3g} and "
+        f"{low.step.gradient.norm:.3g}",
         "loss_scales": f"{pair.scales[0]:g} and {pair.scales[1]:g}",
     }
     factor, distance = along(high.step.gradient.values, low.step.gradient.values)
@@ -105,12 +114,22 @@ def check_scale(pair: Pair, number: int) -> Findings:
     powers = pair.powers(high, low)
     if not same and None in powers and arrived(high, number) is not None:
         yield finding("depends-on-scale", **evidence, relative_distance=distance)
-    elif 0 in powers and set(powers) <= {0, 1} and high.step.by_scaler and not (same and 1 not in powers):
-        yield finding("loss-not-scaled", **evidence, backward_passes=len(powers), without_scale=powers.count(0))
+    elif (
+        0 in powers
+        and set(powers) <= {0, 1}
+        and high.step.by_scaler
+        and not (same and 1 not in powers)
+    ):
+        yield finding(
+            "loss-not-scaled",
+            **evidence,
+            backward_passes=len(powers),
+            without_scale=powers.count(0),
+        )
     elif not same and 2 in powers:
         cause = (
-            "a part of the loss was computed from gradients of a scaled loss, which nobody divided by the scale first: it grows "
-            "with the scale, too"
+            "a part of the loss was computed from gradients of a scaled loss, which nobody divided "
+            "by the scale first: it grows with the scale, too"
         )
         twice = finding("scaled-twice", **evidence)
         yield finding("depends-on-scale", cause, **evidence) if pair.high.second_order else twice
@@ -125,12 +144,15 @@ def check_scale(pair: Pair, number: int) -> Findings:
 
 
 def _with_scale(pair: Pair, high: Used, evidence: dict[str, float | str]) -> Finding:
-    """The stepped gradient grows with the scale: not divided, or by a number that fits one scale."""
+    """The stepped gradient grows with the scale: not divided,
+    or by a number that fits one scale.
+    """
     total = arrived(high, high.step.number)
     share = 1.0 if total is None or not total.norm else high.step.gradient.norm / total.norm
     if near(share * pair.scales[0], 1.0, 0.05) or share < 1e-3:
         cause = (
-            f"the gradients are divided by {1 / share:g} whatever the loss scale is: when the scale moves, the update is too "
+            f"the gradients are divided by {1 / share:g} whatever the loss scale is: when the "
+            f"scale moves, the update is too "
             "large or too small"
         )
         return finding("depends-on-scale", cause, **evidence)
@@ -148,7 +170,8 @@ _OF_A_PART = {  # powers of the scale in what arrives and in what is used → th
 def _by_parameter(pair: Pair, number: int) -> Findings:
     """Look for parameters whose gradients depend on the scale, where larger ones hide it.
 
-    What underflows at the lower scale is missing in what arrives as well: the powers then do not fit.
+    What underflows at the lower scale is missing in what arrives as well: the powers then do not
+    fit.
     """
     for enlarged in (True, False):
         uses = pair.uses(number, enlarged=enlarged)
@@ -158,13 +181,16 @@ def _by_parameter(pair: Pair, number: int) -> Findings:
         at_step = [one.step.gradient for one in uses]
         powers = (
             tuple(
-                _exponent(one.values[place], other.values[place], pair.ratio) for one, other in ((came, went), at_step)
+                _exponent(one.values[place], other.values[place], pair.ratio)
+                for one, other in ((came, went), at_step)
             )
             for place in came.layout.slices
         )
         found = Counter(_OF_A_PART[one] for one in powers if one in _OF_A_PART)
         for name, count in found.most_common(1):
-            yield finding(name, parameters=count, loss_scales=f"{pair.scales[0]:g} and {pair.scales[1]:g}")
+            yield finding(
+                name, parameters=count, loss_scales=f"{pair.scales[0]:g} and {pair.scales[1]:g}"
+            )
             return
 
 
@@ -185,7 +211,9 @@ def carries_scale(pair: Pair, number: int) -> bool:
 
 
 def divided_twice(pair: Pair, number: int, *, enlarged: bool = False) -> bool:
-    """Return True if gradients shrink as the scale grows: too small for a clip, they are divided twice."""
+    """Return True if gradients shrink as the scale grows:
+    too small for a clip, they are divided twice.
+    """
     uses = pair.uses(number, enlarged=enlarged)
     if uses is None:
         return False
@@ -194,7 +222,9 @@ def divided_twice(pair: Pair, number: int, *, enlarged: bool = False) -> bool:
 
 
 def _limit_while_scaled(pair: Pair, number: int) -> float | None:
-    """Return the norm to which scaled gradients are cut: at the step, it is divided by the scale."""
+    """Return the norm to which scaled gradients are cut:
+    at the step, it is divided by the scale.
+    """
     for enlarged in (True, False):
         uses = pair.uses(number, enlarged=enlarged)
         if uses and divided_twice(pair, number, enlarged=enlarged):
@@ -220,9 +250,11 @@ class Compared:
     counted: bool = False  # the sizes are what the loss itself counts
 
     def tolerance(self, least: float) -> float:
-        """Return the distance to allow: at least `least`, and thrice what rounding does, up to a quarter.
+        """Return the distance to allow: at least `least`, and thrice what rounding does, up to a
+        quarter.
 
-        Where a unit's input lies near ReLU's kink, rounding moves it across: no bound by units in the last place covers that.
+        Where a unit's input lies near ReLU's kink, rounding moves it across: no bound by units in
+        the last place covers that.
         """
         if not self.rounded:
             return least
@@ -238,7 +270,8 @@ def _weighed(parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
 def check_reference(one: Compared, tolerance: float) -> Findings:
     """Find the weights of the micro-batches in the gradient: to add up to 1, each by its examples.
 
-    Weights by other counts, of tokens for one, are as right; without a loss only a lost micro-batch can be told.
+    Weights by other counts, of tokens for one, are as right; without a loss only a lost micro-batch
+    can be told.
     """
     k = len(one.parts)
     if k == 1:
@@ -288,7 +321,9 @@ def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int])
 
 
 def arrived_for_masters(update: Update, training: Training, number: int) -> Tensor | None:
-    """Return what arrived at the parameters that an optimizer holds masters of; None for no masters."""
+    """Return what arrived at the parameters that an optimizer holds masters of;
+    None for no masters.
+    """
     twins, last = training.twins(number), len(training.optimizers)
     passes = [one.arrived[last] for one in update.backwards if last in one.arrived]
     if twins is None or max(twins, default=-1) < 0 or not passes:
@@ -297,7 +332,9 @@ def arrived_for_masters(update: Update, training: Training, number: int) -> Tens
     values = passes[0].values.new_zeros(slot.size)
     for place, twin in zip(slot.slices, twins, strict=True):
         if twin >= 0:
-            values[place] = torch.stack([one.values[one.layout.slices[twin]] for one in passes]).sum(0)
+            values[place] = torch.stack(
+                [one.values[one.layout.slices[twin]] for one in passes]
+            ).sum(0)
     return values
 
 

@@ -31,7 +31,9 @@ class MicroBatches:
 
     def look_at(self, update: Update) -> None:
         """Count what an update adds up."""
-        cleared = [one.arrived.get(0) for used in steps_of(update.events, 0) for one in used.cleared]
+        cleared = [
+            one.arrived.get(0) for used in steps_of(update.events, 0) for one in used.cleared
+        ]
         unused = [one for one in cleared if one is not None and one.finite]
         self.groups.append((len(update.backwards), len(unused)))
         self.shares += [one.graph.factor / _scale_of(one) for one in update.backwards]
@@ -42,20 +44,28 @@ class MicroBatches:
         dropped = [unused for _, unused in self.groups if unused]
         usual = statistics.median(used or [0])
         if 2 <= len(dropped) < _OFTEN * len(self.groups) and usual > max(dropped):
-            yield finding("micro-batches-dropped", updates=f"{len(dropped)} of {len(self.groups)}",
-                          micro_batches_in_each=f"{max(dropped)}, and {usual:g} in those that were used")  # fmt: skip
+            yield finding(
+                "micro-batches-dropped",
+                updates=f"{len(dropped)} of {len(self.groups)}",
+                micro_batches_in_each=f"{max(dropped)}, and {usual:g} in those that were used",
+            )
         # Updates with more or fewer micro-batches than the number by which each loss is divided:
         counts = Counter(used)
         usual = max(counts, key=lambda one: counts[one], default=1)
         divided = all(near(one * usual, 1.0) for one in self.shares)
         if usual > 1 and divided and 1 < len(counts) < len(self.groups):
             cause = (
-                "some updates add up more or fewer micro-batches than the others, and each loss is divided by the same number: "
-                "their gradients are too large or too small by as much"
+                "some updates add up more or fewer micro-batches than the others, and each loss is "
+                "divided by the same number: their gradients are too large or too small by as much"
             )
             others = ", ".join(str(one) for one in sorted(counts) if one != usual)
-            yield finding("last-group-mean", cause, micro_batches_in_most_updates=usual, in_others=others,
-                          each_loss_is_divided_by=usual)  # fmt: skip
+            yield finding(
+                "last-group-mean",
+                cause,
+                micro_batches_in_most_updates=usual,
+                in_others=others,
+                each_loss_is_divided_by=usual,
+            )
 
 
 def _scale_of(one: Backward) -> float:
@@ -65,21 +75,29 @@ def _scale_of(one: Backward) -> float:
 def check_thrown_away(update: Update) -> Findings:
     """Look for an update that uses its last backward pass alone: gradients are cleared before each.
 
-    The weights have not moved in between, as SAM's have, and the step's gradient is what the last pass brought: methods that
-    combine gradients by hand use another.
+    The weights have not moved in between, as SAM's have, and the step's gradient is what the last
+    pass brought: methods that combine gradients by hand use another.
     """
     for used in steps_of(update.events, 0)[:1]:
         parts = [one for one in used.cleared if 0 in one.arrived] + used.parts
         if not used.cleared or len(used.parts) != 1 or len(parts) < 2 or used.step.closure:
             return
         last = used.parts[0].arrived.get(0)
-        if last is None or any(one.moved for one in parts) or len({str(one.line) for one in parts}) > 1:
+        if (
+            last is None
+            or any(one.moved for one in parts)
+            or len({str(one.line) for one in parts}) > 1
+        ):
             return
         clipped = any(clip.norm > clip.limit for clip in update.of(Clip))
         if clipped or near(used.step.gradient.norm * _scale_of(used.parts[0]), last.norm):
             weights = ", ".join(["0"] * (len(parts) - 1) + ["1"])
-            yield finding("cleared-every-micro-batch", micro_batches=len(parts),
-                          their_weights_in_the_gradient=weights, place=str(parts[-1].line))  # fmt: skip
+            yield finding(
+                "cleared-every-micro-batch",
+                micro_batches=len(parts),
+                their_weights_in_the_gradient=weights,
+                place=str(parts[-1].line),
+            )
 
 
 def check_clipped_early(update: Update) -> Findings:
@@ -87,14 +105,27 @@ def check_clipped_early(update: Update) -> Findings:
     passes = 0
     for place, event in enumerate(update.events):
         passes += isinstance(event, Backward)
-        if not isinstance(event, Clip) or not passes or not event.limit < event.norm < math.inf or event.scaled:
+        if (
+            not isinstance(event, Clip)
+            or not passes
+            or not event.limit < event.norm < math.inf
+            or event.scaled
+        ):
             continue
-        following = next((one for one in update.events[place:] if isinstance(one, (Backward, Step))), None)
+        following = next(
+            (one for one in update.events[place:] if isinstance(one, (Backward, Step))), None
+        )
         if isinstance(following, Backward):
-            kept = [following.before[n].norm for n in event.numbers if not following.before[n].empty]
+            kept = [
+                following.before[n].norm for n in event.numbers if not following.before[n].empty
+            ]
             if kept:
-                yield finding("clipped-every-micro-batch", norm_that_arrived=event.norm,
-                              norm_between_micro_batches=kept[0], place=str(event.line or ""))  # fmt: skip
+                yield finding(
+                    "clipped-every-micro-batch",
+                    norm_that_arrived=event.norm,
+                    norm_between_micro_batches=kept[0],
+                    place=str(event.line or ""),
+                )
                 return
 
 
@@ -113,8 +144,8 @@ def check_mixed_passes(updates: Sequence[Update], training: Training) -> Finding
                 left = following.before[number].norm
                 if left and any(steps[number] >= steps[other] for other in others):
                     cause = (
-                        "the gradients that a backward pass for another optimizer's step left here were not cleared, so they are "
-                        "added to those of the next pass"
+                        "the gradients that a backward pass for another optimizer's step left here "
+                        "were not cleared, so they are added to those of the next pass"
                     )
                     yield finding("never-cleared", cause, norm_of_gradients_left_over=left)
                     return

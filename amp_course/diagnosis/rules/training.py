@@ -43,7 +43,11 @@ def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Findings:
     """
     long = seen.evaluated >= (_SOON if diverged else _LONG)
     if long and seen.mode_counts and seen.trained and not seen.other_weights:
-        yield finding("left-in-evaluation-mode", updates_in_training_mode=seen.trained, and_then=seen.evaluated)
+        yield finding(
+            "left-in-evaluation-mode",
+            updates_in_training_mode=seen.trained,
+            and_then=seen.evaluated,
+        )
     if seen.lost >= _SURE:
         outside, used, old = seen.example
         yield finding(
@@ -67,11 +71,15 @@ def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped
         outside, used, _ = seen.example
         names = [f"{paths.get(module, '')}.{name}".lstrip(".") for module, name in seen.outside]
         more = ["more"] if outside > len(names) else []
-        yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}", named=listed([*names, *more]))
+        yield finding(
+            "weights-in-no-optimizer", weights=f"{outside} of {used}", named=listed([*names, *more])
+        )
 
 
 def advise_saving(states: Mapping[str, Line | None], made: Made) -> Findings:
-    """Look for a checkpoint to go on from that leaves something out. states: as `Saved` has them."""
+    """Look for a checkpoint to go on from that leaves something out. states:
+    as `Saved` has them.
+    """
     place = str(next(iter(states.values()), None) or "")
     if "optimizer" not in states:
         if states and made.optimizers:
@@ -87,8 +95,14 @@ def check_lost(lost: Iterable[LostUpdates]) -> Findings:
     """Look for weights in 16 bits that moved much less than their fp32 twins."""
     for one in lost:
         if one.steps >= _FEWEST_STEPS and _vanish(one) and one.wanted < inf:
-            yield finding("updates-vanish", weights_in=_short(one.dtype), steps=one.steps, moved=one.moved,
-                          would_have_moved_in_fp32=one.wanted, weights_that_never_moved=f"{one.still:.0%}")  # fmt: skip
+            yield finding(
+                "updates-vanish",
+                weights_in=_short(one.dtype),
+                steps=one.steps,
+                moved=one.moved,
+                would_have_moved_in_fp32=one.wanted,
+                weights_that_never_moved=f"{one.still:.0%}",
+            )
 
 
 def _vanish(one: LostUpdates) -> bool:
@@ -98,11 +112,18 @@ def _vanish(one: LostUpdates) -> bool:
 def advise_16_bits(lost: Iterable[LostUpdates]) -> Findings:
     """Look for weights in bf16 whose optimizer has nothing in fp32."""
     for one in lost:
-        if one.plain and one.steps >= _FEWEST_STEPS and one.dtype == torch.bfloat16 and not _vanish(one):
+        if (
+            one.plain
+            and one.steps >= _FEWEST_STEPS
+            and one.dtype == torch.bfloat16
+            and not _vanish(one)
+        ):
             yield finding("weights-in-16-bits", weights_in=_short(one.dtype), steps=one.steps)
 
 
-def advise_ratio(ratios: Sequence[float], precisions: Iterable[Mapping[bool, set[torch.dtype]]]) -> Findings:
+def advise_ratio(
+    ratios: Sequence[float], precisions: Iterable[Mapping[bool, set[torch.dtype]]]
+) -> Findings:
     """Look for a ratio of probabilities that is never 1: without gradients, the precision differs.
 
     ratios:     how far each was from 1
@@ -123,10 +144,19 @@ def check_buried(buried: HiddenOverflow) -> Findings:
     for path, error in buried.errors.items():
         birth = buried.births[path]
         if error > _WRONG:
-            cause = "a value is beyond 65,504, where fp16 ends, and what follows turns the inf into 0: no NaN shows it"
+            cause = (
+                "a value is beyond 65,504, where fp16 ends, and what follows turns the inf "
+                "into 0: no NaN shows it"
+            )
             took = ", ".join(map(str, birth.took))
-            yield finding("beyond-fp16", cause, op=f"{birth.op} in `{path}`", it_took=took, place=str(birth.line or ""),
-                          result_differs_from_fp32=f"by {error:.0%} of its norm")  # fmt: skip
+            yield finding(
+                "beyond-fp16",
+                cause,
+                op=f"{birth.op} in `{path}`",
+                it_took=took,
+                place=str(birth.line or ""),
+                result_differs_from_fp32=f"by {error:.0%} of its norm",
+            )
             return
 
 
@@ -138,10 +168,16 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
         often += f", and {len(reads) - _SHOWN} more" if len(reads) > _SHOWN else ""
         yield finding("host-waits", updates_with_a_read=often, variant=reads[0].kind)
     if ranges is not None and watch.matmuls["float16"]:
-        close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
+        close = [
+            one
+            for one in ranges.readings
+            if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM
+        ]
         if close:
             one = min(close, key=lambda reading: reading.headroom)
-            yield finding("little-headroom", module=one.module, pass_number=one.number, largest=one.largest)
+            yield finding(
+                "little-headroom", module=one.module, pass_number=one.number, largest=one.largest
+            )
 
 
 def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) -> Iterator[str]:
@@ -157,11 +193,18 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
         kinds = dict.fromkeys(one.kind for one in reads)
         if not _FUSED.intersection(optimizers):
             kinds.pop("scaler", None)
-        fixes = [fix_text(finding("host-waits", variant=kind)).rstrip(".") + "." for kind in list(kinds)[:2]]
-        yield " ".join([
-            f"host-waits, if it ran on a GPU: {where} {verb} a tensor's value in each update, and a GPU's work has to be done by "
-            "then.", *fixes,
-        ])  # fmt: skip
+        fixes = [
+            fix_text(finding("host-waits", variant=kind)).rstrip(".") + "."
+            for kind in list(kinds)[:2]
+        ]
+        yield " ".join(
+            [
+                f"host-waits, if it ran on a GPU: {where} {verb} a tensor's value in each update, "
+                f"and a GPU's work has to be done by "
+                "then.",
+                *fixes,
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -177,21 +220,31 @@ class _Read:
     def place(self) -> str:
         if self.first == self.last:
             return self.first.place
-        return self.first.place.replace("line", "lines", 1).replace(" of", f" to {self.last.number} of", 1)
+        return self.first.place.replace("line", "lines", 1).replace(
+            " of", f" to {self.last.number} of", 1
+        )
 
 
 def _reads(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[_Read]:
     """Return the reader's own lines that read values in most updates, the easily changed first."""
     counts: Counter[Line] = Counter()
     for (line, device), count in watch.reads.items():
-        if (device == "cpu") == on_cpu and not is_of_a_library(line.file) and "get_scale" not in line.source:
+        if (
+            (device == "cpu") == on_cpu
+            and not is_of_a_library(line.file)
+            and "get_scale" not in line.source
+        ):
             counts[line] += count
     reads: list[_Read] = []
     for line in sorted(counts, key=lambda one: (one.file, one.number)):
         if updates < _SURE or counts[line] < _MOST * updates:
             continue
         kind, last = _kind_of_read(line.source), reads[-1] if reads else None
-        if last and last.kind == kind and (last.last.file, last.last.number + 1) == (line.file, line.number):
+        if (
+            last
+            and last.kind == kind
+            and (last.last.file, last.last.number + 1) == (line.file, line.number)
+        ):
             reads[-1] = replace(last, last=line, updates=max(last.updates, counts[line]))
         else:
             reads.append(_Read(line, line, counts[line], kind))
@@ -204,6 +257,12 @@ def _kind_of_read(source: str) -> str:
         return "scaler"
     if re.match(r"(if|elif|while|assert)\b", source):
         return "decision"
-    if re.search(r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions", source):
+    if re.search(
+        r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions", source
+    ):
         return "distribution"
-    return "" if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", source) else "hidden"
+    return (
+        ""
+        if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", source)
+        else "hidden"
+    )

@@ -24,8 +24,9 @@ _STATIC = 8.0  # times the loss: more is a loss scale of the script's own
 _SOME = 5  # updates in which nothing at all is trained
 _NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
 _SINGLE_CLASS = (
-    "every gradient is exactly 0, so no weight moves: the softmax of a single output is always 1, and the cross-entropy of it "
-    "always 0. For one output take `binary_cross_entropy_with_logits`, or `mse_loss` for a number"
+    "every gradient is exactly 0, so no weight moves: the softmax of a single output is always 1, "
+    "and the cross-entropy of it always 0. For one output take `binary_cross_entropy_with_logits`, "
+    "or `mse_loss` for a number"
 )
 
 
@@ -91,13 +92,17 @@ class PairRules:
             self.moving += not one.gradient.empty
             self.zero += one.gradient.empty and any(one.gradient.present)
         key = id(optimizer)
-        if any(number in one.arrived for one in last.backwards) or any(any(one.gradient.present) for one in steps):
+        if any(number in one.arrived for one in last.backwards) or any(
+            any(one.gradient.present) for one in steps
+        ):
             self.given.add(key)
         else:
             self.bare[key] += len(steps)
             kind = f"{type(optimizer).__name__}, number {number + 1} of {len(training.optimizers)}"
             one_frozen = calls.frozen_optimizer(training, number)
-            self.frozen[key] = replace(one_frozen, evidence={"optimizer": kind, "steps": self.bare[key]})
+            self.frozen[key] = replace(
+                one_frozen, evidence={"optimizer": kind, "steps": self.bare[key]}
+            )
 
     def look_at_rest(self, update: Update, training: Training) -> None:
         """Judge an update that was not completed."""
@@ -107,17 +112,32 @@ class PairRules:
     def findings(self) -> Findings:
         """Yield what came up in most updates: once, it may be meant, at the turn of a phase."""
         for name, one in self.first.items():
-            # The first update has none before it, and one that is skipped shows less than one that is not.
-            if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
+            # The first update has none before it, and one that is skipped shows less than one that
+            # is not.
+            if (
+                2 * self.counts[name]
+                >= max(min(self.updates, self.with_steps or self.updates) - 1, 1)
+                or name in _ONCE
+            ):
                 seen = f"{self.counts[name]} of {max(self.updates - 1, self.counts[name])} updates"
                 yield replace(one, evidence={**one.evidence, "seen in": seen})
         yield from self.micro_batches.findings()
         if self.hidden:
-            yield finding("overflow-not-skipped", HIDDEN, steps_with_an_inf=self.hidden, variant="hidden")
-        fewest = _NEVER if self.given else _SOME  # of several optimizers, one may wait for its phase
-        yield from (one for key, one in self.frozen.items() if key not in self.given and self.bare[key] >= fewest)
+            yield finding(
+                "overflow-not-skipped", HIDDEN, steps_with_an_inf=self.hidden, variant="hidden"
+            )
+        fewest = (
+            _NEVER if self.given else _SOME
+        )  # of several optimizers, one may wait for its phase
+        yield from (
+            one
+            for key, one in self.frozen.items()
+            if key not in self.given and self.bare[key] >= fewest
+        )
         if self.zero and not self.moving and self.updates >= _SOME:
-            yield finding("gradients-all-zero", _SINGLE_CLASS if self.single_class else "", steps=self.zero)
+            yield finding(
+                "gradients-all-zero", _SINGLE_CLASS if self.single_class else "", steps=self.zero
+            )
 
 
 def _schedule(updates: Sequence[Update], training: Training) -> Findings:
@@ -127,8 +147,8 @@ def _schedule(updates: Sequence[Update], training: Training) -> Findings:
         moves = one.evidence.get("moves", 0)
         if one.name == "scheduler-moved-twice" and isinstance(moves, int) and moves <= passes:
             cause = (
-                "the scheduler moves with each backward pass, not with each step of its optimizer: the schedule ends too "
-                "early, unless its length is counted in micro-batches"
+                "the scheduler moves with each backward pass, not with each step of its optimizer: "
+                "the schedule ends too early, unless its length is counted in micro-batches"
             )
             yield finding("scheduler-every-micro-batch", cause, **one.evidence)
         else:
@@ -152,7 +172,12 @@ def _forgotten(update: Update, number: int) -> Findings:
     events = [one for one in update.events if isinstance(one, (Backward, Call))]
     for place, (event, after) in enumerate(itertools.pairwise(events)):
         arrived = event.arrived.get(number) if isinstance(event, Backward) else None
-        if arrived is None or arrived.finite or not isinstance(after, Call) or after.name != "scale":
+        if (
+            arrived is None
+            or arrived.finite
+            or not isinstance(after, Call)
+            or after.name != "scale"
+        ):
             continue
         following = next((one for one in events[place + 1 :] if isinstance(one, Backward)), None)
         if following is not None and following.before[number].empty:

@@ -13,11 +13,33 @@ from amp_course.watching.births import MADE, Birth
 from amp_course.watching.values import INF, MINUS_INF, NAN
 
 _SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product", "cross_entropy")
-_DIVISIONS = ("div", "reciprocal", "rsqrt", "true_divide", "_foreach_div", "_foreach_reciprocal", "addcdiv",
-              "_foreach_addcdiv")  # fmt: skip
+_DIVISIONS = (
+    "div",
+    "reciprocal",
+    "rsqrt",
+    "true_divide",
+    "_foreach_div",
+    "_foreach_reciprocal",
+    "addcdiv",
+    "_foreach_addcdiv",
+)
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "_foreach_log")
 # Ops whose derivative may be infinite, as they are in autograd's names.
-_STEEP = ("sqrt", "rsqrt", "div", "log", "pow", "norm", "reciprocal", "acos", "asin", "atan2", "cdist", "std", "var")
+_STEEP = (
+    "sqrt",
+    "rsqrt",
+    "div",
+    "log",
+    "pow",
+    "norm",
+    "reciprocal",
+    "acos",
+    "asin",
+    "atan2",
+    "cdist",
+    "std",
+    "var",
+)
 _EXPLODED, _RISING = 1e6, 5  # times the first loss, and still growing in so many updates in a row
 _GROWN = 100.0  # times the first loss, and training diverges
 
@@ -29,7 +51,8 @@ def check_values(
 
     losses:  at each backward pass, as far as they were single numbers and not scaled
     skipped: updates that the scaler skipped
-    taken:   steps with an overflow were taken, so that what overflowed is the scaler's affair and no fault in itself
+    taken:   steps with an overflow were taken, so that what overflowed is the scaler's affair and
+             no fault in itself
     """
     faults: list[Finding] = []
     made = [name.removeprefix(MADE) for name in found.given if name.startswith(MADE)]
@@ -38,26 +61,39 @@ def check_values(
         reached = ", ".join(name for _, name in found.arrived[:3])
         faults.append(finding("nan-in-data", it_reached=reached, place=made[0] if made else ""))
     if given:
-        faults.append(finding("weights-not-finite", f"{', '.join(given[:3])} held inf or NaN before the first step"))
+        faults.append(
+            finding(
+                "weights-not-finite",
+                f"{', '.join(given[:3])} held inf or NaN before the first step",
+            )
+        )
     passing = [one for one in found.births if one.harmful and not _lasts(one)]
     if skipped and len({one.step for one in passing}) == 1 and not any(map(_lasts, found.births)):
         told = (
-            f"In 1 of {updates} updates an op made inf or NaN, and the scaler skipped it: {passing[0]}. If that goes on, such "
+            f"In 1 of {updates} updates an op made inf or NaN, and the scaler skipped it: "
+            f"{passing[0]}. If that goes on, such "
             "batches are never learnt from."
         )
         return faults, [told]
-    # In a backward pass it does harm only if a step took it to the weights, or anomaly mode stopped it before any step.
+    # In a backward pass it does harm only if a step took it to the weights, or anomaly mode stopped
+    # it before any step.
     stopped = "returned nan values" in str(found.error)
     first = first_root(
-        one for one in found.births if one.harmful and (one.phase != "backward" or _lasts(one) or stopped)
+        one
+        for one in found.births
+        if one.harmful and (one.phase != "backward" or _lasts(one) or stopped)
     )
     if first is not None and not (taken and first.phase == "backward"):
         faults.append(name_birth(first, found, losses))
     if not faults and _explodes(losses):
-        faults.append(finding("diverges", first_loss=losses[0], last_loss=losses[-1], updates=updates))
+        faults.append(
+            finding("diverges", first_loss=losses[0], last_loss=losses[-1], updates=updates)
+        )
     buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
-        faults.append(finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped))
+        faults.append(
+            finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped)
+        )
     return faults, []
 
 
@@ -79,7 +115,10 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
     elif birth.forward is not None:
         evidence["line of the forward op"] = str(birth.forward)
     if reached := found.reached(birth)[:3]:
-        named = (f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name for kind, name in reached)
+        named = (
+            f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
+            for kind, name in reached
+        )
         evidence["it reached"] = ", ".join(dict.fromkeys(named))
     if name == "division-by-zero" and birth.phase == "optimizer":
         evidence["variant"] = "optimizer"
@@ -93,7 +132,8 @@ def _untaken(birth: Birth, found: Nonfinite) -> tuple[str, str] | None:
     if birth.phase != "forward" or shown or harm != {"backward"}:
         return None
     return "infinite-derivative", (
-        f"{birth.op} gives inf in a branch that is not taken: the values going forward are finite, but its derivative times 0 is "
+        f"{birth.op} gives inf in a branch that is not taken: the values going forward are finite, "
+        f"but its derivative times 0 is "
         "NaN"
     )
 
@@ -109,10 +149,13 @@ def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
             return "division-by-zero", "the optimizer divides by 0: its eps is 0 in this format"
         return "diverges", "the optimizer's step leaves the range of the weights' format"
     if birth.phase == "backward":
-        if any(name in birth.node.lower() for name in _STEEP) and (by_zero or any(not one.finite for one in took)):
+        if any(name in birth.node.lower() for name in _STEEP) and (
+            by_zero or any(not one.finite for one in took)
+        ):
             name = birth.node.removesuffix("0").removesuffix("Backward") or op
             return "infinite-derivative", (
-                f"the derivative of {name} is infinite there: the values going forward are finite, but a later product with 0 is "
+                f"the derivative of {name} is infinite there: the values going forward are finite, "
+                f"but a later product with 0 is "
                 "NaN"
             )
         if in_fp16:
@@ -121,7 +164,11 @@ def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
                 "a gradient is beyond 65,504, where fp16 ends, and the step with it was taken",
             )
         return ("diverges", "") if diverges else ("not-finite", f"{birth}")
-    if any(part in op for part in _SOFTMAX) and NAN in made and any(MINUS_INF in one.holds for one in took):
+    if (
+        any(part in op for part in _SOFTMAX)
+        and NAN in made
+        and any(MINUS_INF in one.holds for one in took)
+    ):
         return "masked-row", ""
     if op in _LOGS and made <= {MINUS_INF, INF}:
         return "log-of-zero", ""
@@ -136,7 +183,10 @@ def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
     if diverges:
         return "diverges", ""
     if op in _DIVISIONS:
-        return "division-by-zero", "something is divided by a number so small that the result is beyond the format"
+        return (
+            "division-by-zero",
+            "something is divided by a number so small that the result is beyond the format",
+        )
     return "not-finite", f"{birth}"
 
 

@@ -1,4 +1,6 @@
-"""Ranks that skip together: a GradScaler that agrees on found_inf, and what happens to ranks that do not."""
+"""Ranks that skip together: a GradScaler that agrees on found_inf,
+and what happens to ranks that do not.
+"""
 
 from amp_course.distributed.agreement.agreed import AgreedGradScaler
 

@@ -1,7 +1,8 @@
 """A GradScaler whose ranks agree on found_inf before any of them steps or skips.
 
-DDP and FSDP2 need none of this: their gradients are reduced over the ranks, and an inf with them. It is for gradients that stay
-where they are, as in tensor or pipeline parallelism by hand, where a rank sees only its own.
+DDP and FSDP2 need none of this: their gradients are reduced over the ranks, and an inf with them.
+It is for gradients that stay where they are, as in tensor or pipeline parallelism by hand, where a
+rank sees only its own.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from torch.optim import Optimizer
 
 
 class AgreedGradScaler(torch.amp.GradScaler):
-    """A `torch.amp.GradScaler` with one all-reduce per optimizer and step, of one number and each rank's scale.
+    """A `torch.amp.GradScaler` with one all-reduce per optimizer and step, of one number and each
+    rank's scale.
 
     process_group: the ranks that skip together; None for all of them
 
-    Every rank of the group has to unscale, or step, the same optimizers in the same order; one without gradients too, and one
-    that has scaled no loss. Without a process group, or alone in it, or with `enabled=False`, this is a GradScaler. Raises
-    RuntimeError if the ranks' scales differ in the first step, or in the first after `load_state_dict`. (To look at them in every
-    step would make the host wait for the GPU once more.) The other arguments, the methods and the state are GradScaler's. The
-    same idea as in torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, for any gradients.
+    Every rank of the group has to unscale, or step, the same optimizers in the same order; one
+    without gradients too, and one that has scaled no loss. Without a process group, or alone in it,
+    or with `enabled=False`, this is a GradScaler. Raises RuntimeError if the ranks' scales differ
+    in the first step, or in the first after `load_state_dict`. (To look at them in every step would
+    make the host wait for the GPU once more.) The other arguments, the methods and the state are
+    GradScaler's. The same idea as in torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler,
+    for any gradients.
     """
 
     def __init__(
@@ -38,7 +42,9 @@ class AgreedGradScaler(torch.amp.GradScaler):
         *,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
         self.process_group = process_group
         self._compared = False
 
@@ -48,11 +54,17 @@ class AgreedGradScaler(torch.amp.GradScaler):
         self._compared = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the process group, which belongs to this process: a copy takes the default one."""
+        """Leave out the process group, which belongs to this process:
+        a copy takes the default one.
+        """
         return super().__getstate__() | {"process_group": None}
 
     def _ranks(self) -> int:
-        return dist.get_world_size(self.process_group) if dist.is_available() and dist.is_initialized() else 1
+        return (
+            dist.get_world_size(self.process_group)
+            if dist.is_available() and dist.is_initialized()
+            else 1
+        )
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
         if self._scale is None and self._ranks() > 1:  # this rank has no loss, as in a pipeline
@@ -64,8 +76,8 @@ class AgreedGradScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, Tensor]:
         """Unscale this rank's gradients, or only look at them; return what was found on any rank.
 
-        `unscale_` and the step of a fused optimizer both come here. Sent by MAX: whether there is an inf, whether there is a
-        gradient, and the scales, each at its rank's place.
+        `unscale_` and the step of a fused optimizer both come here. Sent by MAX: whether there is
+        an inf, whether there is a gradient, and the scales, each at its rank's place.
         """
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         ranks = self._ranks()
@@ -74,7 +86,9 @@ class AgreedGradScaler(torch.amp.GradScaler):
         scale = cast(Tensor, self._scale)
         message = torch.zeros(2 + ranks, device=scale.device)
         for value in found.values():
-            message[0] += (value.full_tensor() if isinstance(value, DTensor) else value).to(scale.device)
+            message[0] += (value.full_tensor() if isinstance(value, DTensor) else value).to(
+                scale.device
+            )
         message[1] = float(bool(found))
         message[2 + dist.get_rank(self.process_group)] = scale
         dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self.process_group)
@@ -90,6 +104,8 @@ class AgreedGradScaler(torch.amp.GradScaler):
         if len(set(scales)) > 1:
             named = ", ".join(f"rank {rank} has {scale:g}" for rank, scale in enumerate(scales))
             raise RuntimeError(
-                f"the ranks' loss scales differ: {named}. Their gradients are in different units, so the step would mix them. "
-                "Give every rank the same `init_scale`, and load the scaler's checkpoint on all ranks or on none."
+                f"the ranks' loss scales differ: {named}. Their gradients are in different units, "
+                f"so the step would mix them. "
+                "Give every rank the same `init_scale`, and load the scaler's checkpoint on all "
+                "ranks or on none."
             )

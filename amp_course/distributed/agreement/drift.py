@@ -1,8 +1,9 @@
-"""Train for real on two ranks, and record each step: do their loss scales and their replicated weights stay equal?
+"""Train for real on two ranks, and record each step: do their loss scales and their replicated
+weights stay equal?
 
-Nothing is planted. The scale grows every few steps, so that fp16 gradients overflow now and then, as in any training, only more
-often. Who notices is the question: where gradients are reduced over the ranks, all do; where each rank keeps its own, only that
-rank.
+Nothing is planted. The scale grows every few steps, so that fp16 gradients overflow now and then,
+as in any training, only more often. Who notices is the question: where gradients are reduced over
+the ranks, all do; where each rank keeps its own, only that rank.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Drift:
 
     scales:   rank × step, the loss scale after the step
     skipped:  rank × step
-    distance: for each step, the largest difference between the ranks in the weights that every rank has
+    distance: for each step, the largest difference between the ranks in the weights that every rank
+              has
     losses:   rank × step
     """
 
@@ -56,30 +58,42 @@ class Drift:
     def parted(self) -> int | None:
         """The first step, from 1, after which the scales differ; None if they never do."""
         return next(
-            (step for step, scales in enumerate(zip(*self.scales, strict=True), 1) if len(set(scales)) > 1), None
+            (
+                step
+                for step, scales in enumerate(zip(*self.scales, strict=True), 1)
+                if len(set(scales)) > 1
+            ),
+            None,
         )
 
 
 def run_drift(kind: Kind, steps: int = 60, *, seed: int = 0, ranks: Ranks | None = None) -> Drift:
     """Train on the digits for so many steps on two ranks.
 
-    Raises CourseError if a rank fails, or for FSDP2 with a version of torch that cannot run it on a CPU.
+    Raises CourseError if a rank fails, or for FSDP2 with a version of torch that cannot run it on a
+    CPU.
     """
     if kind == "fsdp2" and not FSDP2_ON_CPU:
-        raise CourseError(f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}.")
+        raise CourseError(
+            f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}."
+        )
     reports = (ranks or warm_ranks()).run(_train, kind, steps, seed, seconds=60.0)
     for rank, report in enumerate(reports):
         if report.failure is not None:
             raise CourseError(f"the training on rank {rank} failed: {report.failure.told}")
     scales, skipped, losses, weights = zip(*(report.value for report in reports), strict=True)
-    distance = [max(float((a - b).abs().max()) for b in others) for a, *others in zip(*weights, strict=True)]
+    distance = [
+        max(float((a - b).abs().max()) for b in others) for a, *others in zip(*weights, strict=True)
+    ]
     return Drift(kind, scales, skipped, tuple(distance), losses)
 
 
 def _train(
     kind: Kind, steps: int, seed: int
 ) -> tuple[tuple[float, ...], tuple[bool, ...], tuple[float, ...], list[Tensor]]:
-    """Train on this rank; return its scale, whether it skipped, its loss and its replicated weights, for each step."""
+    """Train on this rank; return its scale, whether it skipped,
+    its loss and its replicated weights, for each step.
+    """
     torch.manual_seed(seed)
     model, shared, by_data = _BUILD[kind]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -91,7 +105,9 @@ def _train(
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     scales, skipped, losses, weights = [], [], [], []
     for _ in range(steps):
-        rows = torch.randint(len(targets), (_BATCH * dist.get_world_size(),))  # one seed, so the same on all ranks
+        rows = torch.randint(
+            len(targets), (_BATCH * dist.get_world_size(),)
+        )  # one seed, so the same on all ranks
         if by_data:
             rows = rows.chunk(dist.get_world_size())[dist.get_rank()]
         with torch.autocast("cpu", dtype=torch.float16, enabled=kind != "fsdp2"):
@@ -109,7 +125,9 @@ def _train(
 
 
 def _net() -> nn.Sequential:
-    return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10, bias=False))
+    return nn.Sequential(
+        nn.LayerNorm(64), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10, bias=False)
+    )
 
 
 def _ddp() -> tuple[nn.Module, Callable[[], Any], bool]:
@@ -122,7 +140,9 @@ def _fsdp2() -> tuple[nn.Module, Callable[[], Any], bool]:
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size(),)
     )  # by default, FSDP2 moves the model to a GPU if there is one
-    fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32))
+    fully_shard(
+        net, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32)
+    )
     return net, lambda: [weight.full_tensor() for weight in net.parameters()], True  # type: ignore[attr-defined]
 
 

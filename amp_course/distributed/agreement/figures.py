@@ -1,4 +1,6 @@
-"""The figure of ranks that part, and of ranks that agree. It takes trainings that were run, and runs nothing."""
+"""The figure of ranks that part, and of ranks that agree.
+It takes trainings that were run, and runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,22 @@ RANK_STYLES = (("#0072B2", "-", "v"), ("#D55E00", "--", "^"))
 
 
 def drift_figure(*drifts: Drift) -> Figure:
-    """Draw trainings side by side: the loss scale of each rank by step, with its skips, above how far the weights are apart."""
+    """Draw trainings side by side: the loss scale of each rank by step, with its skips,
+    above how far the weights are apart.
+    """
     told = "; ".join(f"{KINDS[drift.kind]}: {_told(drift)}" for drift in drifts)
     figure, axes = new_figure(
-        3.7 * len(drifts), 4.2, columns=len(drifts), rows=2, squeeze=False, sharex=True, sharey="row",
-        height_ratios=[1.6, 1], alt=f"Loss scale by rank and step, and the distance of the weights. {told}.", dots=FEWER_DOTS,
-    )  # fmt: skip
+        3.7 * len(drifts),
+        4.2,
+        columns=len(drifts),
+        rows=2,
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        height_ratios=[1.6, 1],
+        alt=f"Loss scale by rank and step, and the distance of the weights. {told}.",
+        dots=FEWER_DOTS,
+    )
     for (above, below), drift in zip(axes.T, drifts, strict=True):
         _scales(above, drift)
         title(above, KINDS[drift.kind], "loss scale after each step; triangles: the rank skips")
@@ -39,8 +51,14 @@ def _scales(axis: Any, drift: Drift) -> None:
         steps = range(1, len(scales) + 1)
         # A little above each other, so that equal scales show as two lines
         shifted = [scale * 2 ** (0.06 * (1 - 2 * rank)) for scale in scales]
-        axis.step(steps, shifted, where="post", color=colour, linestyle=line, lw=1.4, label=f"rank {rank}")
-        places = [(step, scale) for step, scale, skips in zip(steps, shifted, skipped, strict=True) if skips]
+        axis.step(
+            steps, shifted, where="post", color=colour, linestyle=line, lw=1.4, label=f"rank {rank}"
+        )
+        places = [
+            (step, scale)
+            for step, scale, skips in zip(steps, shifted, skipped, strict=True)
+            if skips
+        ]
         if places:
             axis.plot(*zip(*places, strict=True), marker, color=colour, markersize=6, linestyle="")
     axis.set_yscale("log", base=2)
@@ -50,4 +68,7 @@ def _told(drift: Drift) -> str:
     counts = " and ".join(str(sum(skipped)) for skipped in drift.skipped)
     if drift.parted is None:
         return f"the scales stay equal, with {counts} skips on the ranks"
-    return f"the scales part at step {drift.parted}, and the weights differ by up to {max(drift.distance):.2g}"
+    return (
+        f"the scales part at step {drift.parted}, and the weights differ by up to "
+        f"{max(drift.distance):.2g}"
+    )

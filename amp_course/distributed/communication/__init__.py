@@ -1,7 +1,8 @@
 """What many ranks send each other, and what 16 bits change about it.
 
-`counting` notes the collectives of a step, with `setups` for DDP and FSDP2; `sums` averages gradients in 16 bits over simulated
-ranks, and `accuracy` measures what that loses; `ring` estimates the time on links that are not here. `figures` draws all of it.
+`counting` notes the collectives of a step, with `setups` for DDP and FSDP2; `sums` averages
+gradients in 16 bits over simulated ranks, and `accuracy` measures what that loses; `ring` estimates
+the time on links that are not here. `figures` draws all of it.
 """
 
 from amp_course.distributed.communication.accuracy import (
@@ -11,7 +12,11 @@ from amp_course.distributed.communication.accuracy import (
     measure_reduction,
     measure_scales,
 )
-from amp_course.distributed.communication.counting import CollectiveCall, count_collectives, total_bytes
+from amp_course.distributed.communication.counting import (
+    CollectiveCall,
+    count_collectives,
+    total_bytes,
+)
 from amp_course.distributed.communication.ring import (
     INFINIBAND_NDR,
     NVLINK_4,
@@ -26,7 +31,24 @@ from amp_course.distributed.communication.setups import SETUPS, Setup
 from amp_course.distributed.communication.sums import predivide_factor, reduce_mean
 
 __all__ = [
-    "INFINIBAND_NDR", "NVLINK_4", "SETUPS", "CollectiveCall", "HalvedBytes", "ReductionError", "RingModel", "Setup",
-    "TwoLevelModel", "count_collectives", "digit_gradients", "fit", "halve_bytes", "measure_ranks", "measure_reduction",
-    "measure_scales", "predivide_factor", "reduce_mean", "step_seconds", "total_bytes",
-]  # fmt: skip
+    "INFINIBAND_NDR",
+    "NVLINK_4",
+    "SETUPS",
+    "CollectiveCall",
+    "HalvedBytes",
+    "ReductionError",
+    "RingModel",
+    "Setup",
+    "TwoLevelModel",
+    "count_collectives",
+    "digit_gradients",
+    "fit",
+    "halve_bytes",
+    "measure_ranks",
+    "measure_reduction",
+    "measure_scales",
+    "predivide_factor",
+    "reduce_mean",
+    "step_seconds",
+    "total_bytes",
+]

@@ -1,4 +1,6 @@
-"""Measure what a 16-bit all-reduce loses: real gradients, up to 1,024 simulated ranks, compared with their mean in fp64."""
+"""Measure what a 16-bit all-reduce loses: real gradients, up to 1,024 simulated ranks,
+compared with their mean in fp64.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ RANKS = tuple(2**k for k in range(1, 11))
 class ReductionError:
     """How far a 16-bit mean over ranks is from the exact one.
 
-    share_lost:       of the elements whose exact mean is not 0, those that became 0: too small, or rounded until they cancelled
+    share_lost:       of the elements whose exact mean is not 0, those that became 0: too small, or
+                      rounded until they cancelled
     share_overflowed: of all elements, those that became inf or NaN
-    relative_error:   ‖got − exact‖ / ‖exact‖ over the elements that are finite; NaN if none is, or their means are all 0
+    relative_error:   ‖got − exact‖ / ‖exact‖ over the elements that are finite; NaN if none is, or
+                      their means are all 0
     scale:            the loss scale that the gradients were multiplied by
     """
 
@@ -45,10 +49,12 @@ def measure_reduction(
     accumulate: torch.dtype | None = None,
     scale: float = 1.0,
 ) -> ReductionError:
-    """Multiply gradients (ranks, elements) by a loss scale, average them as `reduce_mean` does, and compare with fp64.
+    """Multiply gradients (ranks, elements) by a loss scale, average them as `reduce_mean` does, and
+    compare with fp64.
 
     Raises ValueError as `reduce_mean` does.
-    Example: measure_reduction(torch.ones(4, 1), torch.float16, scale=2.0**15, divide="after").share_overflowed → 1.0
+    Example: measure_reduction(torch.ones(4, 1), torch.float16, scale=2.0**15,
+             divide="after").share_overflowed → 1.0
     """
     scaled = shards * scale
     got = reduce_mean(scaled, dtype, order, divide, accumulate).double()
@@ -83,10 +89,12 @@ def measure_ranks(
     """
     if max(ranks) > len(shards):
         raise ValueError(
-            f"{max(ranks)} ranks need as many rows of gradients, and there are {len(shards)}: compute more rows, or pass "
-            f"ranks up to {len(shards)}"
+            f"{max(ranks)} ranks need as many rows of gradients, and there are {len(shards)}: "
+            f"compute more rows, or pass ranks up to {len(shards)}"
         )
-    return tuple(measure_reduction(shards[:n], dtype, order, divide, accumulate, scale) for n in ranks)
+    return tuple(
+        measure_reduction(shards[:n], dtype, order, divide, accumulate, scale) for n in ranks
+    )
 
 
 def measure_scales(
@@ -97,22 +105,31 @@ def measure_scales(
     accumulate: torch.dtype | None = None,
     exponents: Iterable[int] = range(-24, 25, 2),
 ) -> tuple[ReductionError, ...]:
-    """Measure the reduction over all rows of the gradients, at loss scales of 2^-24, 2^-22, … 2^24."""
-    return tuple(measure_reduction(shards, dtype, order, divide, accumulate, 2.0**exponent) for exponent in exponents)
+    """Measure the reduction over all rows of the gradients, at loss scales of 2^-24, 2^-22,
+    … 2^24.
+    """
+    return tuple(
+        measure_reduction(shards, dtype, order, divide, accumulate, 2.0**exponent)
+        for exponent in exponents
+    )
 
 
-def digit_gradients(ranks: int = 1024, data: Digits | None = None, steps: int = 200, seed: int = 0) -> Tensor:
-    """Train a small network on the digits, then return the gradient that each rank computes: (ranks, 2410), fp32.
+def digit_gradients(
+    ranks: int = 1024, data: Digits | None = None, steps: int = 200, seed: int = 0
+) -> Tensor:
+    """Train a small network on the digits, then return the gradient that each rank computes:
+    (ranks, 2410), fp32.
 
-    Each rank has one picture of its own. The network is 64 → 32 → 10 with a ReLU between, after `steps` steps of Adam on all
-    training pictures.
+    Each rank has one picture of its own. The network is 64 → 32 → 10 with a ReLU between, after
+    `steps` steps of Adam on all training pictures.
 
     Raises ValueError for fewer than 1 rank, or more than there are training pictures.
     """
     data = data or digits()
     if not 1 <= ranks <= len(data.train_x):
         raise ValueError(
-            f"ranks is {ranks}: choose 1 to {len(data.train_x)}, as each rank takes a training picture of its own"
+            f"ranks is {ranks}: choose 1 to {len(data.train_x)}, as each rank takes a training "
+            f"picture of its own"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,8 +1,10 @@
-"""Count the collectives of a training step on many ranks, in one process: kind, dtype, bytes and phase of each call.
+"""Count the collectives of a training step on many ranks, in one process: kind, dtype, bytes and
+phase of each call.
 
-torch's fake process group claims to have 64 ranks, and talks to nobody. DDP and FSDP2 run on it unchanged, in what they take for
-rank 0, and each collective that they call is noted. What the fake group returns is not what real ranks would compute, so the
-model's numbers mean nothing; which calls are made, and how large they are, does not depend on them. Nothing is timed.
+torch's fake process group claims to have 64 ranks, and talks to nobody. DDP and FSDP2 run on it
+unchanged, in what they take for rank 0, and each collective that they call is noted. What the fake
+group returns is not what real ranks would compute, so the model's numbers mean nothing; which calls
+are made, and how large they are, does not depend on them. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from amp_course.distributed.ranks.collective import Collective, CollectiveWatch
 
@@ -32,11 +37,12 @@ class CollectiveCall:
 
     kind:     "all_reduce", "all_gather", "reduce_scatter", "broadcast"
     dtype:    of the tensor that travels, "bfloat16"
-    elements: of the whole tensor: what an all-gather returns, what the others take, padding included; 0 for an all-to-all or a
-              barrier, whose sizes are not read
+    elements: of the whole tensor: what an all-gather returns, what the others take, padding
+              included; 0 for an all-to-all or a barrier, whose sizes are not read
     bytes:    of these elements; nccl-tests counts sizes in the same way
-    phase:    "construction" is before the step; "forward" inside a module's call, "backward" inside autograd, "optimizer" inside
-              optimizer.step(); "other" is the rest of the step, such as clipping
+    phase:    "construction" is before the step; "forward" inside a module's call, "backward" inside
+              autograd, "optimizer" inside optimizer.step(); "other" is the rest of the step, such
+              as clipping
     ranks:    in the group that calls it
     """
 
@@ -49,34 +55,43 @@ class CollectiveCall:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that each rank sends in a ring: bytes · (n−1)/n, twice that for an all-reduce; all of them for a broadcast.
+        """Bytes that each rank sends in a ring: bytes · (n−1)/n, twice that for an all-reduce; all
+        of them for a broadcast.
 
         Source: the factors of the bus bandwidth in NVIDIA/nccl-tests, doc/PERFORMANCE.md.
         """
-        times = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks}.get(self.kind, self.ranks - 1)
+        times = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks}.get(
+            self.kind, self.ranks - 1
+        )
         return self.bytes * times / self.ranks
 
 
 def count_collectives(
     build: Callable[[], Any], step: Callable[[Any], object], ranks: int = 64, warm_up: int = 2
 ) -> tuple[CollectiveCall, ...]:
-    """Build a model on a fake group of `ranks` ranks, train it, and return its collectives: of `build`, then of one step.
+    """Build a model on a fake group of `ranks` ranks, train it, and return its collectives: of
+    `build`, then of one step.
 
-    build:   makes model, optimizer and whatever else a step needs; DDP and `fully_shard` find the group on their own
+    build:   makes model, optimizer and whatever else a step needs; DDP and `fully_shard` find the
+             group on their own
     step:    gets what `build` returned, and runs one training step: real tensors, on the CPU
-    warm_up: steps that run before and are not counted; DDP sorts its buckets again, and tells all ranks, in the second
+    warm_up: steps that run before and are not counted; DDP sorts its buckets again, and tells all
+             ranks, in the second
 
     The group is gone afterwards, also when an error is raised.
 
-    Raises RuntimeError if this process has a default process group already, ValueError for fewer than 1 rank.
+    Raises RuntimeError if this process has a default process group already, ValueError for fewer
+    than 1 rank.
     Example: count_collectives(setup.build, setup.step)[-1] →
-             CollectiveCall("all_reduce", "float32", elements=12480, bytes=49920, phase="backward", ranks=64)
+             CollectiveCall("all_reduce", "float32", elements=12480, bytes=49920, phase="backward",
+             ranks=64)
     """
     if ranks < 1:
         raise ValueError(f"ranks is {ranks}: a process group has at least 1 rank")
     phases = _Phases()
     counter = _Counter(phases)
-    # The weights that `build` draws come from a random stream of their own: the caller's stays where it is.
+    # The weights that `build` draws come from a random stream of their own: the caller's stays
+    # where it is.
     with torch.random.fork_rng(devices=[]), _fake_group(ranks), phases, counter:
         built = build()
         made = tuple(counter.calls)
@@ -89,7 +104,9 @@ def count_collectives(
 
 
 def total_bytes(calls: Iterable[CollectiveCall], phase: Phase | None = None) -> dict[str, int]:
-    """Add up the bytes of collectives by dtype, of one phase or of all: {"bfloat16": 24960, "float32": 49920}."""
+    """Add up the bytes of collectives by dtype, of one phase or of all: {"bfloat16":
+    24960, "float32": 49920}.
+    """
     totals: dict[str, int] = {}
     for call in calls:
         if phase in (None, call.phase):
@@ -101,12 +118,17 @@ def total_bytes(calls: Iterable[CollectiveCall], phase: Phase | None = None) -> 
 def _fake_group(ranks: int) -> Iterator[None]:
     if dist.is_initialized():
         raise RuntimeError(
-            "this process has a default process group already, and the fake one would take its place: call this in a process "
-            "without one, or call torch.distributed.destroy_process_group() first"
+            "this process has a default process group already, and the fake one would take its "
+            "place: call this in a process without one, or call "
+            "torch.distributed.destroy_process_group() first"
         )
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it registers the backend "fake"
+    from torch.testing._internal.distributed.fake_pg import (
+        FakeStore,
+    )  # importing it registers the backend "fake"
 
-    excepthook = sys.excepthook  # torch puts its own around it, which names the rank, and leaves it there
+    excepthook = (
+        sys.excepthook
+    )  # torch puts its own around it, which names the rank, and leaves it there
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
@@ -143,7 +165,9 @@ class _Phases:
     def current(self) -> Phase:
         if not self.started:
             return "construction"
-        if torch._C._current_graph_task_id() != -1:  # autograd is at work; a checkpointed forward pass in it, too
+        if (
+            torch._C._current_graph_task_id() != -1
+        ):  # autograd is at work; a checkpointed forward pass in it, too
             return "backward"
         return "forward" if self._modules else "optimizer" if self._optimizers else "other"
 
@@ -159,13 +183,28 @@ class _Counter(CollectiveWatch):
     def _note(self, collective: Collective) -> None:
         ranks = len(collective.group)
         elements = collective.elements * (ranks if collective.name == "all_gather" else 1)
-        size = torch.empty((), dtype=getattr(torch, collective.dtype)).element_size() if collective.dtype else 0
+        size = (
+            torch.empty((), dtype=getattr(torch, collective.dtype)).element_size()
+            if collective.dtype
+            else 0
+        )
         self.calls.append(
-            CollectiveCall(collective.name, collective.dtype, elements, elements * size, self._phases.current, ranks)
+            CollectiveCall(
+                collective.name,
+                collective.dtype,
+                elements,
+                elements * size,
+                self._phases.current,
+                ranks,
+            )
         )
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         # The fake group's handle resolves to None, and DDP wants the reduced bucket.
@@ -175,7 +214,9 @@ class _Counter(CollectiveWatch):
 
 
 def _resolved(tensors: list[Tensor]) -> Any:
-    """Return a handle of an operation that is over, with its result, as a collective hands it on."""
+    """Return a handle of an operation that is over, with its result,
+    as a collective hands it on.
+    """
     c10d: Any = torch._C._distributed_c10d
     future: Future[list[Tensor]] = Future()
     future.set_result(tensors)

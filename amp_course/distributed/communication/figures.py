@@ -1,4 +1,6 @@
-"""The figures of communication between ranks. They take numbers that were computed, and compute nothing."""
+"""The figures of communication between ranks. They take numbers that were computed,
+and compute nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from amp_course.underflow.panel_html import percent
 
 _FORMATS = {fmt.torch_name: fmt.name for fmt in (BF16, FP16, FP32)}
 _OTHER = "other dtypes"
-_DTYPES = {**{fmt: FORMAT_COLOURS[fmt] for fmt in ("fp32", "bf16", "fp16")}, _OTHER: FAINT}  # of what is sent → colour
+_DTYPES = {
+    **{fmt: FORMAT_COLOURS[fmt] for fmt in ("fp32", "bf16", "fp16")},
+    _OTHER: FAINT,
+}  # of what is sent → colour
 _PHASES: dict[Phase, tuple[str, str]] = {  # of a step → in words, hatch
     "forward": ("forward", ""),
     "backward": ("backward", "//"),
@@ -28,7 +33,12 @@ _PHASES: dict[Phase, tuple[str, str]] = {  # of a step → in words, hatch
     "other": ("clipping and other", ".."),
 }
 _NAMED = 0.08  # of the longest bar: a shorter part has no room for its dtype
-_ON_A_HATCH: dict[str, Any] = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+_ON_A_HATCH: dict[str, Any] = {
+    "boxstyle": "round,pad=0.15",
+    "facecolor": "white",
+    "edgecolor": "none",
+    "alpha": 0.85,
+}
 _WAYS = (  # a colour, a linestyle and a marker for each line, in the order in which they are given
     ("#D55E00", "-", "o"),
     ("#E69F00", "--", "s"),
@@ -37,37 +47,74 @@ _WAYS = (  # a colour, a linestyle and a marker for each line, in the order in w
     ("#56B4E9", "--", "v"),
     ("#0072B2", ":", "x"),
 )
-_LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False, "loc": "outside lower center", "handlelength": 3}
+_LEGEND: dict[str, Any] = {
+    "fontsize": 8,
+    "frameon": False,
+    "loc": "outside lower center",
+    "handlelength": 3,
+}
 
 
 def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
-    """Draw the bytes that each rank sends in a step as a bar for each setup: colour for the dtype, hatch for the phase.
+    """Draw the bytes that each rank sends in a step as a bar for each setup: colour for the dtype,
+    hatch for the phase.
 
     calls: name of the setup → its collectives; those of the construction are left out
     """
-    steps = {name: [call for call in found if call.phase != "construction"] for name, found in calls.items()}
+    steps = {
+        name: [call for call in found if call.phase != "construction"]
+        for name, found in calls.items()
+    }
     totals = {name: sum(call.sent_bytes for call in found) for name, found in steps.items()}
     ranks = max(call.ranks for found in steps.values() for call in found)
     told = "; ".join(f"{name} {_kilobytes(total)}" for name, total in totals.items())
-    alt = f"Bars of the bytes that each of {ranks:,} ranks sends in a training step, by dtype and phase: {told}."
+    alt = (
+        f"Bars of the bytes that each of {ranks:,} ranks sends in a training step, by dtype and "
+        f"phase: {told}."
+    )
     figure, axis = new_figure(7.6, 1.2 + 0.3 * len(steps), alt=alt, dots=FEWER_DOTS)
     parts: set[tuple[str, Phase]] = set()
     for row, (name, found) in enumerate(steps.items()):
         left = 0.0
         for phase, (_, hatch) in _PHASES.items():
             for fmt in (*_FORMATS.values(), _OTHER):
-                part = [call for call in found if (call.phase, _FORMATS.get(call.dtype, _OTHER)) == (phase, fmt)]
+                part = [
+                    call
+                    for call in found
+                    if (call.phase, _FORMATS.get(call.dtype, _OTHER)) == (phase, fmt)
+                ]
                 sent = sum(call.sent_bytes for call in part)
                 if sent:
                     parts.add((fmt, phase))
-                    look: dict[str, Any] = {"color": _DTYPES[fmt], "hatch": hatch, "edgecolor": "white", "lw": 0}
+                    look: dict[str, Any] = {
+                        "color": _DTYPES[fmt],
+                        "hatch": hatch,
+                        "edgecolor": "white",
+                        "lw": 0,
+                    }
                     axis.barh(row, sent / 1e3, 0.7, left, **look)
-                    if sent > _NAMED * max(totals.values()):  # the dtype in words: a hatch tells the phase only
+                    if sent > _NAMED * max(
+                        totals.values()
+                    ):  # the dtype in words: a hatch tells the phase only
                         middle = left + sent / 2e3
-                        axis.text(middle, row, fmt, ha="center", va="center", fontsize=7.5, color=INK, bbox=_ON_A_HATCH)
+                        axis.text(
+                            middle,
+                            row,
+                            fmt,
+                            ha="center",
+                            va="center",
+                            fontsize=7.5,
+                            color=INK,
+                            bbox=_ON_A_HATCH,
+                        )
                     left += sent / 1e3
         axis.annotate(
-            _kilobytes(totals[name]), (left, row), (5, 0), textcoords="offset points", va="center", fontsize=8
+            _kilobytes(totals[name]),
+            (left, row),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
         )
     axis.set_yticks(range(len(steps)), list(steps))
     axis.tick_params(axis="y", length=0)
@@ -81,7 +128,11 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
         if (fmt, phase) in parts
     ]
     figure.legend(handles=handles, **_LEGEND | {"ncols": 4, "handlelength": 2})
-    title(axis, "What a training step sends", f"counted on a fake group of {ranks:,} ranks; bytes by dtype and phase")
+    title(
+        axis,
+        "What a training step sends",
+        f"counted on a fake group of {ranks:,} ranks; bytes by dtype and phase",
+    )
     return figure
 
 
@@ -90,10 +141,12 @@ def _kilobytes(size: float) -> str:
 
 
 def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = "") -> Figure:
-    """Draw error, lost and overflowed elements of 16-bit means against the number of ranks, a line for each way.
+    """Draw error, lost and overflowed elements of 16-bit means against the number of ranks, a line
+    for each way.
 
-    The error is drawn where nothing overflows: among the finite elements that are left, it means little. Colour is the
-    dtype that travels; rings are solid, trees dashed, sums in another dtype dotted.
+    The error is drawn where nothing overflows: among the finite elements that are left, it means
+    little. Colour is the dtype that travels; rings are solid, trees dashed, sums in another dtype
+    dotted.
 
     rows:  name of the way → its measurements, by ranks
     under: what was reduced, for the second line of the title
@@ -104,13 +157,23 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
         for name, way in rows.items()
     )
     most = max(way[-1].ranks for way in rows.values())
-    alt = f"Three plots against the number of ranks: relative error, share lost, share overflowed. At {most:,} ranks, {ends}."
+    alt = (
+        f"Three plots against the number of ranks: relative error, share lost, share overflowed. "
+        f"At {most:,} ranks, {ends}."
+    )
     figure, axes = new_figure(7.8, 3.4, columns=3, alt=alt)
     for (name, way), (_, _, marker) in zip(rows.items(), _WAYS, strict=False):
         last, ranks = way[-1], [row.ranks for row in way]
         style = ":" if last.accumulate != last.dtype else {"ring": "-", "tree": "--"}[last.order]
         colour = _DTYPES[_FORMATS[str(last.dtype).removeprefix("torch.")]]
-        look: dict[str, Any] = {"color": colour, "ls": style, "marker": marker, "lw": 1.5, "ms": 4, "mfc": "white"}
+        look: dict[str, Any] = {
+            "color": colour,
+            "ls": style,
+            "marker": marker,
+            "lw": 1.5,
+            "ms": 4,
+            "mfc": "white",
+        }
         errors = [math.nan if row.share_overflowed else row.relative_error for row in way]
         axes[0].plot(ranks, errors, label=name, **look)
         if not last.share_overflowed:
@@ -123,7 +186,11 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
     axes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     for axis in axes:
         axis.set_xscale("log", base=2)
-        ticks = [2, 8, 32, 128, 512] if most >= 512 else sorted({row.ranks for way in rows.values() for row in way})
+        ticks = (
+            [2, 8, 32, 128, 512]
+            if most >= 512
+            else sorted({row.ranks for way in rows.values() for row in way})
+        )
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.set_xlabel("ranks", fontsize=8)
     axes[0].set_xlim(right=4 * most)  # room for the last values
@@ -138,24 +205,48 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
 
 
 def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
-    """Draw error, lost and overflowed elements of 16-bit means against the loss scale, a line for each way.
+    """Draw error, lost and overflowed elements of 16-bit means against the loss scale, a line for
+    each way.
 
-    The error is drawn where nothing overflows: among the finite elements that are left, it means little.
+    The error is drawn where nothing overflows: among the finite elements that are left, it means
+    little.
 
     rows: name of the way → its measurements, by loss scale (a power of two)
     """
     first = next(iter(rows.values()))[0]
     told = "; ".join(
         f"{name}: "
-        + (f"nothing is lost or overflows from 2^{fine[0]} to 2^{fine[-1]}" if fine else "no scale is free of both")
+        + (
+            f"nothing is lost or overflows from 2^{fine[0]} to 2^{fine[-1]}"
+            if fine
+            else "no scale is free of both"
+        )
         for name, way in rows.items()
-        for fine in [[round(math.log2(row.scale)) for row in way if not row.share_lost and not row.share_overflowed]]
+        for fine in [
+            [
+                round(math.log2(row.scale))
+                for row in way
+                if not row.share_lost and not row.share_overflowed
+            ]
+        ]
     )
-    alt = f"Relative error, share lost and share overflowed in the mean over {first.ranks:,} ranks, by loss scale. {told}."
-    figure, (errors, lost, overflowed) = new_figure(7.4, 5.0, rows=3, sharex=True, alt=alt, dots=FEWER_DOTS)
+    alt = (
+        f"Relative error, share lost and share overflowed in the mean over {first.ranks:,} "
+        f"ranks, by loss scale. {told}."
+    )
+    figure, (errors, lost, overflowed) = new_figure(
+        7.4, 5.0, rows=3, sharex=True, alt=alt, dots=FEWER_DOTS
+    )
     for (name, way), (colour, style, marker) in zip(rows.items(), _WAYS, strict=False):
         scales = [row.scale for row in way]
-        look: dict[str, Any] = {"color": colour, "ls": style, "marker": marker, "lw": 1.5, "ms": 4, "mfc": "white"}
+        look: dict[str, Any] = {
+            "color": colour,
+            "ls": style,
+            "marker": marker,
+            "lw": 1.5,
+            "ms": 4,
+            "mfc": "white",
+        }
         finite = [math.nan if row.share_overflowed else 100 * row.relative_error for row in way]
         errors.plot(scales, finite, label=name, **look)
         lost.plot(scales, [100 * row.share_lost for row in way], **look)
@@ -165,7 +256,9 @@ def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
         axis.set_xscale("log", base=2)
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     overflowed.set_xlabel("loss scale", fontsize=8)
-    title(errors, f"Relative error of the mean over {first.ranks:,} ranks", "where nothing overflows")
+    title(
+        errors, f"Relative error of the mean over {first.ranks:,} ranks", "where nothing overflows"
+    )
     title(lost, "Lost", "became 0")
     title(overflowed, "Overflowed", "became inf or NaN")
     figure.legend(**_LEGEND | {"ncols": 3})
@@ -173,7 +266,8 @@ def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
 
 
 def ring_figure(rows: Sequence[HalvedBytes], under: str = "") -> Figure:
-    """Draw the time of a step against the number of ranks, for 4-byte and 2-byte gradients, a plot for each overlap.
+    """Draw the time of a step against the number of ranks, for 4-byte and 2-byte gradients, a plot
+    for each overlap.
 
     under: the model and the links, for the second line of the title
     """
@@ -196,13 +290,19 @@ def ring_figure(rows: Sequence[HalvedBytes], under: str = "") -> Figure:
             axis.plot(ranks, seconds, color=colour, ls=style, lw=1.8, marker="o", ms=4, label=label)
         for row, side in ((part[0], "left"), (part[-1], "right")):
             label, at = f"{row.speedup:.2f}× as fast", (row.ranks, row.step_16_bit)
-            axis.annotate(label, at, (0, -15), textcoords="offset points", ha=side, fontsize=8, color=INK)
+            axis.annotate(
+                label, at, (0, -15), textcoords="offset points", ha=side, fontsize=8, color=INK
+            )
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks, [f"{n:,}" for n in ranks])
         axis.margins(x=0.1)
         axis.set_ylim(0, 1.15 * top)
         axis.set_xlabel("ranks", fontsize=8)
-        title(axis, _overlap_in_words(overlap).capitalize(), under if overlap == overlaps[0] else " " * bool(under))
+        title(
+            axis,
+            _overlap_in_words(overlap).capitalize(),
+            under if overlap == overlaps[0] else " " * bool(under),
+        )
     axes[0][0].set_ylabel("seconds for a step", fontsize=8)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, **_LEGEND | {"ncols": 2})

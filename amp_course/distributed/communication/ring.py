@@ -1,8 +1,9 @@
 """Estimate how long a ring takes to reduce gradients: the α–β model, and what half the bytes buy.
 
-A message of b bytes takes α + b/β seconds: a latency, and bytes over bandwidth. A ring of n ranks cuts the tensor into n pieces,
-passes them on n−1 times to add them up (reduce-scatter), and n−1 times more to hand out the sums (all-gather). The model leaves
-out the time of the additions and of starting kernels, and takes all links as equal and idle, so real clusters are slower.
+A message of b bytes takes α + b/β seconds: a latency, and bytes over bandwidth. A ring of n ranks
+cuts the tensor into n pieces, passes them on n−1 times to add them up (reduce-scatter), and n−1
+times more to hand out the sums (all-gather). The model leaves out the time of the additions and of
+starting kernels, and takes all links as equal and idle, so real clusters are slower.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of one GPU, in one direction, as vendors give it; an all-reduce gets less. They give no latency: `fit` finds one from times.
-# H100, H200: "18x 4th Gen NVLink, 900GB/s", which counts both directions (MLPerf Inference v4.1, NVIDIA's H200-SXM-141GBx8).
+# Of one GPU, in one direction, as vendors give it; an all-reduce gets less. They give no latency:
+# `fit` finds one from times.
+# H100, H200: "18x 4th Gen NVLink, 900GB/s", which counts both directions (MLPerf Inference v4.1,
+#             NVIDIA's H200-SXM-141GBx8).
 NVLINK_4 = 450e9
-# An adapter of 400 Gb/s for each GPU: "8x 400Gb Infiniband" (MLPerf Inference v3.1, Dell's XE9680 with 8 H100).
+# An adapter of 400 Gb/s for each GPU: "8x 400Gb Infiniband" (MLPerf Inference v3.1, Dell's XE9680
+# with 8 H100).
 INFINIBAND_NDR = 50e9
 
 
@@ -27,8 +31,10 @@ class RingModel:
     bytes_per_second: β, of one link in one direction
 
     Raises ValueError for a negative latency, or a bandwidth that is not positive.
-    Example: RingModel(0.0, 1e9).all_reduce_seconds(1e9, 2) → 1.0: each rank sends half of the bytes, twice
-    Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
+    Example: RingModel(0.0, 1e9).all_reduce_seconds(1e9, 2) → 1.0: each rank sends half of the
+             bytes, twice
+    Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication
+            Operations in MPICH".
     """
 
     latency_seconds: float
@@ -36,20 +42,32 @@ class RingModel:
 
     def __post_init__(self) -> None:
         if not self.latency_seconds >= 0:
-            raise ValueError(f"latency_seconds is {self.latency_seconds}: a message takes 0 seconds or more")
+            raise ValueError(
+                f"latency_seconds is {self.latency_seconds}: a message takes 0 seconds or more"
+            )
         if not self.bytes_per_second > 0:
-            raise ValueError(f"bytes_per_second is {self.bytes_per_second}: a link needs a positive bandwidth")
+            raise ValueError(
+                f"bytes_per_second is {self.bytes_per_second}: a link needs a positive bandwidth"
+            )
 
     def all_reduce_seconds(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds that n ranks take to add up a tensor and hand out the sum: 2(n−1)(α + bytes/n/β)."""
-        return self.reduce_scatter_seconds(size_bytes, ranks) + self.all_gather_seconds(size_bytes, ranks)
+        """Return the seconds that n ranks take to add up a tensor and hand out the sum:
+        2(n−1)(α + bytes/n/β).
+        """
+        return self.reduce_scatter_seconds(size_bytes, ranks) + self.all_gather_seconds(
+            size_bytes, ranks
+        )
 
     def all_gather_seconds(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds that n ranks take to put together a tensor of size_bytes, a piece from each."""
+        """Return the seconds that n ranks take to put together a tensor of size_bytes,
+        a piece from each.
+        """
         return self._pass_on(size_bytes, ranks)
 
     def reduce_scatter_seconds(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds that n ranks take to add up a tensor of size_bytes, of which each keeps a piece."""
+        """Return the seconds that n ranks take to add up a tensor of size_bytes,
+        of which each keeps a piece.
+        """
         return self._pass_on(size_bytes, ranks)
 
     def _pass_on(self, size_bytes: float, ranks: int) -> float:
@@ -72,14 +90,17 @@ class TwoLevelModel:
     ranks_per_node: int
 
     def all_reduce_seconds(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds for a reduce-scatter in each node, an all-reduce of its pieces between nodes, an all-gather.
+        """Return the seconds for a reduce-scatter in each node, an all-reduce of its pieces between
+        nodes, an all-gather.
 
         Raises ValueError for ranks that fill more than one node and do not fill all of them.
         """
         _require_ranks(ranks)
         local = min(ranks, self.ranks_per_node)
         if ranks % local:
-            raise ValueError(f"{ranks} ranks do not fill nodes of {local}: choose a multiple of {local}")
+            raise ValueError(
+                f"{ranks} ranks do not fill nodes of {local}: choose a multiple of {local}"
+            )
         return (
             self.inside.reduce_scatter_seconds(size_bytes, local)
             + self.between.all_reduce_seconds(size_bytes / local, ranks // local)
@@ -88,37 +109,51 @@ class TwoLevelModel:
 
 
 def fit(size_bytes: Sequence[float], seconds: Sequence[float], ranks: int) -> RingModel:
-    """Fit latency and bandwidth to measured all-reduces among `ranks` ranks, by least squares of the relative errors.
+    """Fit latency and bandwidth to measured all-reduces among `ranks` ranks, by least squares of
+    the relative errors.
 
-    Relative errors make the time of a small tensor, which tells the latency, count as much as that of a large one. Where the best
-    fit has a latency below 0, the latency is set to 0 and the bandwidth is fitted alone.
+    Relative errors make the time of a small tensor, which tells the latency, count as much as that
+    of a large one. Where the best fit has a latency below 0, the latency is set to 0 and the
+    bandwidth is fitted alone.
 
-    Raises ValueError for fewer than 2 ranks, fewer than two sizes, times that are not positive, or a fit in which they do not
-    grow with the bytes.
-    Example: fit([1e3, 1e6], [2.002e-3, 4e-3], ranks=2) → RingModel(latency_seconds=0.001, bytes_per_second=5e8)
+    Raises ValueError for fewer than 2 ranks, fewer than two sizes, times that are not positive, or
+    a fit in which they do not grow with the bytes.
+    Example: fit([1e3, 1e6], [2.002e-3, 4e-3], ranks=2) → RingModel(latency_seconds=0.001,
+             bytes_per_second=5e8)
     """
     if ranks < 2:
-        raise ValueError(f"ranks is {ranks}: one rank sends nothing, so its times say nothing about links")
+        raise ValueError(
+            f"ranks is {ranks}: one rank sends nothing, so its times say nothing about links"
+        )
     x, y = np.asarray(size_bytes, dtype=float), np.asarray(seconds, dtype=float)
     if x.shape != y.shape or len(np.unique(x)) < 2:
         raise ValueError("a fit needs one time for each size, and at least two different sizes")
     if not (y > 0).all():
         raise ValueError("all measured seconds have to be above 0")
     # seconds = 2(n−1)·α + 2(n−1)/n·bytes · 1/β, each row divided by its seconds
-    columns = np.stack([np.full_like(x, 2 * (ranks - 1)), 2 * (ranks - 1) / ranks * x], axis=1) / y[:, None]
+    columns = (
+        np.stack([np.full_like(x, 2 * (ranks - 1)), 2 * (ranks - 1) / ranks * x], axis=1)
+        / y[:, None]
+    )
     scale = columns.max(axis=0)  # the columns differ by many powers of ten
     latency, inverse = np.linalg.lstsq(columns / scale, np.ones_like(y), rcond=None)[0] / scale
     if latency < 0:
         latency, inverse = 0.0, columns[:, 1].sum() / (columns[:, 1] ** 2).sum()
     if inverse <= 0:
-        raise ValueError("the times do not grow with the bytes: measure larger tensors, and each several times")
+        raise ValueError(
+            "the times do not grow with the bytes: measure larger tensors, and each several times"
+        )
     return RingModel(float(latency), float(1 / inverse))
 
 
-def step_seconds(compute_seconds: float, communication_seconds: float, overlap: float = 0.0) -> float:
-    """Return the time of a step in which communication hides behind a share `overlap` of the computation, as far as it fits.
+def step_seconds(
+    compute_seconds: float, communication_seconds: float, overlap: float = 0.0
+) -> float:
+    """Return the time of a step in which communication hides behind a share `overlap` of the
+    computation, as far as it fits.
 
-    overlap: 0 adds the two; 1 is their maximum. DDP can hide buckets behind the rest of the backward pass, about 2/3 of a step
+    overlap: 0 adds the two; 1 is their maximum. DDP can hide buckets behind the rest of the
+             backward pass, about 2/3 of a step
 
     Raises ValueError for an overlap outside 0 … 1.
     Example: step_seconds(0.3, 0.25, overlap=2 / 3) → 0.35
@@ -158,7 +193,8 @@ def halve_bytes(
 ) -> tuple[HalvedBytes, ...]:
     """Compute what 16-bit gradients buy, for each number of ranks and each overlap.
 
-    The computation on each rank takes the same time whatever their number (weak scaling), and in 32 or 16 bits.
+    The computation on each rank takes the same time whatever their number (weak scaling), and in 32
+    or 16 bits.
 
     Example: halve_bytes(RingModel(0, 1e9), 10**9, 4.0, ranks=[2], overlaps=[0])[0].speedup → 8/6
     """

@@ -1,7 +1,8 @@
-"""Training setups whose collectives can be counted: DDP and FSDP2, with the dtypes that mixed precision gives them.
+"""Training setups whose collectives can be counted: DDP and FSDP2, with the dtypes that mixed
+precision gives them.
 
-Each is a small model, so that its step takes milliseconds on any CPU. Bytes grow in proportion to the parameters. SETUPS has
-those that run here: FSDP2 needs torch 2.7 on a CPU.
+Each is a small model, so that its step takes milliseconds on any CPU. Bytes grow in proportion to
+the parameters. SETUPS has those that run here: FSDP2 needs torch 2.7 on a CPU.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.futures import Future
@@ -24,7 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_course.kit.models import SimpleNet
 
 WIDTH, BATCH = 64, 2
-FSDP2_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # torch 2.7 and newer, since pytorch#145935
+FSDP2_ON_CPU = hasattr(
+    torch.cpu.Stream, "record_event"
+)  # torch 2.7 and newer, since pytorch#145935
 
 
 @dataclass
@@ -52,7 +58,9 @@ class Setup:
     step: Callable[[Training], None]
 
 
-def build_ddp(width: int = WIDTH, hook: Callable[..., Any] | None = None, scaled: bool = False) -> Training:
+def build_ddp(
+    width: int = WIDTH, hook: Callable[..., Any] | None = None, scaled: bool = False
+) -> Training:
     """Wrap SimpleNet(width) in DDP, with a communication hook if one is given."""
     model = DistributedDataParallel(SimpleNet(width))
     if hook:
@@ -66,7 +74,9 @@ def build_fsdp2(width: int = WIDTH, policy: MixedPrecisionPolicy | None = None) 
     Raises RuntimeError where this version of torch has no FSDP2 for a CPU.
     """
     if not FSDP2_ON_CPU:
-        raise RuntimeError(f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}")
+        raise RuntimeError(
+            f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}"
+        )
     model = SimpleNet(width)
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size(),)
@@ -77,7 +87,9 @@ def build_fsdp2(width: int = WIDTH, policy: MixedPrecisionPolicy | None = None) 
 
 
 def _bf16_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Call torch's own hook under another name: DDP refuses it by name on a CPU, where nothing of it fails."""
+    """Call torch's own hook under another name: DDP refuses it by name on a CPU,
+    where nothing of it fails.
+    """
     return bf16_compress_hook(state, bucket)
 
 
@@ -97,7 +109,8 @@ def train_step(
     """Run a training step; a GradScaler that is not enabled does nothing.
 
     autocast:      its dtype, or None for none
-    micro_batches: whose gradients are accumulated; only the last one's backward pass reduces them, unless `sync_all`
+    micro_batches: whose gradients are accumulated; only the last one's backward pass reduces them,
+                   unless `sync_all`
     clip:          whether to clip the norm of the gradients
     """
     model, scaler = training.model, training.scaler
@@ -125,10 +138,18 @@ SETUPS = {
     for setup in (
         Setup("DDP, fp32", build_ddp, train_step),
         Setup("DDP, autocast bf16", build_ddp, partial(train_step, autocast=torch.bfloat16)),
-        Setup("DDP, autocast fp16", partial(build_ddp, scaled=True), partial(train_step, autocast=torch.float16)),
+        Setup(
+            "DDP, autocast fp16",
+            partial(build_ddp, scaled=True),
+            partial(train_step, autocast=torch.float16),
+        ),
         Setup("DDP, fp16 hook", partial(build_ddp, hook=fp16_compress_hook), train_step),
         Setup("DDP, bf16 hook", partial(build_ddp, hook=_bf16_hook), train_step),
-        Setup("DDP, 4 micro-batches", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True)),
+        Setup(
+            "DDP, 4 micro-batches",
+            build_ddp,
+            partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True),
+        ),
         Setup("DDP, 4 with no_sync", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES)),
         Setup("FSDP2, fp32", build_fsdp2, train_step),
         Setup("FSDP2, bf16, reduce fp32", partial(build_fsdp2, policy=_BF16_FP32), train_step),

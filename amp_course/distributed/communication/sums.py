@@ -1,9 +1,10 @@
 """Average gradients over simulated ranks in 16 bits, one addition at a time.
 
-The arithmetic is real: torch's own additions and divisions in fp16 or bf16, in the order of a ring or of a tree, each rounded.
-The ranks are simulated: they are rows of a tensor, and nothing is sent. A real ring rounds in the same places, because what it
-passes on is a partial sum in the gradients' dtype; computing each sum of two in fp32 changes nothing (NVIDIA/nccl#1026). Which
-algorithm NCCL picks depends on its version, the size and the links; ring and tree are two of several.
+The arithmetic is real: torch's own additions and divisions in fp16 or bf16, in the order of a ring
+or of a tree, each rounded. The ranks are simulated: they are rows of a tensor, and nothing is sent.
+A real ring rounds in the same places, because what it passes on is a partial sum in the gradients'
+dtype; computing each sum of two in fp32 changes nothing (NVIDIA/nccl#1026). Which algorithm NCCL
+picks depends on its version, the size and the links; ring and tree are two of several.
 """
 
 from __future__ import annotations
@@ -24,22 +25,28 @@ def reduce_mean(
     divide: Divide = "before",
     accumulate: torch.dtype | None = None,
 ) -> Tensor:
-    """Average gradients (ranks, elements) over the ranks as an all-reduce in a 16-bit dtype would: → (elements,), in the dtype.
+    """Average gradients (ranks, elements) over the ranks as an all-reduce in a 16-bit dtype would:
+    → (elements,), in the dtype.
 
     dtype:      that the gradients are cast to, then travel in
-    order:      "ring": each piece goes round the ring, n−1 additions in a row; "tree": pairs, then pairs of these
-    divide:     "before": by n, then add: only the cast can overflow; `fp16_compress_hook` does so since pytorch#57410
-                "after":  add, then divide by n
-                "both":   by about √n before and by the rest after, see `predivide_factor`; FSDP2 does so in fp16
-    accumulate: the dtype of the additions and of the division after them; by default `dtype`. With torch.float32 the terms still
-                travel in 16 bits, but are added by a rank that receives a piece from each of the others, and rounded once
+    order:      "ring": each piece goes round the ring, n−1 additions in a row; "tree": pairs, then
+                pairs of these
+    divide:     "before": by n, then add: only the cast can overflow; `fp16_compress_hook` does so
+                since pytorch#57410 "after":  add, then divide by n
+                "both":   by about √n before and by the rest after, see `predivide_factor`; FSDP2
+                does so in fp16
+    accumulate: the dtype of the additions and of the division after them; by default `dtype`. With
+                torch.float32 the terms still travel in 16 bits, but are added by a rank that
+                receives a piece from each of the others, and rounded once
 
     Raises ValueError for shards that are not (ranks, elements), or an unknown order or division.
-    Example: reduce_mean(torch.full((4, 1), 30_000.0), torch.float16, divide="after") → tensor([inf]); 30,000 with "before"
+    Example: reduce_mean(torch.full((4, 1), 30_000.0), torch.float16, divide="after") →
+             tensor([inf]); 30,000 with "before"
     """
     if shards.dim() != 2 or not len(shards):
         raise ValueError(
-            f"shards have shape {tuple(shards.shape)}: pass (ranks, elements), a row of gradients for each rank"
+            f"shards have shape {tuple(shards.shape)}: pass (ranks, elements), a row of gradients "
+            f"for each rank"
         )
     for value, choices in ((order, get_args(Order)), (divide, get_args(Divide))):
         if value not in choices:
@@ -56,7 +63,8 @@ def reduce_mean(
 
 
 def predivide_factor(ranks: int) -> int:
-    """Return the power of two to divide by before the sum, about √ranks where that divides them: 2 → 2, 3 → 2, 64 → 8.
+    """Return the power of two to divide by before the sum, about √ranks where that divides them: 2
+    → 2, 3 → 2, 64 → 8.
 
     Source: fairscale#565, kept in torch/distributed/algorithms/_comm_hooks/default_hooks.py.
     """
@@ -70,7 +78,9 @@ def _ring_sum(terms: Tensor) -> Tensor:
     """Add up (ranks, elements): the piece that ends on rank r begins on rank r+1."""
     ranks, elements = terms.shape
     columns = torch.arange(elements, device=terms.device)
-    first = columns // max(1, -(-elements // ranks)) + 1  # the rank on which an element's sum begins
+    first = (
+        columns // max(1, -(-elements // ranks)) + 1
+    )  # the rank on which an element's sum begins
     total = terms[first % ranks, columns]
     for hop in range(1, ranks):
         total = total + terms[(first + hop) % ranks, columns]

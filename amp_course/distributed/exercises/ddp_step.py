@@ -11,36 +11,47 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, collectives_so_far
 
-ddp_step = Exercise(
-    chapter="distributed", name="ddp_step", number=2, title="Accumulate, then talk once", difficulty=3, importance=5, minutes=15,
+card = Card(
+    chapter="distributed",
+    name="ddp_step",
+    number=2,
+    title="Accumulate, then talk once",
+    difficulty=3,
+    importance=5,
+    minutes=15,
     lines=14,
     task="Write `ddp_step(model, batches, loss_fn, optimizer, scaler, max_norm)`: one optimizer "
-    "step over several "
-    "micro-batches. `model` is wrapped in DDP, and `batches` is this rank's list of (inputs, "
-    "targets), all of one size. Run the "
-    "forward passes under fp16 autocast and use the scaler. Step with the mean gradient over all "
-    "micro-batches of all ranks, "
-    "clipped to `max_norm`. DDP may all-reduce the gradients **once**, with the last "
-    "micro-batch. Your function "
-    "clears the gradients afterwards, not only when it is called again.",
+    "step over several micro-batches. `model` is wrapped in DDP, and `batches` is this rank's "
+    "list of (inputs, targets), all of one size. Run the forward passes under fp16 autocast and "
+    "use the scaler. Step with the mean gradient over all micro-batches of all ranks, clipped to "
+    "`max_norm`. DDP may all-reduce the gradients **once**, with the last micro-batch. Your "
+    "function clears the gradients afterwards, not only when it is called again.",
     hints=(
-        "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What is left for you to divide by?",
-        "`with model.no_sync():` keeps a backward pass to this rank. It has to be around the forward pass too: that is where DDP "
-        "gets ready to reduce.",
-        "`last = number == len(batches) - 1`, `with contextlib.nullcontext() if last else model.no_sync():` around forward and "
-        "`scaler.scale(loss / len(batches)).backward()`. Then, once: unscale, clip, step, update, zero_grad.",
+        "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What "
+        "is left for you to divide by?",
+        "`with model.no_sync():` keeps a backward pass to this rank. It has to be around the "
+        "forward pass too: that is where DDP gets ready to reduce.",
+        "`last = number == len(batches) - 1`, `with contextlib.nullcontext() if last else "
+        "model.no_sync():` around forward and `scaler.scale(loss / len(batches)).backward()`. "
+        "Then, once: unscale, clip, step, update, zero_grad.",
     ),
-    why="With k micro-batches, the gradients travel once and not k times, and the result is the same.",
-    alternative="a `contextlib.ExitStack()` that enters `model.no_sync()` for all but the last; or "
-    "`model.require_backward_grad_sync = last`, which is what `no_sync` sets.",
-)  # fmt: skip
+    why="With k micro-batches, the gradients travel once and not k times, and the result is the "
+    "same.",
+    alternative="a `contextlib.ExitStack()` that enters `model.no_sync()` for all but the last; "
+    "or `model.require_backward_grad_sync = last`, which is what `no_sync` sets.",
+)
 
 
 def right(
-    model: Any, batches: list[Any], loss_fn: Any, optimizer: torch.optim.Optimizer, scaler: Any, max_norm: float
+    model: Any,
+    batches: list[Any],
+    loss_fn: Any,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
+    max_norm: float,
 ) -> None:
     for number, (inputs, targets) in enumerate(batches, 1):
         with contextlib.nullcontext() if number == len(batches) else model.no_sync():
@@ -54,7 +65,8 @@ def right(
     optimizer.zero_grad()
 
 
-# How many micro-batches, max_norm, the rank and the micro-batch that overflow, and the case in words
+# How many micro-batches, max_norm, the rank and the micro-batch that overflow, and the case in
+# words
 STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
     (3, 100.0, None, "in a step of 3 micro-batches"),
     (4, 100.0, (1, 2), "in a step of 4 micro-batches, of which the third overflows on rank 1"),
@@ -65,7 +77,9 @@ STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
 
 
 def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
-    """Let the answer take some of STEPS in a training of its own, with this rank's batches; return its turns."""
+    """Let the answer take some of STEPS in a training of its own, with this rank's batches;
+    return its turns.
+    """
     generator = torch.Generator().manual_seed(seed)
     net = nn.Sequential(
         nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
@@ -75,7 +89,9 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
             weight.copy_(torch.randn(weight.shape, generator=generator) / 2)
     model, dtypes, wrapped = DistributedDataParallel(net), list[torch.dtype](), list[bool]()
     model.register_forward_pre_hook(lambda *_: wrapped.append(True))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.3, momentum=0.9
+    )  # moves weights on gradients of 0
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
     used: list[Tensor] = []
     optimizer.register_step_pre_hook(lambda *_: used.append(_gradient(net)))
@@ -88,7 +104,8 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
     turns = []
     for count, max_norm, overflow, case in STEPS[steps]:
         batches = [
-            (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(count)
+            (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator))
+            for _ in range(count)
         ]
         if overflow and overflow[0] == dist.get_rank():
             batches[overflow[1]][0][0] = 1e6
@@ -96,14 +113,18 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
             record.clear()
         before = len(collectives_so_far())
         call_on_rank(answer, case, model, batches, loss_fn, optimizer, scaler, max_norm)
-        reduced = sum(one.elements for one in collectives_so_far()[before:] if one.name == "all_reduce")
+        reduced = sum(
+            one.elements for one in collectives_so_far()[before:] if one.name == "all_reduce"
+        )
         trips = reduced // _gradient(net).numel()  # in one bucket or in several
         outputs = {
             "the number of forward passes": len(dtypes),
             "the dtype of the model's output": dtypes[0] if dtypes else None,
             "the number of optimizer steps": len(used),
             "the gradient at the step": used[0] if used else None,
-            "the weights after the step": torch.cat([weight.detach().flatten() for weight in net.parameters()]),
+            "the weights after the step": torch.cat(
+                [weight.detach().flatten() for weight in net.parameters()]
+            ),
             "the loss scale after the step": scaler.get_scale(),
             "the gradient left after the step": _gradient(net),
             "how often the gradients were all-reduced": trips,
@@ -119,13 +140,23 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
 
 
 def _gradient(net: nn.Module) -> Tensor:
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone() for p in net.parameters()])
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone()
+            for p in net.parameters()
+        ]
+    )
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Steps of 3, 4, 2 and 1 micro-batches, one that overflows on one rank, and one that is clipped."""
+    """Steps of 3, 4, 2 and 1 micro-batches, one that overflows on one rank,
+    and one that is clipped.
+    """
     seed = draw.randrange(10_000)
-    for steps in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
+    for steps in (
+        slice(1),
+        slice(1, None),
+    ):  # two pieces, for most mistakes are told apart by the first
         yield from cases_on_ranks(on_rank, answer, seed, steps)
 
 
@@ -138,89 +169,168 @@ CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optim
 UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
 AVERAGE = "for p in model.parameters():\n    p.grad /= dist.get_world_size()"
 AROUND_BACKWARD = (
-    "with contextlib.nullcontext() if number == len(batches) else model.no_sync():\n"
-    "    scaler.scale(loss / len(batches)).backward()"
+    "with contextlib.nullcontext() if number == len(batches) else model.no_sync():\n    "
+    "scaler.scale(loss / len(batches)).backward()"
 )
 
-ddp_step.judge_by(
-    right=right, cases=cases, tolerance=5e-3,
-    said={"how often the gradients were all-reduced":
-          "{case}, the gradients were all-reduced {got} times; it should be {want}, with the last micro-batch"},
-    mistakes=[
-        Mistake("syncs each micro-batch", violates="DDP may all-reduce the gradients **once**", edits={QUIET: "if True:"},
-                feedback="DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times in this step: "
-                         "run "
-                "all but the last under `model.no_sync()`. The forward pass belongs under it too, for there DDP decides whether "
-                "it will all-reduce"),
-        Mistake("never syncs", violates="over all micro-batches of all ranks", edits={QUIET: "with model.no_sync():"},
-                feedback="the gradients are never all-reduced, so each rank trains a model of its "
-                "own: the last micro-batch must not run "
-                "under `model.no_sync()`"),
-        Mistake("syncs the first", edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
-                feedback="DDP all-reduces with the first micro-batch, and what the others add stays on its rank: it has to be "
-                "the last"),
-        Mistake("unscales before the last", edits={
-                    SCALE: SCALE + "\nif number == max(1, len(batches) - 1):\n    scaler.unscale_(optimizer)", UNSCALE: "pass"},
-                feedback="`unscale_` runs before the last micro-batch, whose gradients are then added `scale` times too large: "
-                "unscale once, after the last backward pass"),
-        Mistake("divides by the world size twice", edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
-                feedback="the gradients are divided by the number of ranks twice. DDP has done it already, for its all-reduce "
-                         "takes "
-                "the mean: do not divide by the world size, neither the loss nor the gradients"),
-        Mistake("divides by the world size instead", edits={
-                    SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
-                feedback="the losses are divided by the number of ranks, which DDP has done already, "
-                "and not by the number of "
-                "micro-batches, {count}: divide by that"),
-        Mistake("adds up the micro-batches", edits={SCALE: "scaler.scale(loss).backward()"},
-                feedback="the gradients of the micro-batches are added up: for their mean, divide each loss by the number of "
-                "micro-batches, {count}"),
-        Mistake("clips before unscaling", edits={UNSCALE: CLIP, CLIP: UNSCALE},
-                feedback="the gradients are clipped while they are still `scale` times too large: call "
-                "`scaler.unscale_(optimizer)` first"),
-        Mistake("does not clip", violates="clipped to `max_norm`", edits={CLIP: "pass"}, feedback="the gradients are not "
-                                                                                                  "clipped"),
-        Mistake("clips each micro-batch", edits={
-                    SCALE: SCALE + "\nif number < len(batches):\n    clip_grad_norm_(model.parameters(), max_norm)"},
-                feedback="the sum is clipped after each micro-batch: clip once, when it is complete and unscaled"),
-        Mistake("clips each element", edits={
-                    CLIP: "for p in model.parameters():\n    p.grad.clamp_(-max_norm, max_norm)"},
-                feedback="each element is clipped on its own, which changes the direction of the step: `clip_grad_norm_` "
-                         "multiplies "
-                "all gradients by one factor"),
-        Mistake("clips each parameter", edits={
-                    CLIP: "for p in model.parameters():\n    clip_grad_norm_([p], max_norm)"},
-                feedback="each parameter is clipped by its own norm, which changes the direction of the step: one norm for all, "
-                "`clip_grad_norm_(model.parameters(), max_norm)`"),
-        Mistake("scales up to the norm", edits={
-                    CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
-                    "for p in model.parameters():\n    p.grad.mul_(max_norm / norm)"},
-                feedback="gradients whose norm is below `max_norm` are scaled up to it: clip only what is above, as "
-                "`clip_grad_norm_` does"),
-        Mistake("clears only at the start", edits={
-                    FIRST: "optimizer.zero_grad()\n" + FIRST, CLEAR: "pass"},
-                feedback="the gradients are cleared at the start of the step, and are still there at its end: move "
-                "`optimizer.zero_grad()` to the end"),
-        Mistake("leaves the gradients", violates="clears the gradients afterwards", edits={CLEAR: "pass"},
-                feedback="the gradients are not cleared, so the next step adds to them: call `optimizer.zero_grad()`"),
-        Mistake("clears before every micro-batch", edits={FORWARD: "optimizer.zero_grad()\n" + FORWARD},
-                feedback="the gradients are cleared before every micro-batch, so only the last one counts: clear them once per "
-                         "step"),
-        Mistake("no scaler", violates="use the scaler", edits={
-                    SCALE: "(loss / len(batches)).backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
-                feedback="the scaler is not used: a gradient that overflows goes into the weights, and one that underflows is "
-                         "lost"),
-        Mistake("steps past the scaler", edits={STEP: "optimizer.step()"},
-                feedback="`optimizer.step()` steps even if the scaler has found an inf: call `scaler.step(optimizer)`, which "
-                         "then "
-                "leaves the step out"),
-        Mistake("no update", edits={UPDATE: "pass"},
-                feedback="`scaler.update()` is missing: after a step the scale is never adjusted, and the next `unscale_` fails"),
-        Mistake("no autocast", violates="under fp16 autocast", edits={REGION: "if True:"},
-                feedback="the forward passes run in fp32: put them into `torch.autocast(inputs.device.type, "
-                         "dtype=torch.float16)`"),
-        Mistake("the wrapped module", edits={FORWARD: "loss = loss_fn(model.module(inputs), targets)"},
-                feedback="the forward pass goes through `model.module`, past DDP, so nothing is ever all-reduced: call `model` "
-                "itself"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "syncs each micro-batch",
+        "DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times "
+        "in this step: run all but the last under `model.no_sync()`. The forward pass belongs "
+        "under it too, for there DDP decides whether it will all-reduce",
+        edits={QUIET: "if True:"},
+        violates="DDP may all-reduce the gradients **once**",
+    ),
+    Mistake(
+        "never syncs",
+        "the gradients are never all-reduced, so each rank trains a model of its own: the last "
+        "micro-batch must not run under `model.no_sync()`",
+        edits={QUIET: "with model.no_sync():"},
+        violates="over all micro-batches of all ranks",
+    ),
+    Mistake(
+        "syncs the first",
+        "DDP all-reduces with the first micro-batch, and what the others add stays on its rank: "
+        "it has to be the last",
+        edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
+    ),
+    Mistake(
+        "unscales before the last",
+        "`unscale_` runs before the last micro-batch, whose gradients are then added `scale` "
+        "times too large: unscale once, after the last backward pass",
+        edits={
+            SCALE: SCALE
+            + "\nif number == max(1, len(batches) - 1):\n    scaler.unscale_(optimizer)",
+            UNSCALE: "pass",
+        },
+    ),
+    Mistake(
+        "divides by the world size twice",
+        "the gradients are divided by the number of ranks twice. DDP has done it already, for its "
+        "all-reduce takes the mean: do not divide by the world size, neither the loss nor the "
+        "gradients",
+        edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
+    ),
+    Mistake(
+        "divides by the world size instead",
+        "the losses are divided by the number of ranks, which DDP has done already, and not by "
+        "the number of micro-batches, {count}: divide by that",
+        edits={SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
+    ),
+    Mistake(
+        "adds up the micro-batches",
+        "the gradients of the micro-batches are added up: for their mean, divide each loss by the "
+        "number of micro-batches, {count}",
+        edits={SCALE: "scaler.scale(loss).backward()"},
+    ),
+    Mistake(
+        "clips before unscaling",
+        "the gradients are clipped while they are still `scale` times too large: call "
+        "`scaler.unscale_(optimizer)` first",
+        edits={UNSCALE: CLIP, CLIP: UNSCALE},
+    ),
+    Mistake(
+        "does not clip",
+        "the gradients are not clipped",
+        edits={CLIP: "pass"},
+        violates="clipped to `max_norm`",
+    ),
+    Mistake(
+        "clips each micro-batch",
+        "the sum is clipped after each micro-batch: clip once, when it is complete and unscaled",
+        edits={
+            SCALE: SCALE
+            + "\nif number < len(batches):\n    clip_grad_norm_(model.parameters(), max_norm)"
+        },
+    ),
+    Mistake(
+        "clips each element",
+        "each element is clipped on its own, which changes the direction of the step: "
+        "`clip_grad_norm_` multiplies all gradients by one factor",
+        edits={CLIP: "for p in model.parameters():\n    p.grad.clamp_(-max_norm, max_norm)"},
+    ),
+    Mistake(
+        "clips each parameter",
+        "each parameter is clipped by its own norm, which changes the direction of the step: one "
+        "norm for all, `clip_grad_norm_(model.parameters(), max_norm)`",
+        edits={CLIP: "for p in model.parameters():\n    clip_grad_norm_([p], max_norm)"},
+    ),
+    Mistake(
+        "scales up to the norm",
+        "gradients whose norm is below `max_norm` are scaled up to it: clip only what is above, "
+        "as `clip_grad_norm_` does",
+        edits={
+            CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\nfor p "
+            "in model.parameters():\n    p.grad.mul_(max_norm / norm)"
+        },
+    ),
+    Mistake(
+        "clears only at the start",
+        "the gradients are cleared at the start of the step, and are still there at its end: move "
+        "`optimizer.zero_grad()` to the end",
+        edits={FIRST: "optimizer.zero_grad()\n" + FIRST, CLEAR: "pass"},
+    ),
+    Mistake(
+        "leaves the gradients",
+        "the gradients are not cleared, so the next step adds to them: call "
+        "`optimizer.zero_grad()`",
+        edits={CLEAR: "pass"},
+        violates="clears the gradients afterwards",
+    ),
+    Mistake(
+        "clears before every micro-batch",
+        "the gradients are cleared before every micro-batch, so only the last one counts: clear "
+        "them once per step",
+        edits={FORWARD: "optimizer.zero_grad()\n" + FORWARD},
+    ),
+    Mistake(
+        "no scaler",
+        "the scaler is not used: a gradient that overflows goes into the weights, and one that "
+        "underflows is lost",
+        edits={
+            SCALE: "(loss / len(batches)).backward()",
+            UNSCALE: "pass",
+            STEP: "optimizer.step()",
+            UPDATE: "pass",
+        },
+        violates="use the scaler",
+    ),
+    Mistake(
+        "steps past the scaler",
+        "`optimizer.step()` steps even if the scaler has found an inf: call "
+        "`scaler.step(optimizer)`, which then leaves the step out",
+        edits={STEP: "optimizer.step()"},
+    ),
+    Mistake(
+        "no update",
+        "`scaler.update()` is missing: after a step the scale is never adjusted, and the next "
+        "`unscale_` fails",
+        edits={UPDATE: "pass"},
+    ),
+    Mistake(
+        "no autocast",
+        "the forward passes run in fp32: put them into `torch.autocast(inputs.device.type, "
+        "dtype=torch.float16)`",
+        edits={REGION: "if True:"},
+        violates="under fp16 autocast",
+    ),
+    Mistake(
+        "the wrapped module",
+        "the forward pass goes through `model.module`, past DDP, so nothing is ever all-reduced: "
+        "call `model` itself",
+        edits={FORWARD: "loss = loss_fn(model.module(inputs), targets)"},
+    ),
+]
+
+ddp_step = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=5e-3,
+    said={
+        "how often the gradients were all-reduced": "{case}, the gradients were all-reduced {got} "
+        "times; it should be {want}, with the last micro-batch"
+    },
+)

@@ -1,7 +1,8 @@
 """Say why a run failed: which rank was the first, what happened to it, and what to do about it.
 
-When one rank ends, the others lose their connection to it and fail as well, often before torchrun notices the first: their
-"Connection closed by peer" is an echo, and is passed over as long as there is anything else.
+When one rank ends, the others lose their connection to it and fail as well, often before torchrun
+notices the first: their "Connection closed by peer" is an echo, and is passed over as long as there
+is anything else.
 """
 
 from __future__ import annotations
@@ -25,25 +26,33 @@ from amp_course.distributed.launching.wording import (
 )
 
 _ECHO = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|Socket closed|recvValue|sendBytes|Connection was likely closed"
-    r"|failed to recv, got 0 bytes|remote process exited|connectFullMesh failed"
+    r"Connection (closed|reset) by peer|Broken pipe|Socket closed|recvValue|sendBytes|Connection "
+    r"was likely closed|failed to recv, got 0 bytes|remote process exited|connectFullMesh failed"
 )
 _SIZES = re.compile(
-    r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)|(Received data size doesn't match expected size)"
+    r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)|(Received data size doesn't match "
+    r"expected size)"
 )
 
 
 def diagnose(evidence: Evidence) -> str | None:
-    """Say in a sentence or two what went wrong first, naming the rank, the cause and the cure; None if nothing did."""
+    """Say in a sentence or two what went wrong first, naming the rank, the cause and the cure;
+    None if nothing did.
+    """
     if evidence.ended.why == "time":
         return _raised(evidence) or _exited(evidence) or explain_time_up(evidence)
-    if all(code == 0 for code in evidence.ended.codes) and all(rank.exit_code in (0, None) for rank in evidence.ranks):
+    if all(code == 0 for code in evidence.ended.codes) and all(
+        rank.exit_code in (0, None) for rank in evidence.ranks
+    ):
         return None
     for find in (_different_sizes, _raised, _exited, _killed, _echoes, _not_started):
         if told := find(evidence):
             return told
     codes = ", ".join("none" if code is None else str(code) for code in evidence.ended.codes)
-    return f"torchrun failed (exit code {codes}) without naming a rank. What it printed is in `run.launcher`."
+    return (
+        f"torchrun failed (exit code {codes}) without naming a rank. What it printed is in "
+        f"`run.launcher`."
+    )
 
 
 def notes(evidence: Evidence, threads: str) -> tuple[str, ...]:
@@ -51,7 +60,8 @@ def notes(evidence: Evidence, threads: str) -> tuple[str, ...]:
     cores = _cores()
     if len(evidence.ranks) > cores:
         return (
-            f"{len(evidence.ranks)} ranks share the {cores} cores of this machine (OMP_NUM_THREADS={threads}), "
+            f"{len(evidence.ranks)} ranks share the {cores} cores of this machine "
+            f"(OMP_NUM_THREADS={threads}), "
             "so do not compare times.",
         )
     return ()
@@ -70,11 +80,16 @@ def _cores() -> int:
 def _different_sizes(evidence: Evidence) -> str | None:
     for rank in evidence.ranks:
         if found := _SIZES.search(rank.err + (rank.end.message if rank.end else "")):
-            sizes = f": {found[1]} bytes arrived where its own tensor has room for {found[2]}" if found[1] else ""
+            sizes = (
+                f": {found[1]} bytes arrived where its own tensor has room for {found[2]}"
+                if found[1]
+                else ""
+            )
             return (
-                f"rank {rank.rank} received a tensor of another size than its own{sizes}{at(rank.place or rank.end)}. The ranks "
-                "called a collective with tensors of different shapes or dtypes, or different collectives; print "
-                "`tensor.shape` and `tensor.dtype` before it on each rank."
+                f"rank {rank.rank} received a tensor of another size than its "
+                f"own{sizes}{at(rank.place or rank.end)}. The ranks "
+                "called a collective with tensors of different shapes or dtypes, or different "
+                "collectives; print `tensor.shape` and `tensor.dtype` before it on each rank."
             )
     return None
 
@@ -86,7 +101,9 @@ def _raised(evidence: Evidence) -> str | None:
         return None
     _, end = first[0]
     alike = [
-        other for other, their in first if (their.what, their.message, their.line) == (end.what, end.message, end.line)
+        other
+        for other, their in first
+        if (their.what, their.message, their.line) == (end.what, end.message, end.line)
     ]
     return f"{who(alike, len(evidence.ranks))} raised {quoted(end)}{at(end)}.{meaning(end.message)}"
 
@@ -100,28 +117,48 @@ def _exited(evidence: Evidence) -> str | None:
     said = end.message or (rank.err.strip().splitlines() or [""])[-1]
     words = f": {short(said)}" if said and not _ECHO.search(said) else ""
     return (
-        f"{who(alike, len(evidence.ranks))} ended with exit code {end.code}{at(end)}{words}. torchrun ended the others."
+        f"{who(alike, len(evidence.ranks))} ended with exit code {end.code}{at(end)}{words}. "
+        f"torchrun ended the others."
     )
 
 
 def _killed(evidence: Evidence) -> str | None:
-    """Find a rank that left no word. One that raised an echo may abort on its way out, and torchrun ends others by SIGTERM."""
+    """Find a rank that left no word. One that raised an echo may abort on its way out,
+    and torchrun ends others by SIGTERM.
+    """
     silent = [rank for rank in evidence.ranks if rank.end is None or rank.end.kind == "finished"]
     echoes = bool(_ends(evidence, "raised"))
     for rank in silent:
         code = rank.exit_code
-        if code is None and rank.started and rank.end is None and echoes and None not in evidence.ended.codes:
-            return f"rank {rank.rank}'s process ended without a word: it was killed. {_OUT_OF_MEMORY}"
+        if (
+            code is None
+            and rank.started
+            and rank.end is None
+            and echoes
+            and None not in evidence.ended.codes
+        ):
+            return (
+                f"rank {rank.rank}'s process ended without a word: it was killed. {_OUT_OF_MEMORY}"
+            )
         if code is not None and code < 0 and code != -signal.SIGTERM:
             return _by_signal(rank, -code)
         if code is not None and code > 0:
-            when = "after its script had finished" if rank.end else "without an exception, as by `os._exit`"
-            return f"rank {rank.rank}'s process ended with exit code {code} {when}. torchrun ended the others."
+            when = (
+                "after its script had finished"
+                if rank.end
+                else "without an exception, as by `os._exit`"
+            )
+            return (
+                f"rank {rank.rank}'s process ended with exit code {code} {when}. torchrun ended "
+                f"the others."
+            )
     ended = [rank for rank in silent if rank.exit_code == -signal.SIGTERM]
     return _by_signal(ended[0], signal.SIGTERM) if ended and not echoes else None
 
 
-_OUT_OF_MEMORY = "Out of memory is the usual cause: make the batch or the model smaller, or start fewer ranks."
+_OUT_OF_MEMORY = (
+    "Out of memory is the usual cause: make the batch or the model smaller, or start fewer ranks."
+)
 
 
 def _by_signal(rank: Rank, number: int) -> str:
@@ -131,7 +168,14 @@ def _by_signal(rank: Rank, number: int) -> str:
         return f"{told}. {_OUT_OF_MEMORY}"
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return f"{told}, which another program sent. Start the run again."
-    last = next((line for line in reversed(rank.err.strip().splitlines()) if "what()" in line or "rror" in line), "")
+    last = next(
+        (
+            line
+            for line in reversed(rank.err.strip().splitlines())
+            if "what()" in line or "rror" in line
+        ),
+        "",
+    )
     words = f" Its last words: {short(last)}." if last else ""
     return f"{told}: native code crashed.{words} The end of its output says more."
 
@@ -143,7 +187,8 @@ def _echoes(evidence: Evidence) -> str | None:
             when = f"when {names(through)} finished"
             return f"{names([rank])} was waiting for other ranks{at(end)} {when}. {EQUALLY_OFTEN}"
         return (
-            f"{names([rank])} lost its connection to another rank{at(end)}: {quoted(end)}. No rank left a cause; "
+            f"{names([rank])} lost its connection to another rank{at(end)}: {quoted(end)}. No rank "
+            f"left a cause; "
             "start the run again, and look at the output of the others."
         )
     return None
@@ -154,13 +199,24 @@ def _not_started(evidence: Evidence) -> str | None:
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
             where = f" on node {number}" if evidence.nodes > 1 else ""
-            return f"torchrun itself{where} was killed by signal {-code} ({name}), and its ranks with it. Start the run again."
+            return (
+                f"torchrun itself{where} was killed by signal {-code} ({name}), and its ranks "
+                f"with it. Start the run again."
+            )
     if any(rank.started for rank in evidence.ranks):
         return None
     if PORT_IN_USE.search(evidence.launcher):
         port = port_text(evidence.launcher)
-        return f"no rank started, because the port is in use{port}. Choose another, or end the program that has it."
+        return (
+            f"no rank started, because the port is in use{port}. Choose another, or end the "
+            f"program that has it."
+        )
     said = [
-        line for line in evidence.launcher.strip().splitlines() if re.match(r"\S*(Error|Exception)\b|.*: error: ", line)
+        line
+        for line in evidence.launcher.strip().splitlines()
+        if re.match(r"\S*(Error|Exception)\b|.*: error: ", line)
     ]
-    return f"no rank started: torchrun failed{': ' + short(said[-1]) if said else ''}. What it printed is in `run.launcher`."
+    return (
+        f"no rank started: torchrun failed{': ' + short(said[-1]) if said else ''}. What it "
+        f"printed is in `run.launcher`."
+    )

@@ -1,4 +1,6 @@
-"""Gather what the ranks of a run left behind: their records, their output, where they were, and torchrun's own report."""
+"""Gather what the ranks of a run left behind: their records, their output, where they were,
+and torchrun's own report.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from typing import Any, Literal
 from amp_course.distributed.launching.running import Ended
 
 _MOST_BYTES = 200_000  # of one stream, from each of its ends
-# Both of torchrun's reports have it: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and "exitcode  : -9 (pid: 42)".
+# Both of torchrun's reports have it: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and "exitcode
+# : -9 (pid: 42)".
 _EXIT = re.compile(r"exitcode\s*:\s*(-?\d+)\)?(?: local_rank: \d+)? \(pid: (\d+)\)")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 # Lines that torch and gloo print about themselves while the ranks find each other.
 _NOISE = re.compile(
-    r"^(\[Gloo\] Rank \d+ is connected to|(\[rank\d+\]: ?)?\[[WI]\d+ [\d:.]+ (socket|TCPStore|ProcessGroup)\w*\.cpp)"
+    r"^(\[Gloo\] Rank \d+ is connected to|(\[rank\d+\]: ?)?\[[WI]\d+ [\d:.]+ "
+    r"(socket|TCPStore|ProcessGroup)\w*\.cpp)"
 )
 
 
@@ -45,7 +49,9 @@ class End:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank was: the line of the script, and the function of torch.distributed that it had called, if any."""
+    """Where a rank was: the line of the script, and the function of torch.distributed that it had
+    called, if any.
+    """
 
     line: int | None
     source: str
@@ -74,7 +80,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of a run. `launcher` is what torchrun printed, and what torch printed about itself in the ranks."""
+    """All that is known of a run. `launcher` is what torchrun printed,
+    and what torch printed about itself in the ranks.
+    """
 
     script: Path
     nodes: int
@@ -117,11 +125,19 @@ def read_text(file: Path) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Shorten paths of packages, the course, temporary files and the current folder: a page for others has none."""
+    """Shorten paths of packages, the course, temporary files and the current folder:
+    a page for others has none.
+    """
     packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
     course = str(Path(__file__).resolve().parents[2])
-    text = text.replace(packages, "…/site-packages").replace(library, "…/lib").replace(os.getcwd() + os.sep, "")
-    return text.replace(course, "…/amp_course").replace(tempfile.gettempdir() + os.sep, "…" + os.sep)
+    text = (
+        text.replace(packages, "…/site-packages")
+        .replace(library, "…/lib")
+        .replace(os.getcwd() + os.sep, "")
+    )
+    return text.replace(course, "…/amp_course").replace(
+        tempfile.gettempdir() + os.sep, "…" + os.sep
+    )
 
 
 def _end(facts: list[dict[str, Any]]) -> End | None:
@@ -129,24 +145,42 @@ def _end(facts: list[dict[str, Any]]) -> End | None:
         if "end" in one:
             place = {"line": one.get("line"), "source": one.get("source", "")}
             message = without_paths(one.get("message", ""))
-            return End(one["end"], one["at"], one.get("type", ""), message, one.get("code", 0), **place)
+            return End(
+                one["end"], one["at"], one.get("type", ""), message, one.get("code", 0), **place
+            )
     return None
 
 
 def _without_noise(text: str) -> tuple[str, list[str]]:
     lines = text.splitlines()
     noise = [line for line in lines if _NOISE.match(line)]
-    return (text, []) if not noise else ("\n".join(line for line in lines if not _NOISE.match(line)), noise)
+    return (
+        (text, [])
+        if not noise
+        else ("\n".join(line for line in lines if not _NOISE.match(line)), noise)
+    )
 
 
 def _place(dump: str, script: Path) -> Place | None:
-    """Find the script's innermost line in faulthandler's dump, which lists each thread with its innermost frame first."""
+    """Find the script's innermost line in faulthandler's dump,
+    which lists each thread with its innermost frame first.
+    """
     for thread in re.split(r"\n\s*\n", dump):
-        frames = [(found[1], int(found[2]), found[3]) for found in map(_FRAME.match, thread.splitlines()) if found]
-        inner = next((number for number, frame in enumerate(frames) if frame[0] == str(script)), None)
+        frames = [
+            (found[1], int(found[2]), found[3])
+            for found in map(_FRAME.match, thread.splitlines())
+            if found
+        ]
+        inner = next(
+            (number for number, frame in enumerate(frames) if frame[0] == str(script)), None
+        )
         if inner is None:
             continue
-        called = [name for file, _, name in reversed(frames[:inner]) if Path(file).parts[-2:-1] == ("distributed",)]
+        called = [
+            name
+            for file, _, name in reversed(frames[:inner])
+            if Path(file).parts[-2:-1] == ("distributed",)
+        ]
         collective = next((name for name in called if name != "wrapper"), "")
         return Place(frames[inner][1], source_line(script, frames[inner][1]), collective)
     return None

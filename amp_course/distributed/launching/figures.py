@@ -13,7 +13,9 @@ _BAR = "#56B4E9"
 
 
 def start_up_figure(times: StartUpTimes) -> Figure:
-    """Draw the median start-up time of each launcher as a bar, with its quartiles, in the order in which they were timed."""
+    """Draw the median start-up time of each launcher as a bar, with its quartiles,
+    in the order in which they were timed.
+    """
     names = list(times.seconds)
     timings = [times.timing(name) for name in names]
     rounds = len(next(iter(times.seconds.values())))
@@ -23,13 +25,18 @@ def start_up_figure(times: StartUpTimes) -> Figure:
         for name, one in zip(names, timings, strict=True)
     )
     what = "median start-up time" if rounds > 1 else "start-up time"
-    alt = f"Bars of the {what} of two ranks by launcher, {'with quartiles' if rounds > 1 else 'one start of each'}: {told}."
+    alt = (
+        f"Bars of the {what} of two ranks by launcher, "
+        f"{'with quartiles' if rounds > 1 else 'one start of each'}: {told}."
+    )
     figure, axis = new_figure(7.2, 0.9 + 0.38 * len(names), alt=alt)
     medians = [one.median for one in timings]
     spread = [[one.median - one.q1 for one in timings], [one.q3 - one.median for one in timings]]
     axis.barh(names, medians, height=0.6, color=_BAR, edgecolor=INK, linewidth=0.6)
     if rounds > 1:
-        axis.errorbar(medians, names, xerr=spread, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
+        axis.errorbar(
+            medians, names, xerr=spread, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3
+        )
     for name, one in zip(names, timings, strict=True):
         axis.annotate(
             seconds_text(one.median),

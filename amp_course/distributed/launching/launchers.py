@@ -1,4 +1,6 @@
-"""What starts the ranks of a training, and what each of these launchers does for them. Data; `start_up` runs them."""
+"""What starts the ranks of a training, and what each of these launchers does for them. Data;
+`start_up` runs them.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +47,29 @@ class LauncherTable:
 
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
-        rows = [["launcher", "sets", "picks the GPU", "when a rank fails", "several machines", "run here"]]
+        rows = [
+            [
+                "launcher",
+                "sets",
+                "picks the GPU",
+                "when a rank fails",
+                "several machines",
+                "run here",
+            ]
+        ]
         for one in self.launchers:
             sets = ", ".join(one.sets) or "nothing"
-            rows.append([one.name, sets, one.device, one.restarts, one.machines, "yes" if one.key else "no"])
+            rows.append(
+                [one.name, sets, one.device, one.restarts, one.machines, "yes" if one.key else "no"]
+            )
         return rows
 
     def __str__(self) -> str:
         """Write one launcher after the other: the rows are too long for a terminal."""
         head, *rows = self.rows()
         return "\n\n".join(
-            text_table([["launcher", row[0]], *map(list, zip(head[1:], row[1:], strict=True))]) for row in rows
+            text_table([["launcher", row[0]], *map(list, zip(head[1:], row[1:], strict=True))])
+            for row in rows
         )
 
     __repr__ = __str__

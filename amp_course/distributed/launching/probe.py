@@ -1,7 +1,9 @@
-"""Join the other ranks, add up a number with them, and write down when that was done, and what the launcher had set.
+"""Join the other ranks, add up a number with them, and write down when that was done, and what the
+launcher had set.
 
-A launcher starts `python probe.py FOLDER` once for each rank; `python probe.py FOLDER spawn 2 PORT` starts two ranks on its own.
-Rank 1 leaves FOLDER/probe1.json: {"done": seconds since 1970, "environment": {…}}.
+A launcher starts `python probe.py FOLDER` once for each rank; `python probe.py FOLDER spawn 2 PORT`
+starts two ranks on its own. Rank 1 leaves FOLDER/probe1.json: {"done": seconds since 1970,
+"environment": {…}}.
 """
 
 import json
@@ -21,7 +23,9 @@ def join(folder: str) -> None:
 
 
 def spawned(rank: int, folder: str, ranks: int, port: int) -> None:
-    """Be one rank that torch.multiprocessing.spawn started: its number is an argument, and nothing else is told."""
+    """Be one rank that torch.multiprocessing.spawn started:
+    its number is an argument, and nothing else is told.
+    """
     environment = dict(os.environ)
     dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
     _report(folder, environment)
@@ -42,4 +46,6 @@ if __name__ == "__main__":
         ranks, port = int(sys.argv[3]), int(sys.argv[4])
         torch.multiprocessing.spawn(spawned, (sys.argv[1], ranks, port), nprocs=ranks)
     else:
-        join(next(word for word in sys.argv[1:] if not word.startswith("--")))  # the old launcher adds --local-rank
+        join(
+            next(word for word in sys.argv[1:] if not word.startswith("--"))
+        )  # the old launcher adds --local-rank

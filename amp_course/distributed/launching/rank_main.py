@@ -1,11 +1,14 @@
-"""Run a script as one rank, unchanged, and leave a record of how it ended: what torchrun starts in the place of the script.
+"""Run a script as one rank, unchanged, and leave a record of how it ended: what torchrun starts in
+the place of the script.
 
-`python rank_main.py SCRIPT ARGUMENTS`. The script finds what it would find without it: `__main__`, `sys.argv`, `sys.path`, its
-output and its exit code. Where its stdin ends, the process that asked for the run is gone, and this run ends with it. In the
-folder that the environment names, rank 1 leaves
+`python rank_main.py SCRIPT ARGUMENTS`. The script finds what it would find without it: `__main__`,
+`sys.argv`, `sys.path`, its output and its exit code. Where its stdin ends, the process that asked
+for the run is gone, and this run ends with it. In the folder that the environment names, rank 1
+leaves
 
 rank1.out, rank1.err  what it printed
-rank1.jsonl           a line when it starts, and one when it ends: {"end": "raised", "type": "ValueError", …}
+rank1.jsonl           a line when it starts, and one when it ends: {"end": "raised", "type":
+"ValueError", …}
 rank1.dump            where all its threads were when it received SIGABRT (or crashed)
 """
 
@@ -36,7 +39,9 @@ def main() -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not on every system
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # asked where it is, it must not dump its memory
+        resource.setrlimit(
+            resource.RLIMIT_CORE, (0, 0)
+        )  # asked where it is, it must not dump its memory
     asker, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     threading.Thread(target=_end_with, args=(asker,), daemon=True).start()
@@ -55,14 +60,22 @@ def main() -> None:
         _record(base, end="exit", **_exit_code(error.code), **_place(error, script))
         raise
     except BaseException as error:
-        _record(base, end="raised", type=_name(type(error)), message=_message(error), **_place(error, script))
+        _record(
+            base,
+            end="raised",
+            type=_name(type(error)),
+            message=_message(error),
+            **_place(error, script),
+        )
         error = error.with_traceback(
             error.__traceback__ and error.__traceback__.tb_next
         )  # without this file's own frame
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     _record(base, end="finished")
-    gc.collect()  # a process group in a reference cycle has threads, and they abort a process that they outlive (torch 2.13)
+    # a process group in a reference cycle has threads, and they abort a process that they outlive
+    # (torch 2.13)
+    gc.collect()
 
 
 def _end_with(asker: int) -> None:
@@ -91,12 +104,17 @@ def _record(base: str, **facts: Any) -> None:
 def _exit_code(code: object) -> dict[str, Any]:
     if code is None or isinstance(code, int):
         return {"code": code or 0, "message": ""}
-    return {"code": 1, "message": str(code)[:_MOST]}  # Python prints anything else, and exits with 1
+    return {
+        "code": 1,
+        "message": str(code)[:_MOST],
+    }  # Python prints anything else, and exits with 1
 
 
 def _name(kind: type) -> str:
     return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+        kind.__qualname__
+        if kind.__module__ in ("builtins", "__main__")
+        else f"{kind.__module__}.{kind.__qualname__}"
     )
 
 

@@ -12,14 +12,16 @@ from amp_course.kit.measure import seconds_text
 
 _HEAD, _TAIL, _WIDTH = 12, 28, 300  # lines shown of one stream, and characters of a line
 _PRE = (
-    "margin:.2em 0 .6em;padding:.4em .6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);"
-    "background:var(--jp-layout-color2, #eee)"
+    "margin:.2em 0 .6em;padding:.4em .6em;overflow-x:auto;color:var(--jp-content-font-color1, "
+    "#222);background:var(--jp-layout-color2, #eee)"
 )
 
 
 @dataclass(frozen=True)
 class RankOutput:
-    """What one rank printed, and the exit code of its process (None where unknown, negative for the signal that ended it)."""
+    """What one rank printed, and the exit code of its process
+    (None where unknown, negative for the signal that ended it).
+    """
 
     rank: int
     out: str
@@ -53,7 +55,7 @@ class ScriptRun:
 
     @property
     def output(self) -> tuple[str, ...]:
-        """What each rank printed to its standard output. Example: run.output[0] → "loss 0.25\\n" """
+        """What each rank printed to its standard output: run.output[0] → "loss 0.25\\n"."""
         return tuple(rank.out for rank in self.ranks)
 
     @property
@@ -70,18 +72,26 @@ class ScriptRun:
     def _streams(self) -> list[tuple[str, str]]:
         streams = []
         for rank in self.ranks:
-            streams += [(f"rank {rank.rank}", rank.out)] if rank.out.strip() or not rank.err.strip() else []
+            streams += (
+                [(f"rank {rank.rank}", rank.out)]
+                if rank.out.strip() or not rank.err.strip()
+                else []
+            )
             streams += [(f"rank {rank.rank}, stderr", rank.err)] if rank.err.strip() else []
         return [(name, shortened(text) or "(nothing)") for name, text in streams]
 
     def _last_line(self) -> str:
         return (
-            f"All ranks finished in {seconds_text(self.seconds)}." if self.ok else f"**The run failed:** {self.problem}"
+            f"All ranks finished in {seconds_text(self.seconds)}."
+            if self.ok
+            else f"**The run failed:** {self.problem}"
         )
 
     def __str__(self) -> str:
         """Write the page as plain text."""
-        streams = "\n".join(f"[{name}] {line}" for name, text in self._streams() for line in text.splitlines())
+        streams = "\n".join(
+            f"[{name}] {line}" for name, text in self._streams() for line in text.splitlines()
+        )
         notes = "\n".join(f"Note: {note}" for note in self.notes)
         command = "\n".join(f"$ {line}" for line in self.command.splitlines())
         return "\n".join(filter(None, [command, streams, plain_text(self._last_line()), notes]))
@@ -89,23 +99,32 @@ class ScriptRun:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        command = "".join(f"<div><code>$ {html.escape(line)}</code></div>" for line in self.command.splitlines())
+        command = "".join(
+            f"<div><code>$ {html.escape(line)}</code></div>" for line in self.command.splitlines()
+        )
         streams = "".join(
-            f'<div><b>{name}</b></div><pre style="{_PRE}">{html.escape(text)}</pre>' for name, text in self._streams()
+            f'<div><b>{name}</b></div><pre style="{_PRE}">{html.escape(text)}</pre>'
+            for name, text in self._streams()
         )
         notes = [f"Note: {note}" for note in self.notes]
         if self.ok:
             box = box_html("correct", self._last_line(), notes)
         else:
             box = box_html(
-                "not yet", "The run failed.", [f"{str(self.problem)[0].upper()}{str(self.problem)[1:]}", *notes]
+                "not yet",
+                "The run failed.",
+                [f"{str(self.problem)[0].upper()}{str(self.problem)[1:]}", *notes],
             )
         return f'<div style="max-width:60em">{command}{streams}{box}</div>'
 
 
 def shortened(text: str) -> str:
-    """Cut a long text in its middle, and its long lines at their ends. Example: 100 lines → 12, "… 60 lines left out …", 28"""
-    lines = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in text.rstrip().splitlines()]
+    """Cut a long text in its middle, and its long lines at their ends. Example:
+    100 lines → 12, "… 60 lines left out …", 28
+    """
+    lines = [
+        line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in text.rstrip().splitlines()
+    ]
     left = len(lines) - _HEAD - _TAIL
     if left > 1:
         lines[_HEAD:-_TAIL] = [f"… {left:,} lines left out …"]

@@ -15,11 +15,14 @@ def explain_time_up(evidence: Evidence) -> str:
     absent = [rank for rank in evidence.ranks if not rank.started]
     if len(absent) == len(evidence.ranks):
         if evidence.nodes > 1:
-            node = "one node never joined" if len(evidence.ended.codes) == evidence.nodes else (
-                f"{len(evidence.ended.codes)} of {evidence.nodes} nodes joined"
-            )  # fmt: skip
+            node = (
+                "one node never joined"
+                if len(evidence.ended.codes) == evidence.nodes
+                else (f"{len(evidence.ended.codes)} of {evidence.nodes} nodes joined")
+            )
             return (
-                f"{began}, and no rank had started: the rendezvous was never complete, because {node}. Start `torchrun` on "
+                f"{began}, and no rank had started: the rendezvous was never complete, because "
+                f"{node}. Start `torchrun` on "
                 "every node, with the same `--nnodes` and `--rdzv-endpoint`."
             )
         return f"{began}, and no rank had started. What torchrun printed is in `run.launcher`."
@@ -42,16 +45,23 @@ def _by_place(ranks: Sequence[Rank]) -> list[list[Rank]]:
 def _still(ranks: Sequence[Rank]) -> str:
     place, verb = ranks[0].place, "was" if len(ranks) == 1 else "were"
     where = f"at line {place.line}, `{short(place.source)}`" if place else "running"
-    waiting = f", waiting for other ranks in `{place.collective}`" if place and place.collective else ""
+    waiting = (
+        f", waiting for other ranks in `{place.collective}`" if place and place.collective else ""
+    )
     return f"{names(ranks)} {verb} still {where}{waiting}"
 
 
 def _cure(busy: Sequence[Rank], done: Sequence[Rank], evidence: Evidence) -> str:
     waiting = [rank for rank in busy if rank.place and rank.place.collective]
     if not waiting:
-        return "Look at that line, or pass a larger `seconds` if the script needs longer." if busy else (
-            "Their scripts have finished, but their processes have not ended: join their threads and subprocesses."
-        )  # fmt: skip
+        return (
+            "Look at that line, or pass a larger `seconds` if the script needs longer."
+            if busy
+            else (
+                "Their scripts have finished, but their processes have not ended: join their "
+                "threads and subprocesses."
+            )
+        )
     if len(waiting) == len(busy) and all(_joins(rank) for rank in waiting):
         wanted = _world_size(evidence)
         if wanted not in (None, len(evidence.ranks)):
@@ -60,24 +70,37 @@ def _cure(busy: Sequence[Rank], done: Sequence[Rank], evidence: Evidence) -> str
         if evidence.ended.foreign_ports:
             port = evidence.ended.foreign_ports[0]
             return (
-                f"They are connected to port {port}, which is in use by a program outside this run: take another port, "
+                f"They are connected to port {port}, which is in use by a program outside this "
+                f"run: take another port, "
                 "or leave it to torchrun by `init_process_group()` without an address."
             )
         return (
-            "The ranks never found each other: use one address and a free port on all of them, and a `world_size` of "
-            f"{len(evidence.ranks)}. torchrun sets all three; `init_process_group()` without arguments takes them."
+            "The ranks never found each other: use one address and a free port on all of them, and "
+            "a `world_size` of "
+            f"{len(evidence.ranks)}. torchrun sets all three; `init_process_group()` without "
+            f"arguments takes them."
         )
-    if done or len(waiting) < len(busy) or len({rank.place.line for rank in waiting if rank.place}) > 1:
+    if (
+        done
+        or len(waiting) < len(busy)
+        or len({rank.place.line for rank in waiting if rank.place}) > 1
+    ):
         return EQUALLY_OFTEN
     return "Pass a larger `seconds` if the script only needs longer."
 
 
 def _joins(rank: Rank) -> bool:
-    return bool(rank.place) and rank.place.collective in ("init_process_group", "new_group", "rendezvous")  # type: ignore[union-attr]
+    return bool(rank.place) and rank.place.collective in (
+        "init_process_group",
+        "new_group",
+        "rendezvous",
+    )  # type: ignore[union-attr]
 
 
 def _world_size(evidence: Evidence) -> int | None:
-    """Return the `world_size` that the script's call of init_process_group writes as a number, if it does."""
+    """Return the `world_size` that the script's call of init_process_group writes as a number,
+    if it does.
+    """
     try:
         tree = ast.parse(evidence.script.read_text(errors="replace"))
     except SyntaxError:
@@ -86,5 +109,7 @@ def _world_size(evidence: Evidence) -> int | None:
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("init_process_group"):
             for keyword in call.keywords:
                 if keyword.arg == "world_size" and isinstance(keyword.value, ast.Constant):
-                    return int(keyword.value.value) if isinstance(keyword.value.value, int) else None
+                    return (
+                        int(keyword.value.value) if isinstance(keyword.value.value, int) else None
+                    )
     return None

@@ -1,4 +1,6 @@
-"""The words of a diagnosis: how ranks and lines are named, and what the obscure messages of torch and gloo mean."""
+"""The words of a diagnosis: how ranks and lines are named,
+and what the obscure messages of torch and gloo mean.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ from amp_course.distributed.launching.evidence import End, Place, Rank
 from amp_course.kit.toml_data import read_toml
 
 EQUALLY_OFTEN = (
-    "A collective returns only once every rank has called it: make all ranks call the same ones, in the same order."
+    "A collective returns only once every rank has called it: make all ranks call the "
+    "same ones, in the same order."
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 # What torch and gloo say → what it means, with the cure. Groups of the pattern are put in as {0}, …
-MEANINGS: dict[str, str] = {one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]}
+MEANINGS: dict[str, str] = {
+    one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
+}
 
 
 def who(ranks: Sequence[Rank], of: int) -> str:
@@ -30,7 +35,9 @@ def names(ranks: Sequence[Rank]) -> str:
 
 
 def at(place: End | Place | None) -> str:
-    """Return where a script was. Example: → " in line 7, `dist.all_reduce(x)`"; "" if that is unknown."""
+    """Return where a script was. Example: → " in line 7, `dist.all_reduce(x)`";
+    "" if that is unknown.
+    """
     if place is None or place.line is None:
         return ""
     return f" in line {place.line}" + (f", `{short(place.source)}`" if place.source else "")
@@ -45,7 +52,10 @@ def quoted(end: End) -> str:
 def meaning(message: str) -> str:
     """Return what an obscure message of torch or gloo means, with the cure; "" for any other."""
     if PORT_IN_USE.search(message):
-        return f" The port is in use{port_text(message)}: choose another, or leave it to torchrun by `init_process_group()`."
+        return (
+            f" The port is in use{port_text(message)}: choose another, or leave it to torchrun "
+            f"by `init_process_group()`."
+        )
     for pattern, meaning in MEANINGS.items():
         if found := re.search(pattern, message):
             return f" That is: {meaning.format(*found.groups())}."

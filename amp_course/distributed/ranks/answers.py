@@ -1,4 +1,6 @@
-"""Play an exercise's answer on warm ranks, and bring what went wrong there into the words of a check."""
+"""Play an exercise's answer on warm ranks, and bring what went wrong there into the words of a
+check.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from typing import Any
 import torch.distributed as dist
 
 from amp_course.checking import Case, Explained, Failed, Wrong, call_answer
-from amp_course.distributed.ranks.collective import ENDED_GROUP, Collective, CollectiveWatch, Stopped
+from amp_course.distributed.ranks.collective import (
+    ENDED_GROUP,
+    Collective,
+    CollectiveWatch,
+    Stopped,
+)
 from amp_course.distributed.ranks.pool import warm_ranks
 from amp_course.distributed.ranks.report import Report
 
@@ -21,8 +28,8 @@ _SECOND = {"stopped": 1, "returned": 2}
 def run_on_ranks(work: Any, *arguments: Any) -> list[Report]:
     """Call `work(*arguments)` on two ranks; return their reports, each with a result.
 
-    What the work prints is printed here, rank by rank. Raises Failed if it fails on a rank, Wrong if what it returns there is no
-    answer, or if it leaves something changed.
+    What the work prints is printed here, rank by rank. Raises Failed if it fails on a rank, Wrong
+    if what it returns there is no answer, or if it leaves something changed.
     """
     reports = warm_ranks(RANKS).run(work, *arguments)
     for rank, report in enumerate(reports):
@@ -47,7 +54,8 @@ def run_on_ranks(work: Any, *arguments: Any) -> list[Report]:
 
 
 def cases_on_ranks(work: Any, *arguments: Any) -> Iterator[Case]:
-    """Yield the turns of an answer: `work(*arguments)` returns those of its rank, the same cases on each.
+    """Yield the turns of an answer: `work(*arguments)` returns those of its rank, the same cases on
+    each.
 
     Raises as `run_on_ranks`.
     """
@@ -58,9 +66,11 @@ def cases_on_ranks(work: Any, *arguments: Any) -> Iterator[Case]:
 
 
 def call_on_rank(answer: Any, case: str, *arguments: Any, **named: Any) -> Any:
-    """Return `answer(*arguments, **named)` once it has returned on all ranks: for the work that runs on each of them.
+    """Return `answer(*arguments, **named)` once it has returned on all ranks: for the work that
+    runs on each of them.
 
-    So no collective of one case meets one of the next. Raises as `call_answer`; a rank that waits in vain is told in which case.
+    So no collective of one case meets one of the next. Raises as `call_answer`; a rank that waits
+    in vain is told in which case.
     """
     watch = CollectiveWatch.current
     assert watch is not None, "this runs on a rank"

@@ -1,7 +1,9 @@
-"""Keep some ranks warm, send them work, watch over their collectives, and end them with this process.
+"""Keep some ranks warm, send them work, watch over their collectives, and end them with this
+process.
 
-Starting two takes seconds, for each loads torch; a piece of work then takes milliseconds. A rank that hangs is told so as soon as
-nobody can help it any more, and not after a time limit: see `collective`. What cannot be stopped in that way has one.
+Starting two takes seconds, for each loads torch; a piece of work then takes milliseconds. A rank
+that hangs is told so as soon as nobody can help it any more, and not after a time limit: see
+`collective`. What cannot be stopped in that way has one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from amp_course.kit.errors import CourseError
 START_SECONDS = 60.0  # for all ranks to load torch and find each other
 SECONDS = 8.0  # for a piece of work
 _GRACE = 4.0  # seconds that a rank has for reporting, once its work was to have ended
-_ALIKE = "All ranks have to call the same collectives, in the same order, with tensors of the same shape and dtype"
+_ALIKE = (
+    "All ranks have to call the same collectives, in the same order, with tensors of the same "
+    "shape and dtype"
+)
 _LOOPBACK = ("lo", "lo0")  # so that gloo asks neither the machine's name nor its network
 
 
@@ -41,7 +46,8 @@ class RanksFailed(CourseError):
 
 
 class Ranks:
-    """Some processes of one gloo group, started when first needed and again after one of them has died.
+    """Some processes of one gloo group, started when first needed and again after one of them has
+    died.
 
     Example: Ranks(2).run(print, "hello")[1].printed → "hello\\n"
     """
@@ -59,10 +65,12 @@ class Ranks:
         self._ready = False  # every process has started, and waits for work
 
     def run(self, function: Any, *arguments: Any, seconds: float = SECONDS) -> list[Report]:
-        """Call `function(*arguments)` on each rank, inside the group; return the reports, rank by rank.
+        """Call `function(*arguments)` on each rank, inside the group; return the reports, rank by
+        rank.
 
-        `torch.distributed` is initialised there. Nothing that the function does to its arguments is seen here. It has so many
-        seconds. Raises Wrong for what cannot be sent, RanksFailed if the processes do not start.
+        `torch.distributed` is initialised there. Nothing that the function does to its arguments is
+        seen here. It has so many seconds. Raises Wrong for what cannot be sent, RanksFailed if the
+        processes do not start.
         """
         work = packed(function, *arguments)
         with self._lock:
@@ -71,15 +79,22 @@ class Ranks:
                 self._ready = False
                 for connection in self._connections:
                     connection.send((seconds, work, sources((function, *arguments))))
-                reports = _Watch(self._connections, self.size).reports(time.monotonic() + seconds + _GRACE)
+                reports = _Watch(self._connections, self.size).reports(
+                    time.monotonic() + seconds + _GRACE
+                )
                 reports = [self._with_exit(rank, report) for rank, report in enumerate(reports)]
-                if any(report.failure and report.failure.kind in ("died", "hangs") for report in reports):
+                if any(
+                    report.failure and report.failure.kind in ("died", "hangs")
+                    for report in reports
+                ):
                     self.close()
                 elif any(report.failure or report.leaks for report in reports):
                     self._join_again()
                 else:
                     self._ready = True
-            except BaseException:  # Ctrl-C above all: a rank in the middle of something is of no further use
+            except (
+                BaseException
+            ):  # Ctrl-C above all: a rank in the middle of something is of no further use
                 self.close()
                 raise
         return reports
@@ -122,7 +137,13 @@ class Ranks:
         ours, theirs = socket.socketpair()
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         command = [sys.executable, "-m", "amp_course.distributed.ranks.worker"]
-        command += [str(rank), str(self.size), str(theirs.fileno()), str(os.getpid()), f"{self._folder}/group"]
+        command += [
+            str(rank),
+            str(self.size),
+            str(theirs.fileno()),
+            str(os.getpid()),
+            f"{self._folder}/group",
+        ]
         path = os.pathsep.join([str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
@@ -146,16 +167,21 @@ class Ranks:
             while True:
                 if not connection.poll(max(0.0, until - time.monotonic())):
                     raise RanksFailed(
-                        f"rank {rank} had not {what} after {START_SECONDS:g} seconds.{self._last_error(rank)}"
+                        f"rank {rank} had not {what} after {START_SECONDS:g} "
+                        f"seconds.{self._last_error(rank)}"
                     )
                 try:
                     if pickle.loads(connection.recv_bytes()) == "joined":
                         break
                 except (EOFError, OSError):
-                    raise RanksFailed(f"rank {rank} could not be {what}.{self._last_error(rank)}") from None
+                    raise RanksFailed(
+                        f"rank {rank} could not be {what}.{self._last_error(rank)}"
+                    ) from None
 
     def _join_again(self) -> None:
-        """Give the ranks a new group: what is left in the old one must not meet the next piece of work."""
+        """Give the ranks a new group: what is left in the old one must not meet the next piece of
+        work.
+        """
         try:
             for connection in self._connections:
                 connection.send("join")
@@ -170,8 +196,17 @@ class Ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank].wait(2.0)
         code = self._processes[rank].returncode
-        how = f"it was killed by signal {-code}" if code and code < 0 else f"it ended with exit code {code}"
-        return Report(None, Failure(f"the process was gone before your code returned: {how}", f"died {code}", "died"))
+        how = (
+            f"it was killed by signal {-code}"
+            if code and code < 0
+            else f"it ended with exit code {code}"
+        )
+        return Report(
+            None,
+            Failure(
+                f"the process was gone before your code returned: {how}", f"died {code}", "died"
+            ),
+        )
 
     def _last_error(self, rank: int) -> str:
         lines = last_words(self._errors[rank])
@@ -196,9 +231,15 @@ class _Watch:
             ready = wait(busy, max(0.0, until - time.monotonic()))
             if not ready:
                 failure = Failure(
-                    "your code had not finished when its time was up, and could not be stopped", "hangs", "hangs"
+                    "your code had not finished when its time was up, and could not be stopped",
+                    "hangs",
+                    "hangs",
                 )
-                self.ended |= {rank: Report(None, failure) for rank in range(self.size) if rank not in self.ended}
+                self.ended |= {
+                    rank: Report(None, failure)
+                    for rank in range(self.size)
+                    if rank not in self.ended
+                }
             for connection in ready:
                 self._hear(self.connections.index(connection))  # type: ignore[arg-type]
             self._decide()
@@ -214,7 +255,9 @@ class _Watch:
         if isinstance(message, Report):
             failure = message.failure
             waited = self.waiting.pop(rank, None) is not None or rank in self.stopped
-            if waited and failure is not None and failure.kind == "time":  # it lost its time to another rank
+            if (
+                waited and failure is not None and failure.kind == "time"
+            ):  # it lost its time to another rank
                 message = replace(message, failure=replace(failure, kind="stopped"))
             self.ended[rank] = message
         elif isinstance(message, Collective) and message.kind == "send":
@@ -253,9 +296,13 @@ class _Watch:
         return all(self.waiting.get(other) == wanted for other in wanted.group)
 
     def _missing(self, rank: int) -> str:
-        """Say which rank will never come: it has ended, or calls another collective of the same group; "" if all still may."""
+        """Say which rank will never come: it has ended,
+        or calls another collective of the same group; "" if all still may.
+        """
         wanted = self.waiting[rank]
-        needed = wanted.group if wanted.kind != "receive" else [wanted.root] if wanted.root >= 0 else []
+        needed = (
+            wanted.group if wanted.kind != "receive" else [wanted.root] if wanted.root >= 0 else []
+        )
         for other in needed:
             if other in self.ended and other != rank:
                 failure = self.ended[other].failure
@@ -285,7 +332,10 @@ class _Watch:
 
 
 def _left(rank: int) -> str:
-    return f"rank {rank} returned without calling it. All ranks of the group have to call it, even one that has nothing to add"
+    return (
+        f"rank {rank} returned without calling it. All ranks of the group have to call it, even "
+        f"one that has nothing to add"
+    )
 
 
 _POOLS: dict[int, Ranks] = {}

@@ -1,4 +1,6 @@
-"""What a rank sends back about a piece of work: plain data, for exceptions of the reader's own cannot always travel."""
+"""What a rank sends back about a piece of work: plain data,
+for exceptions of the reader's own cannot always travel.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from amp_course.distributed.ranks.collective import Collective
 class Failure:
     """Why the work did not get to its end on a rank.
 
-    told:      in words that continue "Not yet, because …": explained where it happened, with the line
+    told:      in words that continue "Not yet, because …": explained where it happened, with the
+               line
     signature: the same for two failures of one cause
-    kind:      "raised"; "refused", what came back is no answer; "time" is up; "stopped", waiting in vain for other ranks;
-               "returned", while another rank failed; "died", its process ended; "hangs", and could not be stopped
+    kind:      "raised"; "refused", what came back is no answer; "time" is up; "stopped", waiting in
+               vain for other ranks; "returned", while another rank failed; "died", its process
+               ended; "hangs", and could not be stopped
     case:      in which case, if the work said so: "at step 2"
     """
 

@@ -1,8 +1,8 @@
 """Send a reader's function to another process: by value, with what it uses.
 
-A function of a notebook cannot be imported elsewhere, so cloudpickle takes it apart: its code, its defaults, and the variables it
-uses. The alternative, a worker script that the reader's code is pasted into, would lose those variables, and the line numbers of
-the notebook.
+A function of a notebook cannot be imported elsewhere, so cloudpickle takes it apart: its code, its
+defaults, and the variables it uses. The alternative, a worker script that the reader's code is
+pasted into, would lose those variables, and the line numbers of the notebook.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from amp_course.checking import Wrong, is_readers
 
 
 def packed(function: Any, *arguments: Any) -> bytes:
-    """Return a call as bytes that `pickle.loads` turns into (function, arguments) in another process.
+    """Return a call as bytes that `pickle.loads` turns into (function, arguments) in another
+    process.
 
-    What is defined in the reader's own modules travels by value too, so that one that was edited and reloaded is the new one.
-    Raises Wrong for what cannot be sent.
+    What is defined in the reader's own modules travels by value too, so that one that was edited
+    and reloaded is the new one. Raises Wrong for what cannot be sent.
     """
     with _by_value((function, *arguments)):
         try:
@@ -35,13 +36,15 @@ def packed(function: Any, *arguments: Any) -> bytes:
             raise
         except Exception as error:
             raise Wrong(
-                "your code runs in two other processes, and something that it uses cannot be sent there "
+                "your code runs in two other processes, and something that it uses cannot be sent "
+                "there "
                 f"({_first_line(error)}): create it inside your function instead"
             ) from error
 
 
 def sources(functions: Iterable[Any]) -> dict[str, list[str]]:
-    """Return the source lines of functions, and of those that they use, if they were typed into a notebook: {file: lines}.
+    """Return the source lines of functions, and of those that they use, if they were typed into a
+    notebook: {file: lines}.
 
     A cell is no file that the other process could read, and a message about a line should quote it.
     """
@@ -61,7 +64,9 @@ def sources(functions: Iterable[Any]) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _by_value(arguments: tuple[Any, ...]) -> Iterator[None]:
-    modules = {module.__name__: module for module in map(_module_of, arguments) if module is not None}
+    modules = {
+        module.__name__: module for module in map(_module_of, arguments) if module is not None
+    }
     registered = cloudpickle.list_registry_pickle_by_value()
     mine = [module for name, module in modules.items() if name not in registered]
     for module in mine:
@@ -81,7 +86,11 @@ def _module_of(value: Any) -> ModuleType | None:
         return None
     module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
     file = getattr(module, "__file__", None)
-    return module if isinstance(module, ModuleType) and isinstance(file, str) and is_readers(file) else None
+    return (
+        module
+        if isinstance(module, ModuleType) and isinstance(file, str) and is_readers(file)
+        else None
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,8 @@ from amp_course.kit.markup import plain_text
 
 
 def try_on_ranks(function: Any, *arguments: Any) -> None:
-    """Call a function on two warm gloo ranks; print what each of them prints and returns, or why it failed.
+    """Call a function on two warm gloo ranks; print what each of them prints and returns, or why it
+    failed.
 
     Example: try_on_ranks(dist.get_rank) prints "rank 0 → 0" and "rank 1 → 1"
     """

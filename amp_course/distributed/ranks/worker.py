@@ -1,8 +1,8 @@
 """Be one rank: join the group, then run what the parent process sends, until it hangs up.
 
-Started by `pool`: `python -m amp_course.distributed.ranks.worker RANK SIZE SOCKET PARENT STORE`. The process ends when
-its parent does, however that ends: the socket closes; while work is running, a thread looks for the parent, and a timer that
-needs no Python ends what neither can stop.
+Started by `pool`: `python -m amp_course.distributed.ranks.worker RANK SIZE SOCKET PARENT STORE`.
+The process ends when its parent does, however that ends: the socket closes; while work is running,
+a thread looks for the parent, and a timer that needs no Python ends what neither can stop.
 """
 
 from __future__ import annotations
@@ -27,10 +27,25 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from amp_course.checking import Failed, TimeUp, Wrong, explain, load_lazy_modules, short, signature, where, within
+from amp_course.checking import (
+    Failed,
+    TimeUp,
+    Wrong,
+    explain,
+    load_lazy_modules,
+    short,
+    signature,
+    where,
+    within,
+)
 from amp_course.checking.sandbox import sandbox
 from amp_course.checking.workplace import workplace
-from amp_course.distributed.ranks.collective import ENDED_GROUP, Collective, CollectiveWatch, Stopped
+from amp_course.distributed.ranks.collective import (
+    ENDED_GROUP,
+    Collective,
+    CollectiveWatch,
+    Stopped,
+)
 from amp_course.distributed.ranks.report import Failure, Report
 
 _LAST_RESORT = 20.0  # seconds past the limit, after which the process ends whatever it is doing
@@ -53,7 +68,9 @@ class Rank:
         """Join a new group with the other ranks."""
         self.groups += 1
         store = dist.FileStore(f"{self.store}{self.groups}", self.size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_JOINING)
+        dist.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=self.size, timeout=_JOINING
+        )
         self.world = dist.group.WORLD
 
     def serve(self) -> None:
@@ -69,7 +86,9 @@ class Rank:
                 self.join()
                 self.connection.send_bytes(JOINED)
                 continue
-            if isinstance(message, str):  # the word for a collective that the work has left meanwhile
+            if isinstance(
+                message, str
+            ):  # the word for a collective that the work has left meanwhile
                 continue
             seconds, work, sources = message
             for file, lines in sources.items():
@@ -80,7 +99,9 @@ class Rank:
             self.connection.send_bytes(_sendable(report))
 
     def ask(self, collective: Collective) -> None:
-        """Wait for the word that all ranks call this collective. Raises Stopped if they never will."""
+        """Wait for the word that all ranks call this collective.
+        Raises Stopped if they never will.
+        """
         self.connection.send_bytes(pickle.dumps(collective))
         if collective.kind == "send":
             return
@@ -103,7 +124,9 @@ class Rank:
         if failure is None and self.stopped is not None:  # the work caught it and went on
             failure = _failure(self.stopped, seconds)
         leaks = [*left.leaks, *self._own_groups(before)]
-        return Report(value, failure, tuple(watch.called), printed.getvalue()[:_PRINTED], tuple(leaks))
+        return Report(
+            value, failure, tuple(watch.called), printed.getvalue()[:_PRINTED], tuple(leaks)
+        )
 
     def _own_groups(self, before: set[Any]) -> list[str]:
         """End the groups that the work opened; say so if it ended ours."""
@@ -116,13 +139,17 @@ class Rank:
 
 
 def _sendable(report: Report) -> bytes:
-    """Pickle a report, what the work defined by value; not by `connection.send`, which shares the memory of tensors."""
+    """Pickle a report, what the work defined by value;
+    not by `connection.send`, which shares the memory of tensors.
+    """
     try:
         return bytes(cloudpickle.dumps(report))
     except Exception as error:
         what = f"{type(error).__name__}: {short(str(error))}"
         told = f"your code returned something that cannot be sent back from its process ({what})"
-        return bytes(cloudpickle.dumps(replace(report, value=None, failure=Failure(told, told, "refused"))))
+        return bytes(
+            cloudpickle.dumps(replace(report, value=None, failure=Failure(told, told, "refused")))
+        )
 
 
 def _call(work: bytes) -> Any:
@@ -135,7 +162,12 @@ def _failure(error: BaseException, seconds: float) -> Failure:
         if error.collective.kind == "returned":
             told = f"your code returned, but the ranks did not get there together: {error}"
             return Failure(told, str(error), "returned", error.case)
-        return Failure(f"your code would wait forever{where(error)}: {error}", str(error), "stopped", error.case)
+        return Failure(
+            f"your code would wait forever{where(error)}: {error}",
+            str(error),
+            "stopped",
+            error.case,
+        )
     if isinstance(error, TimeUp):
         told = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
         return Failure(told, "time", "time")
@@ -146,7 +178,10 @@ def _failure(error: BaseException, seconds: float) -> Failure:
     try:
         return Failure(*within(5.0, lambda: (explain(error), signature(error))))
     except BaseException:
-        told = f"your code raised an exception{where(error)} that itself fails when its text is asked for"
+        told = (
+            f"your code raised an exception{where(error)} that itself fails when its text is "
+            f"asked for"
+        )
         return Failure(told, type(error).__name__)
 
 
@@ -167,7 +202,9 @@ def main() -> None:
         sys.argv[5],
     )
     connection = Connection(socket)
-    threading.Thread(target=_watch_parent, args=(parent, os.path.dirname(store)), daemon=True).start()
+    threading.Thread(
+        target=_watch_parent, args=(parent, os.path.dirname(store)), daemon=True
+    ).start()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of libraries: what a rank says on its own is for nobody
     load_lazy_modules()

@@ -1,4 +1,5 @@
-"""Train on the digits with FSDP2 in mixed precision; any number of ranks can resume from its checkpoint:
+"""Train on the digits with FSDP2 in mixed precision; any number of ranks can resume from its
+checkpoint:
 
 torchrun --standalone --nproc-per-node 2 fsdp2_amp.py --dtype bf16 --checkpoint digits_sharded
 """
@@ -32,27 +33,47 @@ def main():
     torch.manual_seed(0)  # each rank keeps a part of its own weights, so these have to be equal
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     low = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}[options.dtype]
-    # Stored and stepped in fp32, gathered and computed in `low`, reduced in fp32. There is no autocast region.
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    # Stored and stepped in fp32, gathered and computed in `low`, reduced in fp32. There is no
+    # autocast region.
+    policy = MixedPrecisionPolicy(
+        param_dtype=low, reduce_dtype=torch.float32, output_dtype=torch.float32
+    )
     for layer in (model[0], model[2], model):  # the inner ones first: each is gathered on its own
         fully_shard(layer, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)  # after fully_shard: it gets the shards
-    scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)  # its DTensors agree over the ranks
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=2e-3
+    )  # after fully_shard: it gets the shards
+    scaler = torch.amp.GradScaler(
+        device.type, enabled=low == torch.float16
+    )  # its DTensors agree over the ranks
     inputs, targets = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(targets))
-    sampler = DistributedSampler(data)  # equal sizes on all ranks, so their mean is the samples' mean
+    sampler = DistributedSampler(
+        data
+    )  # equal sizes on all ranks, so their mean is the samples' mean
     loader = DataLoader(data, batch_size=64, sampler=sampler)
 
     def states():
         sharded, of_optimizer = get_state_dict(model, optimizer)
-        return {"model": sharded, "optimizer": of_optimizer, "scaler": scaler.state_dict(), "epoch": epoch}
+        return {
+            "model": sharded,
+            "optimizer": of_optimizer,
+            "scaler": scaler.state_dict(),
+            "epoch": epoch,
+        }
 
     epoch = 0
-    complete = options.checkpoint and sorted(Path(options.checkpoint).glob("epoch-*/.metadata"))  # written last
+    complete = options.checkpoint and sorted(
+        Path(options.checkpoint).glob("epoch-*/.metadata")
+    )  # written last
     if complete:
         saved = states()
-        dcp.load(saved, checkpoint_id=complete[-1].parent)  # each rank reads its part, into these tensors
-        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+        dcp.load(
+            saved, checkpoint_id=complete[-1].parent
+        )  # each rank reads its part, into these tensors
+        set_state_dict(
+            model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
+        )
         scaler.load_state_dict(saved["scaler"])
         epoch = saved["epoch"]
     while epoch < options.epochs:
@@ -60,18 +81,25 @@ def main():
         for x, y in loader:
             scaler.scale(nn.functional.cross_entropy(model(x.to(device)), y.to(device))).backward()
             scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of all shards: it adds up over the ranks
+            norm = nn.utils.clip_grad_norm_(
+                model.parameters(), 1.0
+            )  # of all shards: it adds up over the ranks
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
         epoch, last = epoch + 1, norm.full_tensor()  # a collective, so on every rank
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: last gradient norm {last:.3f}, loss scale {scaler.get_scale():g}")
+            print(
+                f"epoch {epoch}: last gradient norm {last:.3f}, loss scale {scaler.get_scale():g}"
+            )
         if options.checkpoint:  # every rank writes its own part
             dcp.save(states(), checkpoint_id=Path(options.checkpoint, f"epoch-{epoch:04}"))
-    total = sum(weight.detach().double().full_tensor().sum().item() for weight in model.parameters())
+    total = sum(
+        weight.detach().double().full_tensor().sum().item() for weight in model.parameters()
+    )
     print(f"rank {dist.get_rank()}: sum of the weights {total:.10f}", flush=True)
-    gc.collect()  # else gloo's threads now and then outlive Python, and abort the process (torch 2.13)
+    # else gloo's threads now and then outlive Python, and abort the process (torch 2.13)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""A training step with a fault that hangs: rank 0 skips a batch whose loss is not finite, and tells nobody.
+"""A training step with a fault that hangs: rank 0 skips a batch whose loss is not finite, and tells
+nobody.
 
 torchrun --standalone --nproc-per-node 2 skip_alone.py
 """
@@ -12,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    # By default a collective waits for 30 minutes over gloo, 10 over NCCL. Five seconds are enough here.
+    # By default a collective waits for 30 minutes over gloo, 10 over NCCL. Five seconds are enough
+    # here.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
@@ -23,7 +25,8 @@ def main() -> None:
         loss = model(x).square().mean()
         if not loss.isfinite():
             print(f"rank {dist.get_rank()} skips step {step}", flush=True)
-            continue  # the fault: DDP's all-reduce is in the backward pass, which the other rank runs
+            # the fault: DDP's all-reduce is in the backward pass, which the other rank runs
+            continue
         print(f"rank {dist.get_rank()} runs the backward pass of step {step}", flush=True)
         loss.backward()
     print(f"rank {dist.get_rank()} waits at the barrier", flush=True)

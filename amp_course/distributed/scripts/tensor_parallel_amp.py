@@ -1,4 +1,5 @@
-"""Train two layers that are cut by hand over all ranks (tensor parallelism), in fp16, with a scaler that agrees on skips:
+"""Train two layers that are cut by hand over all ranks (tensor parallelism), in fp16, with a scaler
+that agrees on skips:
 
 torchrun --standalone --nproc-per-node 2 tensor_parallel_amp.py
 """
@@ -11,7 +12,9 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from amp_course.distributed.agreement.agreed import AgreedGradScaler  # a GradScaler with an all-reduce; copy it, too
+from amp_course.distributed.agreement.agreed import (
+    AgreedGradScaler,
+)  # a GradScaler with an all-reduce; copy it, too
 
 
 def add_up(x: Tensor) -> Tensor:
@@ -20,7 +23,9 @@ def add_up(x: Tensor) -> Tensor:
     return x
 
 
-class SumOverRanks(torch.autograd.Function):  # forward: the sum of the parts; backward: each gets the whole gradient
+class SumOverRanks(
+    torch.autograd.Function
+):  # forward: the sum of the parts; backward: each gets the whole gradient
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return add_up(x)
@@ -30,11 +35,16 @@ class SumOverRanks(torch.autograd.Function):  # forward: the sum of the parts; b
         return gradient
 
 
-class ParallelMLP(nn.Module):  # a norm that every rank has, and two layers of which each rank has some units
+class ParallelMLP(
+    nn.Module
+):  # a norm that every rank has, and two layers of which each rank has some units
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(inputs)
-        into, out = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)  # equal on all ranks: one seed
+        into, out = (
+            nn.Linear(inputs, hidden),
+            nn.Linear(hidden, outputs),
+        )  # equal on all ranks: one seed
         units = torch.arange(hidden).chunk(dist.get_world_size())[dist.get_rank()]
         self.into_weight = nn.Parameter(into.weight.detach()[units])
         self.out_weight = nn.Parameter(out.weight.detach()[:, units])
@@ -44,7 +54,9 @@ class ParallelMLP(nn.Module):  # a norm that every rank has, and two layers of w
         if x.requires_grad:
             x.register_hook(add_up)  # backward: what the ranks' parts say about x is added up
         units = torch.relu(nn.functional.linear(x, self.into_weight))
-        return SumOverRanks.apply(nn.functional.linear(units, self.out_weight).float())  # fp16 sums could overflow
+        return SumOverRanks.apply(
+            nn.functional.linear(units, self.out_weight).float()
+        )  # fp16 sums could overflow
 
 
 def main() -> None:
@@ -59,7 +71,9 @@ def main() -> None:
     scaler = AgreedGradScaler(device.type, growth_interval=20)
     inputs, targets = (torch.tensor(part).to(device) for part in load_digits(return_X_y=True))
     for _ in range(150):
-        rows = torch.randint(len(targets), (128,)).to(device)  # one seed: all ranks draw the same batch
+        rows = torch.randint(len(targets), (128,)).to(
+            device
+        )  # one seed: all ranks draw the same batch
         with torch.autocast(device.type, dtype=torch.float16):
             loss = nn.functional.cross_entropy(model(inputs[rows].float() / 16), targets[rows])
         scaler.scale(loss).backward()
@@ -68,7 +82,9 @@ def main() -> None:
         optimizer.zero_grad()
     total = model.norm.weight.detach().double().sum()  # both ranks have these weights
     print(
-        f"rank {dist.get_rank()}: loss {loss:.4f}, loss scale {scaler.get_scale():g}, weights {total:.10f}", flush=True
+        f"rank {dist.get_rank()}: loss {loss:.4f}, loss scale {scaler.get_scale():g}, weights "
+        f"{total:.10f}",
+        flush=True,
     )
     dist.destroy_process_group()
 

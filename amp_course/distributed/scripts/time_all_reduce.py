@@ -1,4 +1,5 @@
-"""Time all-reduces of several sizes; rank 0 prints the bytes of each, and the seconds of the fastest:
+"""Time all-reduces of several sizes; rank 0 prints the bytes of each, and the seconds of the
+fastest:
 
 torchrun --standalone --nproc-per-node 2 time_all_reduce.py
 """
@@ -16,7 +17,9 @@ def main() -> None:
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
-    buckets = [torch.zeros(2**exponent // 4, device=device) for exponent in range(10, 25, 2)]  # 1 KiB to 16 MiB
+    buckets = [
+        torch.zeros(2**exponent // 4, device=device) for exponent in range(10, 25, 2)
+    ]  # 1 KiB to 16 MiB
     seconds: list[list[float]] = [[] for _ in buckets]
     for _ in range(20):  # all sizes in turn, so a slow moment costs each of them one try
         for bucket, measured in zip(buckets, seconds, strict=True):

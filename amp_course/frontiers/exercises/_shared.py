@@ -9,7 +9,9 @@ _DEEP = 6  # objects in objects, looked into this far
 
 
 def held_tensors(*objects: Any) -> list[Tensor]:
-    """Return the tensors that can be reached from objects: in containers, attributes, slots, and what functions close over."""
+    """Return the tensors that can be reached from objects:
+    in containers, attributes, slots, and what functions close over.
+    """
     found: dict[int, Tensor] = {}
     seen = set[int]()
     level = list(objects)
@@ -24,7 +26,9 @@ def held_tensors(*objects: Any) -> list[Tensor]:
 def bytes_of(tensors: list[Tensor]) -> int:
     """Return the bytes of memory behind tensors, each piece once, whatever views look at it."""
     pieces = {
-        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors if one.device.type != "meta"
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+        for one in tensors
+        if one.device.type != "meta"
     }
     return sum(pieces.values())
 
@@ -39,8 +43,12 @@ def _inside(one: Any) -> Iterator[Any]:
         yield from vars(one).values()  # what was hung on it
     elif not isinstance(one, (nn.Module, type, str, bytes, int, float)):
         yield from getattr(one, "__dict__", {}).values()
-        yield from (getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name))
-        yield from (cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _filled(cell))
+        yield from (
+            getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name)
+        )
+        yield from (
+            cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _filled(cell)
+        )
         yield getattr(one, "__self__", None)
 
 

@@ -1,4 +1,6 @@
-"""Exercise 1 of chapter 12: one scale for a whole tensor, against numbers that lie far from every tie of E4M3."""
+"""Exercise 1 of chapter 12: one scale for a whole tensor,
+against numbers that lie far from every tie of E4M3.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,25 +9,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number, read_pair, read_tensor
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    call_answer,
+    read_number,
+    read_pair,
+    read_tensor,
+)
 
-scale_to_fp8 = Exercise(
-    chapter="frontiers", name="scale_to_fp8", number=1, title="One scale for a whole tensor", difficulty=2, importance=5,
-    minutes=8, lines=5,
-    task="Write `scale_to_fp8(x)`: quantise a float32 or bf16 tensor to E4M3 with one scale for all of it. Return `(q, scale)`, "
-    "with q in `torch.float8_e4m3fn`, so that `q.float() * scale` is close to x. The largest magnitude in q is 448. "
-    "The scale is a number in float32 precision; for a tensor of zeros it may be any positive number. Magnitudes are 0, or go "
-    "from 1e-30 to 1e30. x stays unchanged.",
+card = Card(
+    chapter="frontiers",
+    name="scale_to_fp8",
+    number=1,
+    title="One scale for a whole tensor",
+    difficulty=2,
+    importance=5,
+    minutes=8,
+    lines=5,
+    task="Write `scale_to_fp8(x)`: quantise a float32 or bf16 tensor to E4M3 with one scale for "
+    "all of it. Return `(q, scale)`, with q in `torch.float8_e4m3fn`, so that `q.float() * scale` "
+    "is close to x. The largest magnitude in q is 448. The scale is a number in float32 "
+    "precision; for a tensor of zeros it may be any positive number. Magnitudes are 0, or go from "
+    "1e-30 to 1e30. x stays unchanged.",
     hints=(
         "Which number of x has to become 448? And by what do you multiply to come back?",
-        "`amax = x.abs().max()`; what is in q is x divided by `amax / 448`. In which dtype do you compute that if x is bf16? "
-        "What if amax is 0?",
+        "`amax = x.abs().max()`; what is in q is x divided by `amax / 448`. In which dtype do you "
+        "compute that if x is bf16? What if amax is 0?",
         "`amax = x.abs().max().float()`, `scale = torch.where(amax > 0, amax / 448, 1.0)`, then "
         "`(x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)`.",
     ),
-    why="This is current scaling. `scaled_mm` multiplies two such tensors, and multiplies the result by both scales.",
-    alternative="multiply by `448 / amax` and return `amax / 448`: with 1 for an amax of 0, both stay finite.",
-)  # fmt: skip
+    why="This is current scaling. `scaled_mm` multiplies two such tensors, and multiplies the "
+    "result by both scales.",
+    alternative="multiply by `448 / amax` and return `amax / 448`: with 1 for an amax of 0, both "
+    "stay finite.",
+)
 
 
 def right(x: Any) -> Any:
@@ -51,10 +71,14 @@ CASES = (  # the case, the largest magnitude with its sign, the shape
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Tensors of many sizes: E4M3's own numbers, moved a little, so that no spelling of the division meets a tie."""
+    """Tensors of many sizes: E4M3's own numbers, moved a little,
+    so that no spelling of the division meets a tie.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for case, amax, shape in CASES:
-        x = make_tensor(amax, shape, generator).to(torch.bfloat16 if case == BF16 else torch.float32)
+        x = make_tensor(amax, shape, generator).to(
+            torch.bfloat16 if case == BF16 else torch.float32
+        )
         before = x.clone()
         first, second = read_pair(call_answer(answer, case, x), case, "the pair (q, scale)")
         q = read_tensor(first, case, "a tensor, as the first of the pair", shape)
@@ -66,12 +90,18 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         else:
             outputs |= {"q": q.double() + 0.0, "the scale": usable}  # 0.0 for -0.0
         outputs["x"] = "unchanged" if torch.equal(x, before) else "changed"
-        yield Case(case, outputs, evidence={} if q.dtype == torch.float8_e4m3fn else {"q": q.double()})
+        yield Case(
+            case, outputs, evidence={} if q.dtype == torch.float8_e4m3fn else {"q": q.double()}
+        )
 
 
 def make_tensor(amax: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw numbers that become numbers of E4M3, within 0.5 %, once the largest magnitude becomes 448."""
-    numbers = torch.arange(1, 126, dtype=torch.uint8).view(torch.float8_e4m3fn).double()  # those between 0 and 448
+    """Draw numbers that become numbers of E4M3, within 0.5 %,
+    once the largest magnitude becomes 448.
+    """
+    numbers = (
+        torch.arange(1, 126, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    )  # those between 0 and 448
     places = torch.randint(0, len(numbers), (torch.Size(shape).numel(),), generator=generator)
     drawn = numbers[places] * (1 + 0.01 * (torch.rand(places.shape, generator=generator) - 0.5))
     drawn *= torch.randint(0, 2, drawn.shape, generator=generator) * 2.0 - 1
@@ -88,64 +118,150 @@ def scale_of(quotient: str) -> str:
     return f"scale = torch.where(amax > 0, {quotient}, 1.0)"
 
 
-scale_to_fp8.judge_by(
-    right=right, cases=cases, tolerance=1e-6,
+mistakes = [
+    Mistake(
+        "scale from the mean",
+        "the scale comes from the mean magnitude, and what is larger than the mean saturates: "
+        "take the largest magnitude",
+        edits={AMAX: "amax = x.float().abs().mean()"},
+    ),
+    Mistake(
+        "the largest, not the largest magnitude",
+        "you take the largest number. A negative one may be larger in magnitude: take "
+        "`x.abs().max()`",
+        edits={AMAX: "amax = x.max().float()"},
+    ),
+    Mistake(
+        "inverts the scale",
+        "q is right, but this is the factor that leads to q: the scale is the one that leads "
+        "back, `amax / 448`",
+        edits={RETURN: "return q, 1 / scale"},
+        violates="so that `q.float() * scale` is close to x",
+    ),
+    Mistake(
+        "multiplies by the scale",
+        "you multiply by `amax / 448` on the way to q. Divide by it: only then does amax become "
+        "448",
+        edits={SCALED: "scaled = x.float() * scale"},
+    ),
+    Mistake(
+        "returns the numbers that come back",
+        "you return `q.float() * scale`, which is what q stands for: return q itself",
+        edits={RETURN: "return q.float() * scale, scale"},
+    ),
+    Mistake(
+        "keeps float32",
+        "q is rounded, but stored in float32, which takes four times the memory: return it in "
+        "float8",
+        edits={RETURN: "return q.float(), scale"},
+        violates="with q in `torch.float8_e4m3fn`",
+    ),
+    Mistake(
+        "E5M2",
+        "this is E5M2, the format for gradients. E4M3 is `torch.float8_e4m3fn`",
+        edits={Q: "q = scaled.clamp(-448, 448).to(torch.float8_e5m2)"},
+    ),
+    Mistake(
+        "E5M2's largest number",
+        "57344 is the largest number of E5M2. E4M3 ends at 448, and most of q saturates",
+        edits={SCALE: scale_of("amax / 57344")},
+    ),
+    Mistake(
+        "480",
+        "480 is where E4M3 would go on, but that bit pattern is its NaN: the largest number is 448",
+        edits={SCALE: scale_of("amax / 480")},
+    ),
+    Mistake(
+        "fp16's largest number",
+        "65504 is the largest number of fp16. E4M3 ends at 448, and most of q saturates",
+        edits={SCALE: scale_of("amax / 65504")},
+    ),
+    Mistake(
+        "int8's largest number",
+        "127 is the largest number of int8. E4M3 goes up to 448, and its small numbers need that "
+        "room",
+        edits={SCALE: scale_of("amax / 127")},
+        violates="The largest magnitude in q is 448",
+    ),
+    Mistake(
+        "saturates the amax",
+        "the scale is rounded down to a power of two, so amax lies past 448 and saturates: divide "
+        "by `amax / 448`",
+        edits={SCALE: scale_of("2 ** torch.floor(torch.log2(amax / 448))")},
+    ),
+    Mistake(
+        "a power of two, rounded up",
+        "the scale is rounded up to a power of two. Nothing saturates, but the card asks for 448 "
+        "as the largest magnitude: divide by `amax / 448`",
+        edits={SCALE: scale_of("2 ** torch.ceil(torch.log2(amax / 448))")},
+    ),
+    Mistake(
+        "no scale",
+        "the scale is always 1: numbers past 448 saturate, and those below 2^-10 become 0",
+        edits={SCALE: "scale = torch.ones(())"},
+    ),
+    Mistake(
+        "zeros give NaN",
+        "for a tensor of zeros the scale is 0, and 0 / 0 is NaN: take another scale there",
+        edits={SCALE: "scale = amax / 448"},
+        violates="for a tensor of zeros",
+    ),
+    Mistake(
+        "a floor of 1e-12",
+        "a floor for amax, such as 1e-12, or such a number added to it, is too much: a tensor of "
+        "smaller numbers does not reach 448, and may become 0. Gradients can be that small: take "
+        "another scale only where amax is 0",
+        edits={SCALE: "scale = amax.clamp(min=1e-12) / 448"},
+        violates="from 1e-30 to 1e30",
+    ),
+    Mistake(
+        "one scale per row",
+        "you take a scale for each row. That is often better, but the card asks for one: "
+        "`x.abs().max()`",
+        edits={AMAX: "amax = x.abs().amax(dim=-1, keepdim=True).float()"},
+        violates="one scale for all of it",
+    ),
+    Mistake(
+        "in the dtype of x",
+        "the scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with "
+        "`.float()` first",
+        edits={
+            AMAX: "amax = x.abs().max()",
+            SCALE: "scale = torch.where(amax > 0, amax / 448, torch.ones_like(amax))",
+            SCALED: "scaled = x / scale",
+        },
+        violates="in float32 precision",
+    ),
+    Mistake(
+        "in the dtype of x, and zeros give NaN",
+        "two things are left. The scale of a bf16 tensor is computed in bf16, and off by up to "
+        "0.4 %: convert with `.float()` first. And for a tensor of zeros, the scale is 0, and 0 / "
+        "0 is NaN: take another scale there",
+        edits={
+            AMAX: "amax = x.abs().max()",
+            SCALE: "scale = amax / 448",
+            SCALED: "scaled = x / scale",
+        },
+    ),
+    Mistake(
+        "rounds to integers",
+        "you round to integers first, as int8 needs it. The cast to float8 rounds on its own, and "
+        "keeps small numbers that `round()` makes 0",
+        edits={Q: Q.replace("scaled", "scaled.round()")},
+    ),
+    Mistake(
+        "changes x",
+        "x itself is divided, as `div_` does it: write `x / scale`, which makes a new tensor",
+        edits={SCALED: "scaled = x.div_(scale)"},
+        violates="x stays unchanged",
+    ),
+]
+
+scale_to_fp8 = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1e-6,
     said={"x": "{case}, your function changes x: work on a copy"},
-    mistakes=[
-        Mistake("scale from the mean", edits={AMAX: "amax = x.float().abs().mean()"},
-                feedback="the scale comes from the mean magnitude, and what is larger than the mean saturates: take the largest "
-                "magnitude"),
-        Mistake("the largest, not the largest magnitude", edits={AMAX: "amax = x.max().float()"},
-                feedback="you take the largest number. A negative one may be larger in magnitude: take `x.abs().max()`"),
-        Mistake("inverts the scale", violates="so that `q.float() * scale` is close to x", edits={RETURN: "return q, 1 / scale"},
-                feedback="q is right, but this is the factor that leads to q: the scale is the one that leads back, `amax / "
-                         "448`"),
-        Mistake("multiplies by the scale", edits={SCALED: "scaled = x.float() * scale"},
-                feedback="you multiply by `amax / 448` on the way to q. Divide by it: only then does amax become 448"),
-        Mistake("returns the numbers that come back", edits={RETURN: "return q.float() * scale, scale"},
-                feedback="you return `q.float() * scale`, which is what q stands for: return q itself"),
-        Mistake("keeps float32", violates="with q in `torch.float8_e4m3fn`", edits={RETURN: "return q.float(), scale"},
-                feedback="q is rounded, but stored in float32, which takes four times the memory: return it in float8"),
-        Mistake("E5M2", edits={Q: "q = scaled.clamp(-448, 448).to(torch.float8_e5m2)"},
-                feedback="this is E5M2, the format for gradients. E4M3 is `torch.float8_e4m3fn`"),
-        Mistake("E5M2's largest number", edits={SCALE: scale_of("amax / 57344")},
-                feedback="57344 is the largest number of E5M2. E4M3 ends at 448, and most of q saturates"),
-        Mistake("480", edits={SCALE: scale_of("amax / 480")},
-                feedback="480 is where E4M3 would go on, but that bit pattern is its NaN: the largest number is 448"),
-        Mistake("fp16's largest number", edits={SCALE: scale_of("amax / 65504")},
-                feedback="65504 is the largest number of fp16. E4M3 ends at 448, and most of q saturates"),
-        Mistake("int8's largest number", violates="The largest magnitude in q is 448", edits={SCALE: scale_of("amax / 127")},
-                feedback="127 is the largest number of int8. E4M3 goes up to 448, and its small numbers need that room"),
-        Mistake("saturates the amax", edits={SCALE: scale_of("2 ** torch.floor(torch.log2(amax / 448))")},
-                feedback="the scale is rounded down to a power of two, so amax lies past 448 and saturates: divide by `amax / "
-                         "448`"),
-        Mistake("a power of two, rounded up", edits={SCALE: scale_of("2 ** torch.ceil(torch.log2(amax / 448))")},
-                feedback="the scale is rounded up to a power of two. Nothing saturates, but the card asks for 448 as the largest "
-                "magnitude: divide by `amax / 448`"),
-        Mistake("no scale", edits={SCALE: "scale = torch.ones(())"},
-                feedback="the scale is always 1: numbers past 448 saturate, and those below 2^-10 become 0"),
-        Mistake("zeros give NaN", violates="for a tensor of zeros", edits={SCALE: "scale = amax / 448"},
-                feedback="for a tensor of zeros the scale is 0, and 0 / 0 is NaN: take another scale there"),
-        Mistake("a floor of 1e-12", violates="from 1e-30 to 1e30", edits={SCALE: "scale = amax.clamp(min=1e-12) / 448"},
-                feedback="a floor for amax, such as 1e-12, or such a number added to it, is too much: "
-                "a tensor of smaller numbers does not reach 448, and may become 0. Gradients can "
-                "be that small: take another scale only where amax is 0"),
-        Mistake("one scale per row", violates="one scale for all of it",
-                edits={AMAX: "amax = x.abs().amax(dim=-1, keepdim=True).float()"},
-                feedback="you take a scale for each row. That is often better, but the card asks for one: `x.abs().max()`"),
-        Mistake("in the dtype of x", violates="in float32 precision",
-                edits={AMAX: "amax = x.abs().max()", SCALE: "scale = torch.where(amax > 0, amax / 448, torch.ones_like(amax))",
-                       SCALED: "scaled = x / scale"},
-                feedback="the scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with `.float()` first"),
-        Mistake("in the dtype of x, and zeros give NaN",
-                edits={AMAX: "amax = x.abs().max()", SCALE: "scale = amax / 448", SCALED: "scaled = x / scale"},
-                feedback="two things are left. The scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert "
-                         "with "
-                "`.float()` first. And for a tensor of zeros, the scale is 0, and 0 / 0 is NaN: take another scale there"),
-        Mistake("rounds to integers", edits={Q: Q.replace("scaled", "scaled.round()")},
-                feedback="you round to integers first, as int8 needs it. The cast to float8 rounds on its own, and keeps small "
-                "numbers that `round()` makes 0"),
-        Mistake("changes x", violates="x stays unchanged", edits={SCALED: "scaled = x.div_(scale)"},
-                feedback="x itself is divided, as `div_` does it: write `x / scale`, which makes a new tensor"),
-    ],
-)  # fmt: skip
+)

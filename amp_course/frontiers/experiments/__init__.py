@@ -1,4 +1,6 @@
-"""Trainings below 16 bits: the same model, data and seeds, with operands or activations rounded in many ways."""
+"""Trainings below 16 bits: the same model, data and seeds,
+with operands or activations rounded in many ways.
+"""
 
 from amp_course.frontiers.experiments.gradient_errors import real_tensors
 from amp_course.frontiers.experiments.table import TrainingTable, load_trainings

@@ -1,4 +1,6 @@
-"""How far the gradients of a partly trained GPT are from fp32's, in one step and on average over the draws of the rounding."""
+"""How far the gradients of a partly trained GPT are from fp32's,
+in one step and on average over the draws of the rounding.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,29 @@ class GradientError:
 
 
 def gradient_errors(
-    variants: Sequence[Variant], *, draws: int = 8, steps: int = 60, seed: int = 0, stretches: int = 16
+    variants: Sequence[Variant],
+    *,
+    draws: int = 8,
+    steps: int = 60,
+    seed: int = 0,
+    stretches: int = 16,
 ) -> list[GradientError]:
-    """Train a small GPT in fp32, then compute the gradient of one more batch under each variant, `draws` times.
+    """Train a small GPT in fp32, then compute the gradient of one more batch under each variant,
+    `draws` times.
 
     steps:     of the training, after which gradients are smaller and less alike than at the start
-    stretches: of text in the batch, up to 16, of 64 tokens each; the mean loss divides its gradients by their number
-    Raises ValueError for fewer than 1 draw, and for variants that change the optimizer alone, and so no gradient.
+    stretches: of text in the batch, up to 16, of 64 tokens each; the mean loss divides its
+               gradients by their number
+    Raises ValueError for fewer than 1 draw, and for variants that change the optimizer alone, and
+    so no gradient.
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}: take 1 or more")
     for variant in variants:
         if isinstance(variant, OptimizerVariant):
-            raise ValueError(f"{variant.name} changes the optimizer, and its gradients are those of fp32")
+            raise ValueError(
+                f"{variant.name} changes the optimizer, and its gradients are those of fp32"
+            )
     with same_random_state(), one_thread():
         model, (inputs, targets) = partly_trained_gpt(steps, seed)
         last = inputs[:stretches], targets[:stretches]
@@ -64,7 +76,11 @@ def gradient_errors(
                     break  # nothing is drawn
             single = sum(_distance(one, exact) for one in gradients) / len(gradients)
             zeros = float(((gradients[-1] == 0) & (exact != 0)).float().mean())
-            found.append(GradientError(variant.name, single, _distance(torch.stack(gradients).mean(0), exact), zeros))
+            found.append(
+                GradientError(
+                    variant.name, single, _distance(torch.stack(gradients).mean(0), exact), zeros
+                )
+            )
     return found
 
 
@@ -83,15 +99,19 @@ def partly_trained_gpt(steps: int = 60, seed: int = 0) -> tuple[CharGPT, tuple[T
 
 
 def real_tensors(steps: int = 60, seed: int = 0) -> dict[str, Tensor]:
-    """Return what one matmul of a partly trained GPT meets, all float32, of the second block's first linear layer.
+    """Return what one matmul of a partly trained GPT meets, all float32, of the second block's
+    first linear layer.
 
-    "weights" [256, 64], "activations" [1024, 64] and "gradients" [1024, 256], which arrive at its output; a row for each token
+    "weights" [256, 64], "activations" [1024, 64] and "gradients" [1024, 256], which arrive at its
+    output; a row for each token
     """
     with same_random_state(), one_thread():
         model, batch = partly_trained_gpt(steps, seed)
         kept: dict[str, Tensor] = {}
         layer = model.get_submodule("blocks.1.up")
-        layer.register_forward_hook(lambda _, inputs, __: kept.update(activations=inputs[0].detach().flatten(0, 1)))
+        layer.register_forward_hook(
+            lambda _, inputs, __: kept.update(activations=inputs[0].detach().flatten(0, 1))
+        )
 
         def keep_gradient(_: nn.Module, __: Any, outputs: Any) -> None:
             kept["gradients"] = outputs[0].flatten(0, 1)
@@ -102,9 +122,11 @@ def real_tensors(steps: int = 60, seed: int = 0) -> dict[str, Tensor]:
 
 
 def head_gradient(steps: int = 60, seed: int = 0) -> Tensor:
-    """Return the gradient that arrives at the output layer of a partly trained GPT: [1024, characters], float32.
+    """Return the gradient that arrives at the output layer of a partly trained GPT: [1024,
+    characters], float32.
 
-    A row for each token, softmax minus one-hot, divided by 1,024: only the label's entry is negative, and the row's sum is 0.
+    A row for each token, softmax minus one-hot, divided by 1,024: only the label's entry is
+    negative, and the row's sum is 0.
     """
     with same_random_state(), one_thread():
         model, (inputs, targets) = partly_trained_gpt(steps, seed)
@@ -115,7 +137,8 @@ def head_gradient(steps: int = 60, seed: int = 0) -> Tensor:
 
 
 def imbalance_error(labels: float, others: float, *, steps: int = 60, seed: int = 0) -> float:
-    """Multiply the two sides of each row of `head_gradient` by factors, round nothing, and return the error that this makes.
+    """Multiply the two sides of each row of `head_gradient` by factors, round nothing, and return
+    the error that this makes.
 
     labels, others: what is kept of the label's entry, and of the others
     returns: the error of the gradient of the matrices in the blocks, as `GradientError.single`
@@ -135,7 +158,9 @@ def imbalance_error(labels: float, others: float, *, steps: int = 60, seed: int 
 
 
 @functools.lru_cache(maxsize=1)
-def _partly_trained_with_gradient(steps: int, seed: int) -> tuple[CharGPT, tuple[Tensor, Tensor], Tensor]:
+def _partly_trained_with_gradient(
+    steps: int, seed: int
+) -> tuple[CharGPT, tuple[Tensor, Tensor], Tensor]:
     model, last = partly_trained_gpt(steps, seed)
     return model, last, _gradient(model, last)
 
@@ -145,7 +170,9 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _gradient(
-    model: nn.Module, batch: tuple[Tensor, Tensor], saving: AbstractContextManager[Any] | None = None
+    model: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    saving: AbstractContextManager[Any] | None = None,
 ) -> Tensor:
     """Return the gradient of all matrices in the blocks, flat, in float64."""
     model.zero_grad()
@@ -153,7 +180,9 @@ def _gradient(
         loss = _loss(model, *batch)
     loss.backward()
     matrices = [
-        p.grad for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2 and p.grad is not None
+        p.grad
+        for name, p in model.named_parameters()
+        if "blocks" in name and p.dim() == 2 and p.grad is not None
     ]
     return torch.cat([grad.flatten() for grad in matrices]).double()
 

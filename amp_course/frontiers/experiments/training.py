@@ -1,4 +1,6 @@
-"""Train the character GPT and the digits ResNet under a variant, with the same weights, batches and learning rates for all."""
+"""Train the character GPT and the digits ResNet under a variant, with the same weights,
+batches and learning rates for all.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ class Run:
 
     workload:         "gpt" or "resnet"
     losses:           of each step, on its batch
-    score:            on data that it did not train on: the loss of the GPT, the share of right digits of the ResNet
+    score:            on data that it did not train on: the loss of the GPT, the share of right
+                      digits of the ResNet
     seconds_per_step: as timed here; it says what simulation costs, not what hardware would
-    kept, whole:      bytes of activations kept in few bits in the first step, and what they would take in fp32
+    kept, whole:      bytes of activations kept in few bits in the first step, and what they would
+                      take in fp32
     """
 
     workload: str
@@ -53,33 +57,62 @@ class Run:
 
 
 def train_gpt(
-    variant: Variant, *, steps: int = 250, rate: float = 4e-3, seed: int = 0, width: int = 64, loss_scale: float = 1.0
+    variant: Variant,
+    *,
+    steps: int = 250,
+    rate: float = 4e-3,
+    seed: int = 0,
+    width: int = 64,
+    loss_scale: float = 1.0,
 ) -> Run:
-    """Train a small character GPT on Python's documentation by AdamW; 16 stretches of 64 characters a step.
+    """Train a small character GPT on Python's documentation by AdamW; 16 stretches of 64 characters
+    a step.
 
-    The learning rate rises for 20 steps and falls to 0 along a cosine. The loss is multiplied by `loss_scale` before the backward
-    pass, and the gradients are divided by it before the optimizer sees them.
+    The learning rate rises for 20 steps and falls to 0 along a cosine. The loss is multiplied by
+    `loss_scale` before the backward pass, and the gradients are divided by it before the optimizer
+    sees them.
     """
     text = _text()
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
         model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=width)
         batches = text_batches(text, 16, CONTEXT, steps, seed)
-        run = _train(variant, model, lambda p: torch.optim.AdamW(p, lr=rate), batches, steps, seed, loss_scale)
+        run = _train(
+            variant,
+            model,
+            lambda p: torch.optim.AdamW(p, lr=rate),
+            batches,
+            steps,
+            seed,
+            loss_scale,
+        )
         held_out = text_batches(text, 32, CONTEXT, 8, seed=1, split="validation")
         with torch.no_grad():
-            score = sum(cross_entropy(model(x).flatten(0, 1), y.flatten()).item() for x, y in held_out) / len(held_out)
+            score = sum(
+                cross_entropy(model(x).flatten(0, 1), y.flatten()).item() for x, y in held_out
+            ) / len(held_out)
     return Run("gpt", variant.name, variant.bits, rate, seed, score=score, **run)
 
 
-def train_resnet(variant: Variant, *, steps: int = 250, rate: float = 0.05, seed: int = 0, channels: int = 16) -> Run:
-    """Train a small ResNet on the digits by SGD with momentum 0.9; 32 pictures a step, with the same schedule."""
+def train_resnet(
+    variant: Variant, *, steps: int = 250, rate: float = 0.05, seed: int = 0, channels: int = 16
+) -> Run:
+    """Train a small ResNet on the digits by SGD with momentum 0.9;
+    32 pictures a step, with the same schedule.
+    """
     data = digits()
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
         model = DigitsResNet(channels)
         batches = digit_batches(data, 32, steps=steps, seed=seed)
-        run = _train(variant, model, lambda p: torch.optim.SGD(p, lr=rate, momentum=0.9), batches, steps, seed)
+        run = _train(
+            variant,
+            model,
+            lambda p: torch.optim.SGD(p, lr=rate, momentum=0.9),
+            batches,
+            steps,
+            seed,
+        )
         model.eval()
         with torch.no_grad():
             score = (model(data.test_x).argmax(dim=1) == data.test_y).float().mean().item()
@@ -92,13 +125,19 @@ def _text() -> CharText:
 
 
 def _train(
-    variant: Variant, model: nn.Module, make_optimizer: MakeOptimizer, batches: Iterable[tuple[Tensor, Tensor]],
-    steps: int, seed: int, loss_scale: float = 1.0,
-) -> dict[str, Any]:  # fmt: skip
+    variant: Variant,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    steps: int,
+    seed: int,
+    loss_scale: float = 1.0,
+) -> dict[str, Any]:
     variant.convert(model, seed)
     stepping = variant.stepping(model, make_optimizer, seed)
     schedule = LambdaLR(
-        stepping.optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        stepping.optimizer,
+        lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps)),
     )
     losses: list[float] = []
     sizes: dict[str, int] = {}

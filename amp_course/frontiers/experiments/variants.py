@@ -1,4 +1,6 @@
-"""What a training rounds, and how: the operands of all its matmuls and convolutions, or the activations that it keeps."""
+"""What a training rounds, and how: the operands of all its matmuls and convolutions,
+or the activations that it keeps.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Variant:
 
     bits:     of a stored number, its share of the scale included
     operands: made for each layer; None leaves the model as it is
-    scaling:  of the fp8 layers of torch's own arithmetic, which linear layers become; convolutions are simulated
+    scaling:  of the fp8 layers of torch's own arithmetic, which linear layers become; convolutions
+              are simulated
     """
 
     name: str
@@ -62,7 +65,11 @@ class Variant:
                 return Fp8Linear.from_linear(module, scaling=self.scaling)
             assert self.operands is not None
             operands = self.operands(1000 * seed + made)
-            return RoundedLinear(module, operands) if isinstance(module, nn.Linear) else RoundedConv2d(module, operands)
+            return (
+                RoundedLinear(module, operands)
+                if isinstance(module, nn.Linear)
+                else RoundedConv2d(module, operands)
+            )
 
         replace_layers(model, make)
 
@@ -73,12 +80,16 @@ class Variant:
     def stepping(self, model: nn.Module, make_optimizer: MakeOptimizer, seed: int = 0) -> Stepping:
         """Return what updates the model, once a step."""
         optimizer = make_optimizer(list(model.parameters()))
-        return Stepping(optimizer, lambda: optimizer.step())  # looked up late: a schedule replaces it
+        return Stepping(
+            optimizer, lambda: optimizer.step()
+        )  # looked up late: a schedule replaces it
 
 
 @dataclass(frozen=True)
 class CompressedVariant(Variant):
-    """fp32 arithmetic; what autograd keeps for the backward pass is kept in few bits, `group` numbers to a scale."""
+    """fp32 arithmetic; what autograd keeps for the backward pass is kept in few bits,
+    `group` numbers to a scale.
+    """
 
     name: str = field(init=False)
     bits: float = 2
@@ -89,7 +100,9 @@ class CompressedVariant(Variant):
 
     def saving(self, seed: int = 0) -> CompressedActivations:
         """Return the hooks."""
-        return CompressedActivations(int(self.bits), self.group, generator=torch.Generator().manual_seed(seed))
+        return CompressedActivations(
+            int(self.bits), self.group, generator=torch.Generator().manual_seed(seed)
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,8 @@ class OptimizerVariant(Variant):
     """fp32 arithmetic in the layers; another optimizer, on weights in bf16 or in fp32.
 
     make: (parameters, learning rate, seed) → the optimizer
-    low:  whether weights and gradients are in bf16; the layers read them in fp32, so only updates are rounded
+    low:  whether weights and gradients are in bf16; the layers read them in fp32, so only updates
+          are rounded
     """
 
     make: Callable[[list[nn.Parameter], float, int], torch.optim.Optimizer] = field(kw_only=True)
@@ -109,7 +123,9 @@ class OptimizerVariant(Variant):
         rate = make_optimizer(whole).defaults["lr"]
         if not self.low:
             optimizer = self.make(whole, rate, seed)
-            return Stepping(optimizer, lambda: optimizer.step())  # looked up late: a schedule replaces it
+            return Stepping(
+                optimizer, lambda: optimizer.step()
+            )  # looked up late: a schedule replaces it
         low = [nn.Parameter(parameter.detach().bfloat16()) for parameter in whole]
         optimizer = self.make(low, rate, seed)
 
@@ -135,7 +151,12 @@ def _unscaled(_: int, *, forward: Any = BF16, backward: Any = BF16) -> Operands:
 
 
 def _one_scale(_: int, *, scaling: Callable[[], Scaling]) -> Operands:
-    return Operands(OneScale(E4M3, scaling()), OneScale(E4M3, scaling()), OneScale(E5M2, scaling()), by_dimension=False)
+    return Operands(
+        OneScale(E4M3, scaling()),
+        OneScale(E4M3, scaling()),
+        OneScale(E5M2, scaling()),
+        by_dimension=False,
+    )
 
 
 def _by_blocks(
@@ -160,16 +181,21 @@ def _exact(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _blocks(name: str, block_format: BlockFormat, **how: bool) -> Variant:
-    return Variant(name, float(block_format.bits), partial(_by_blocks, block_format=block_format, **how))
+    return Variant(
+        name, float(block_format.bits), partial(_by_blocks, block_format=block_format, **how)
+    )
 
 
-def _bf16_adamw(parameters: list[nn.Parameter], rate: float, seed: int, *, rounding: UpdateRounding) -> Bf16AdamW:
+def _bf16_adamw(
+    parameters: list[nn.Parameter], rate: float, seed: int, *, rounding: UpdateRounding
+) -> Bf16AdamW:
     return Bf16AdamW(parameters, rate, BETAS, rounding=rounding, seed=seed)
 
 
 BETAS = (0.9, 0.95)
-# Stochastic rounding is for gradients alone, as in NVIDIA's recipe (arXiv:2509.25149). It is right on average only where nothing
-# is clipped, and a scale that is rounded down clips the largest numbers of a block.
+# Stochastic rounding is for gradients alone, as in NVIDIA's recipe (arXiv:2509.25149). It is right
+# on average only where nothing is clipped, and a scale that is rounded down clips the largest
+# numbers of a block.
 VARIANTS = (
     Variant("fp32", 32),
     Variant("bf16", 16, _unscaled),
@@ -182,7 +208,12 @@ VARIANTS = (
     _blocks("MXFP4, scale up", MXFP4.rounding_scale("up")),
     _blocks("MXFP4, scale down, stochastic", MXFP4, stochastic=True),
     _blocks("MXFP4, scale up, stochastic", MXFP4.rounding_scale("up"), stochastic=True),
-    _blocks("MXFP4, scale up, stochastic, rotated", MXFP4.rounding_scale("up"), stochastic=True, rotated=True),
+    _blocks(
+        "MXFP4, scale up, stochastic, rotated",
+        MXFP4.rounding_scale("up"),
+        stochastic=True,
+        rotated=True,
+    ),
     _blocks("NVFP4", NVFP4),
     _blocks("NVFP4, stochastic", NVFP4, stochastic=True),
     _blocks("NVFP4, stochastic, rotated", NVFP4, stochastic=True, rotated=True),
@@ -191,7 +222,12 @@ VARIANTS = (
 # For `gradient_errors`: the backward pass alone.
 GRADIENTS_ONLY = (
     _blocks("only gradients in MXFP4, scale down", MXFP4, gradients_only=True),
-    _blocks("only gradients in MXFP4, scale down, stochastic", MXFP4, stochastic=True, gradients_only=True),
+    _blocks(
+        "only gradients in MXFP4, scale down, stochastic",
+        MXFP4,
+        stochastic=True,
+        gradients_only=True,
+    ),
     _blocks("only gradients in MXFP4, scale up", MXFP4.rounding_scale("up"), gradients_only=True),
     _blocks(
         "only gradients in MXFP4, scale up, stochastic",
@@ -202,12 +238,23 @@ GRADIENTS_ONLY = (
 )
 OPTIMIZERS = (
     OptimizerVariant(
-        "AdamW, all in fp32", 96, make=lambda p, rate, _: torch.optim.AdamW(p, rate, betas=BETAS), low=False
+        "AdamW, all in fp32",
+        96,
+        make=lambda p, rate, _: torch.optim.AdamW(p, rate, betas=BETAS),
+        low=False,
     ),
-    OptimizerVariant("AdamW, 8-bit states", 48.25, make=lambda p, rate, _: AdamW8bit(p, rate, BETAS), low=False),
-    OptimizerVariant("bf16 AdamW, nearest", 48, make=partial(_bf16_adamw, rounding="nearest"), low=True),
-    OptimizerVariant("bf16 AdamW, stochastic", 48, make=partial(_bf16_adamw, rounding="stochastic"), low=True),
-    OptimizerVariant("bf16 AdamW, Kahan", 64, make=partial(_bf16_adamw, rounding="kahan"), low=True),
+    OptimizerVariant(
+        "AdamW, 8-bit states", 48.25, make=lambda p, rate, _: AdamW8bit(p, rate, BETAS), low=False
+    ),
+    OptimizerVariant(
+        "bf16 AdamW, nearest", 48, make=partial(_bf16_adamw, rounding="nearest"), low=True
+    ),
+    OptimizerVariant(
+        "bf16 AdamW, stochastic", 48, make=partial(_bf16_adamw, rounding="stochastic"), low=True
+    ),
+    OptimizerVariant(
+        "bf16 AdamW, Kahan", 64, make=partial(_bf16_adamw, rounding="kahan"), low=True
+    ),
 )
 
 
@@ -217,5 +264,6 @@ def find_variant(name: str) -> Variant:
         if variant.name == name:
             return variant
     raise ValueError(
-        f"no variant is called {name!r}: choose one of {'; '.join(one.name for one in (*VARIANTS, *OPTIMIZERS))}"
+        f"no variant is called {name!r}: choose one of "
+        f"{'; '.join(one.name for one in (*VARIANTS, *OPTIMIZERS))}"
     )

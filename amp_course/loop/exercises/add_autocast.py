@@ -7,21 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
 from amp_course.watching.scene import Scene
 
-add_autocast = Exercise(
-    chapter="loop", name="add_autocast", number=2, title="Add autocast", difficulty=1, importance=5, minutes=5, lines=6,
-    task="Write `add_autocast(model, inputs, targets, loss_fn, optimizer)`: the fp32 step below, with its forward pass and its "
-    "loss, and nothing else, under bf16 autocast. Return the loss.",
+card = Card(
+    chapter="loop",
+    name="add_autocast",
+    number=2,
+    title="Add autocast",
+    difficulty=1,
+    importance=5,
+    minutes=5,
+    lines=6,
+    task="Write `add_autocast(model, inputs, targets, loss_fn, optimizer)`: the fp32 step below, "
+    "with its forward pass and its loss, and nothing else, under bf16 autocast. Return the loss.",
     hints=(
         "One `with` block is all that autocast needs. Which two lines belong in it?",
-        "`torch.autocast(device_type, dtype)`: the device type is `inputs.device.type`, so that the step runs on any device.",
-        "The model's call and the loss go inside it; `backward()`, the step and `zero_grad()` come after it.",
+        "`torch.autocast(device_type, dtype)`: the device type is `inputs.device.type`, so that "
+        "the step runs on any device.",
+        "The model's call and the loss go inside it; `backward()`, the step and `zero_grad()` "
+        "come after it.",
     ),
-    why="Autocast decides about the ops of the forward pass and the loss, so the region covers those; backward follows suit.",
-    alternative='`@torch.autocast("cuda", dtype=torch.bfloat16)` as a decorator of `forward`, the loss in another region.',
-)  # fmt: skip
+    why="Autocast decides about the ops of the forward pass and the loss, so the region covers "
+    "those; backward follows suit.",
+    alternative='`@torch.autocast("cuda", dtype=torch.bfloat16)` as a decorator of `forward`, the '
+    "loss in another region.",
+)
 
 
 def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any) -> Any:
@@ -33,6 +44,13 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any) -
     return loss.detach()
 
 
+UNDER, AFTER, COUNT = (
+    "what else runs under autocast",
+    "autocast after your function",
+    "the scaler's growth count",
+)
+
+
 class LoopScene(Scene):
     """A scene that also tells in which mode the model trains, and what else runs under autocast."""
 
@@ -40,7 +58,9 @@ class LoopScene(Scene):
 
     def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.mode = "train" if self.model.training else "eval"
-        self.on = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
+        self.on = (
+            str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
+        )
         return super().loss_fn(outputs, targets)
 
     def note(self, what: str, _: Any = None) -> None:
@@ -49,32 +69,48 @@ class LoopScene(Scene):
             self.inside += f" and {what}" if self.inside else what
 
     def cases(
-        self, answer: Any, *scaler: Any, special: Mapping[int, str] | None = None, training: str = ""
+        self,
+        answer: Any,
+        *scaler: Any,
+        special: Mapping[int, str] | None = None,
+        training: str = "",
     ) -> Iterator[Case]:
         """Take a step with each batch, with settings that nobody guesses.
 
-        special, training: what to say about a step, by its number, and about all of them: " of another training"
+        special, training: what to say about a step, by its number, and about all of them: " of
+                           another training"
         """
         self.optimizer.param_groups[0].update(lr=0.03, momentum=0.75, weight_decay=0.01)
         self.optimizer.register_step_pre_hook(lambda *_: self.note("`optimizer.step()`"))
         clear: Any = self.optimizer.zero_grad
-        vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.note("`zero_grad()`", clear(*args, **named))
+        vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.note(
+            "`zero_grad()`", clear(*args, **named)
+        )
         for inputs, targets in self.batches:
             self.number, self.inside = self.number + 1, ""
             case = f"at step {self.number}{training}{(special or {}).get(self.number, '')}"
             with self.watch() as update:
-                got = call_answer(answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler)
+                got = call_answer(
+                    answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler
+                )
             outputs = {
-                "`requires_grad` of the parameters afterwards": [one.requires_grad for one in self.model.parameters()],
+                "`requires_grad` of the parameters afterwards": [
+                    one.requires_grad for one in self.model.parameters()
+                ],
                 "the number of forward passes": len(self.layer_dtypes),
                 **self.outputs(update),
                 COUNT: self.scaler._get_growth_tracker() if self.scaler else 0,
                 "the mode that the model trains in": self.mode,
-                "autocast for the loss": self.on, UNDER: self.inside or "nothing", AFTER: torch.is_autocast_enabled("cpu"),
+                "autocast for the loss": self.on,
+                UNDER: self.inside or "nothing",
+                AFTER: torch.is_autocast_enabled("cpu"),
                 "the loss that you return": read_number(got, case),
-            }  # fmt: skip
+            }
             torch.set_autocast_enabled("cpu", False)
             yield Case(case, outputs, {}, self.evidence(update))
+
+
+ANOTHER = " of another training"
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
@@ -83,73 +119,126 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     yield from LoopScene(random.Random(7), 1).cases(answer, training=ANOTHER)
 
 
-ANOTHER = " of another training"
-UNDER, AFTER, COUNT = "what else runs under autocast", "autocast after your function", "the scaler's growth count"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
-FORWARD, BACKWARD, STEP = "loss = loss_fn(model(inputs), targets)", "loss.backward()", "optimizer.step()"
+FORWARD, BACKWARD, STEP = (
+    "loss = loss_fn(model(inputs), targets)",
+    "loss.backward()",
+    "optimizer.step()",
+)
 CLEAR, RETURN = "optimizer.zero_grad()", "return loss.detach()"
 SAID = {
-    "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
-    UNDER: "besides the forward pass and the loss, {got} ran under autocast: end the region after the loss",
-    AFTER: "autocast was still on after your function returned: use `with`, which turns it off again",
-    COUNT: "{case}, the scaler's count of clean steps is {got} afterwards, and {want} is right: `scaler.update()` "
-    "keeps that count, and `scaler.update(new_scale)` does not touch it",
-}  # fmt: skip
+    "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of "
+    "parameters: leave it as it was",
+    UNDER: "besides the forward pass and the loss, {got} ran under autocast: end the region after "
+    "the loss",
+    AFTER: "autocast was still on after your function returned: use `with`, which turns it off "
+    "again",
+    COUNT: "{case}, the scaler's count of clean steps is {got} afterwards, and {want} is right: "
+    "`scaler.update()` keeps that count, and `scaler.update(new_scale)` does not touch it",
+}
 
 
 def common(region: str, backward: str, step: str) -> list[Mistake]:
-    """Return mistakes that people make with a scaler, too; the arguments are lines of the right answer."""
+    """Return mistakes that people make with a scaler, too;
+    the arguments are lines of the right answer.
+    """
     forward = {FORWARD: "outputs = model(inputs)"}
     return [
-        Mistake("loss outside the region", edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
-                feedback="the loss was computed in 16 bits, with autocast off: move it into the region, where it runs in fp32"),
-        Mistake("fp32 loss outside", edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
-                feedback="autocast was off for the loss: compute it inside the region, which casts to fp32 where that is needed"),
-        Mistake("backward inside the region", violates="and nothing else", edits={backward: f"{region}\n    {backward}"},
-                feedback="`backward()` ran inside the region: end it after the loss. Backward follows the forward dtypes anyway"),
-        Mistake("step inside the region", edits={step: f"{region}\n    {step}"},
-                feedback="`optimizer.step()` ran under autocast: end the region after the loss, since an optimizer updates in "
-                         "fp32"),
-        Mistake("an optimizer of its own", edits={step: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"},
-                feedback="the step did not use the learning rate and momentum of the optimizer that is passed in: use that one"),
-    ]  # fmt: skip
+        Mistake(
+            "loss outside the region",
+            "the loss was computed in 16 bits, with autocast off: move it into the region, where "
+            "it runs in fp32",
+            edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
+        ),
+        Mistake(
+            "fp32 loss outside",
+            "autocast was off for the loss: compute it inside the region, which casts to fp32 "
+            "where that is needed",
+            edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
+        ),
+        Mistake(
+            "backward inside the region",
+            "`backward()` ran inside the region: end it after the loss. Backward follows the "
+            "forward dtypes anyway",
+            edits={backward: f"{region}\n    {backward}"},
+            violates="and nothing else",
+        ),
+        Mistake(
+            "step inside the region",
+            "`optimizer.step()` ran under autocast: end the region after the loss, since an "
+            "optimizer updates in fp32",
+            edits={step: f"{region}\n    {step}"},
+        ),
+        Mistake(
+            "an optimizer of its own",
+            "the step did not use the learning rate and momentum of the optimizer that is passed "
+            "in: use that one",
+            edits={step: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"},
+        ),
+    ]
 
 
-add_autocast.judge_by(
-    right=right, cases=cases, tolerance=1e-4, said=SAID, mistakes=[
-        Mistake("no autocast", violates="under bf16 autocast", edits={REGION: "if True:"},
-                feedback="the forward pass ran in fp32, with autocast off: call the model inside a region for "
-                         "`inputs.device.type`"),
-        Mistake("converts the model", edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
-                feedback="the weights were converted to bf16: leave that out. Autocast casts copies and keeps the weights in "
-                         "fp32"),
-        *common(REGION, BACKWARD, STEP),
-        Mistake("forward pass twice", edits={RETURN: "return loss_fn(model(inputs), targets)"},
-                feedback="the model ran twice in one step, which costs time, and moves batch norm's averages twice: call it "
-                         "once"),
-        Mistake("never cleared", edits={CLEAR: "pass"},
-                feedback="the gradients are never cleared, so each step adds the old ones to the new: call "
-                         "`optimizer.zero_grad()`"),
-        Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
-                feedback="the gradients were gone when the optimizer stepped: if you clear them "
-                "between `backward()` and the "
-                "step, do it after the step instead"),
-        Mistake("steps before backward", edits={BACKWARD: STEP, STEP: BACKWARD},
-                feedback="the optimizer stepped before `backward()`, when there were no gradients, "
-                "so the weights never change: "
-                "call `backward()` first"),
-        Mistake("one batch late", edits={BACKWARD: STEP, STEP: CLEAR, CLEAR: BACKWARD},
-                feedback="each step used the gradients of the batch before, and the first step none: "
-                "call `backward()` first, "
-                "then the step, then `zero_grad()`"),
-        Mistake("no backward", edits={BACKWARD: "pass"},
-                feedback="`backward()` never ran, so there were no gradients and the weights never "
-                "change: call "
-                "`loss.backward()` after the region"),
-        Mistake("no step", edits={STEP: "pass"},
-                feedback="the optimizer never stepped: call `optimizer.step()` after `backward()`"),
-        Mistake("fp16", edits={REGION: REGION.replace("bfloat16", "float16")},
-                feedback="the forward pass ran in fp16: the card asks for bf16, "
-                "`dtype=torch.bfloat16`"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "no autocast",
+        "the forward pass ran in fp32, with autocast off: call the model inside a region for "
+        "`inputs.device.type`",
+        edits={REGION: "if True:"},
+        violates="under bf16 autocast",
+    ),
+    Mistake(
+        "converts the model",
+        "the weights were converted to bf16: leave that out. Autocast casts copies and keeps the "
+        "weights in fp32",
+        edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
+    ),
+    *common(REGION, BACKWARD, STEP),
+    Mistake(
+        "forward pass twice",
+        "the model ran twice in one step, which costs time, and moves batch norm's averages "
+        "twice: call it once",
+        edits={RETURN: "return loss_fn(model(inputs), targets)"},
+    ),
+    Mistake(
+        "never cleared",
+        "the gradients are never cleared, so each step adds the old ones to the new: call "
+        "`optimizer.zero_grad()`",
+        edits={CLEAR: "pass"},
+    ),
+    Mistake(
+        "cleared before the step",
+        "the gradients were gone when the optimizer stepped: if you clear them between "
+        "`backward()` and the step, do it after the step instead",
+        edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
+    ),
+    Mistake(
+        "steps before backward",
+        "the optimizer stepped before `backward()`, when there were no gradients, so the weights "
+        "never change: call `backward()` first",
+        edits={BACKWARD: STEP, STEP: BACKWARD},
+    ),
+    Mistake(
+        "one batch late",
+        "each step used the gradients of the batch before, and the first step none: call "
+        "`backward()` first, then the step, then `zero_grad()`",
+        edits={BACKWARD: STEP, STEP: CLEAR, CLEAR: BACKWARD},
+    ),
+    Mistake(
+        "no backward",
+        "`backward()` never ran, so there were no gradients and the weights never change: call "
+        "`loss.backward()` after the region",
+        edits={BACKWARD: "pass"},
+    ),
+    Mistake(
+        "no step",
+        "the optimizer never stepped: call `optimizer.step()` after `backward()`",
+        edits={STEP: "pass"},
+    ),
+    Mistake(
+        "fp16",
+        "the forward pass ran in fp16: the card asks for bf16, `dtype=torch.bfloat16`",
+        edits={REGION: REGION.replace("bfloat16", "float16")},
+    ),
+]
+
+add_autocast = Exercise(card, right, cases, mistakes, tolerance=1e-4, said=SAID)

@@ -1,34 +1,56 @@
-"""Exercise 5 of chapter 06: predict the bytes per parameter. A test measures that the right numbers are right."""
+"""Exercise 5 of chapter 06: predict the bytes per parameter.
+A test measures that the right numbers are right.
+"""
 
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from amp_course.checking import Case, Exercise, Mistake, read_dict, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, read_dict, read_number
 
-count_bytes = Exercise(
-    chapter="loop", name="count_bytes", number=5, title="Predict the bytes per parameter", difficulty=2, importance=4, minutes=5,
-    lines=1, takes="value",
-    task='Fill in `count_bytes = {"fp32": …, "amp": …, "half": …}`: how many bytes per parameter does training with Adam keep '
-    "between two steps, its gradient included: in fp32, under AMP, and in a model converted by `.half()` or `.bfloat16()`?",
+card = Card(
+    chapter="loop",
+    name="count_bytes",
+    number=5,
+    title="Predict the bytes per parameter",
+    difficulty=2,
+    importance=4,
+    minutes=5,
+    lines=1,
+    takes="value",
+    task='Fill in `count_bytes = {"fp32": …, "amp": …, "half": …}`: how many bytes per parameter '
+    "does training with Adam keep between two steps, its gradient included: in fp32, under AMP, "
+    "and in a model converted by `.half()` or `.bfloat16()`?",
     hints=(
         "Four numbers are kept for each parameter. One is the weight. What are the others?",
         "The weight, its gradient, and Adam's running averages of the gradient and of its square.",
-        "Gradients have the dtype of their parameters, and so do Adam's averages. Which dtype do parameters have under AMP?",
+        "Gradients have the dtype of their parameters, and so do Adam's averages. Which dtype do "
+        "parameters have under AMP?",
     ),
-    why="AMP saves time and activation memory. If weights and optimizer state fill your memory, you need something else.",
-    alternative="with SGD and no momentum: 8, 8 and 4 bytes. `step_memory` counts them for any optimizer.",
-)  # fmt: skip
+    why="AMP saves time and activation memory. If weights and optimizer state fill your memory, "
+    "you need something else.",
+    alternative="with SGD and no momentum: 8, 8 and 4 bytes. `step_memory` counts them for any "
+    "optimizer.",
+)
 
-right = {"fp32": 4 + 4 + 4 + 4, "amp": 4 + 4 + 4 + 4, "half": 2 + 2 + 2 + 2}  # weight, gradient, Adam's two averages
+right = {
+    "fp32": 4 + 4 + 4 + 4,
+    "amp": 4 + 4 + 4 + 4,
+    "half": 2 + 2 + 2 + 2,
+}  # weight, gradient, Adam's two averages
 IN = {"fp32": "bytes in fp32", "amp": "bytes under AMP", "half": "bytes in the converted model"}
-SAID = "{{got}} is not the number of {}: add up weight, gradient and Adam's two averages, in their dtypes"
+SAID = (
+    "{{got}} is not the number of {}: add up weight, gradient and Adam's two averages, in their "
+    "dtypes"
+)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Read three numbers, one after the other."""
     got = read_dict(answer, right, subject="`count_bytes` is")
-    yield Case("", {at: read_number(got[key], "", f"the number of {at} is") for key, at in IN.items()})
+    yield Case(
+        "", {at: read_number(got[key], "", f"the number of {at} is") for key, at in IN.items()}
+    )
 
 
 def _bytes(*numbers: float) -> dict[str, float]:
@@ -36,34 +58,73 @@ def _bytes(*numbers: float) -> dict[str, float]:
     return dict(zip(right, (*numbers, 0, 0), strict=False))
 
 
-count_bytes.judge_by(
-    right=right, cases=cases, said={at: SAID.format(at) for at in IN.values()}, mistakes=[
-        Mistake("fp32: the weight alone", violates="its gradient included", answer=_bytes(4),
-                feedback="4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages take 4 each"),
-        Mistake("fp32: three numbers", answer=_bytes(12),
-                feedback="12 bytes in fp32 hold three numbers, and there are four: weight, gradient "
-                "and Adam's two averages"),
-        Mistake("fp32: two numbers", answer=_bytes(8),
-                feedback="8 bytes in fp32 hold two numbers, and there are four: weight, gradient and "
-                "Adam's two averages"),
-        Mistake("AMP halves everything", violates="under AMP", answer=_bytes(16, 8),
-                feedback="8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's averages stay fp32"),
-        Mistake("AMP: two of four in fp32", answer=_bytes(16, 12),
-                feedback="12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both averages stay "
-                         "fp32"),
-        Mistake("AMP: only the weight in fp32", answer=_bytes(16, 10),
-                feedback="10 bytes under AMP would put three of the four into 16 bits: weight, "
-                "gradient and both averages stay fp32"),
-        Mistake("AMP: copies kept", violates="between two steps", answer=_bytes(16, 18),
-                feedback="18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the backward pass"),
-        Mistake("half: two of four in fp32", answer=_bytes(16, 16, 12),
-                feedback="12 bytes would keep two of the four in fp32. Gradients and Adam's averages "
-                "take the dtype of their "
-                "parameters, so all four take 2 bytes each"),
-        Mistake("half: two numbers", answer=_bytes(16, 16, 4),
-                feedback="4 bytes hold two numbers of 16 bits, and there are four: weight, gradient "
-                "and Adam's two averages"),
-        Mistake("half: as in fp32", violates="converted by `.half()` or `.bfloat16()`", answer=_bytes(16, 16, 16),
-                feedback="16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take 2 bytes each"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "fp32: the weight alone",
+        "4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages "
+        "take 4 each",
+        answer=_bytes(4),
+        violates="its gradient included",
+    ),
+    Mistake(
+        "fp32: three numbers",
+        "12 bytes in fp32 hold three numbers, and there are four: weight, gradient and Adam's two "
+        "averages",
+        answer=_bytes(12),
+    ),
+    Mistake(
+        "fp32: two numbers",
+        "8 bytes in fp32 hold two numbers, and there are four: weight, gradient and Adam's two "
+        "averages",
+        answer=_bytes(8),
+    ),
+    Mistake(
+        "AMP halves everything",
+        "8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's "
+        "averages stay fp32",
+        answer=_bytes(16, 8),
+        violates="under AMP",
+    ),
+    Mistake(
+        "AMP: two of four in fp32",
+        "12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both "
+        "averages stay fp32",
+        answer=_bytes(16, 12),
+    ),
+    Mistake(
+        "AMP: only the weight in fp32",
+        "10 bytes under AMP would put three of the four into 16 bits: weight, gradient and both "
+        "averages stay fp32",
+        answer=_bytes(16, 10),
+    ),
+    Mistake(
+        "AMP: copies kept",
+        "18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the "
+        "backward pass",
+        answer=_bytes(16, 18),
+        violates="between two steps",
+    ),
+    Mistake(
+        "half: two of four in fp32",
+        "12 bytes would keep two of the four in fp32. Gradients and Adam's averages take the "
+        "dtype of their parameters, so all four take 2 bytes each",
+        answer=_bytes(16, 16, 12),
+    ),
+    Mistake(
+        "half: two numbers",
+        "4 bytes hold two numbers of 16 bits, and there are four: weight, gradient and Adam's two "
+        "averages",
+        answer=_bytes(16, 16, 4),
+    ),
+    Mistake(
+        "half: as in fp32",
+        "16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take "
+        "2 bytes each",
+        answer=_bytes(16, 16, 16),
+        violates="converted by `.half()` or `.bfloat16()`",
+    ),
+]
+
+count_bytes = Exercise(
+    card, right, cases, mistakes, said={at: SAID.format(at) for at in IN.values()}
+)

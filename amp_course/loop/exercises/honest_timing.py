@@ -1,4 +1,6 @@
-"""Exercise 1 of chapter 06: time a step, on pretend machines with a clock of their own, so that nothing is noisy."""
+"""Exercise 1 of chapter 06: time a step, on pretend machines with a clock of their own,
+so that nothing is noisy.
+"""
 
 import random
 import statistics
@@ -7,38 +9,59 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
 
-honest_timing = Exercise(
-    chapter="loop", name="honest_timing", number=1, title="Time a step honestly", difficulty=2, importance=5, minutes=10,
+card = Card(
+    chapter="loop",
+    name="honest_timing",
+    number=1,
+    title="Time a step honestly",
+    difficulty=2,
+    importance=5,
+    minutes=10,
     lines=10,
-    task="Write `honest_timing(step, next_batch, synchronize, clock, warmup, repeats)`: return the median time, in seconds, "
-    "of `repeats` steps, on a device that works through a queue. Run `warmup` steps first, which do not count, and leave out the "
-    "loading of batches and any work still in the queue.",
+    task="Write `honest_timing(step, next_batch, synchronize, clock, warmup, repeats)`: return "
+    "the median time, in seconds, of `repeats` steps, on a device that works through a queue. Run "
+    "`warmup` steps first, which do not count, and leave out the loading of batches and any work "
+    "still in the queue.",
     hints=(
-        "One line is timed, and four others surround it. Which come before the clock starts, and which before it stops?",
-        "Warm up first: `warmup` times `step(next_batch())`, with no clock. Then take one sample for each of `repeats` steps.",
-        "One sample: fetch the batch, `synchronize()`, `start = clock()`, `step(batch)`, `synchronize()`, `clock() - start`.",
+        "One line is timed, and four others surround it. Which come before the clock starts, and "
+        "which before it stops?",
+        "Warm up first: `warmup` times `step(next_batch())`, with no clock. Then take one sample "
+        "for each of `repeats` steps.",
+        "One sample: fetch the batch, `synchronize()`, `start = clock()`, `step(batch)`, "
+        "`synchronize()`, `clock() - start`.",
     ),
-    why="One missing synchronisation, or a slow first step that counts, can make any recipe look like the faster one.",
-    alternative="on a GPU, CUDA events around each step, and one `synchronize()` at the end: `amp_course.kit.measure.StepTimer`.",
-)  # fmt: skip
+    why="One missing synchronisation, or a slow first step that counts, can make any recipe look "
+    "like the faster one.",
+    alternative="on a GPU, CUDA events around each step, and one `synchronize()` at the end: "
+    "`amp_course.kit.measure.StepTimer`.",
+)
 
-LAUNCH, HICCUP = 0.0002, 0.25  # seconds: to put a step into the queue; when the operating system interrupts one
+LAUNCH, HICCUP = (
+    0.0002,
+    0.25,
+)  # seconds: to put a step into the queue; when the operating system interrupts one
 CASES = (  # how many warm-up steps; seconds to load a batch; how long each timed step takes
     (3, 0.03, (1.1, 1.4, 1.0, 1.5, 1.2, HICCUP, 1.3, 1.6, 1.05, 1.45, 1.25)),
-    (2, 0.001, (1.1, 1.3, 1.0, 1.2, HICCUP, 1.6)), (0, 0.002, (1.2, 1.0)), (1, 0.002, (1.3,)),
-)  # fmt: skip
+    (2, 0.001, (1.1, 1.3, 1.0, 1.2, HICCUP, 1.6)),
+    (0, 0.002, (1.2, 1.0)),
+    (1, 0.002, (1.3,)),
+)
 
 
 class PretendMachine:
-    """A device that works through a queue while the CPU goes on, as a GPU does; its clock is a number.
+    """A device that works through a queue while the CPU goes on, as a GPU does; its clock is a
+    number.
 
     costs: seconds that each step takes on the device, in order; later ones take as long as the last
-    load:  seconds to load a batch, twice as long for every second one; busy: seconds of work queued at the start
+    load:  seconds to load a batch, twice as long for every second one; busy: seconds of work queued
+           at the start
     """
 
-    def __init__(self, costs: list[float], load: float, start: float = 0.0, busy: float = 0.0) -> None:
+    def __init__(
+        self, costs: list[float], load: float, start: float = 0.0, busy: float = 0.0
+    ) -> None:
         self.costs, self.load, self.now = costs, load, start
         self.idle_from = start + busy
         self.loads = self.steps = self.looks = 0
@@ -54,16 +77,22 @@ class PretendMachine:
 
     def step(self, batch: Any) -> None:
         if not isinstance(batch, torch.Tensor):
-            raise TypeError(f"`step` expects a batch from `next_batch()`, and got {type(batch).__name__}")
+            raise TypeError(
+                f"`step` expects a batch from `next_batch()`, and got {type(batch).__name__}"
+            )
         self.now += LAUNCH
-        self.idle_from = max(self.idle_from, self.now) + self.costs[min(self.steps, len(self.costs) - 1)]
+        self.idle_from = (
+            max(self.idle_from, self.now) + self.costs[min(self.steps, len(self.costs) - 1)]
+        )
         self.steps += 1
 
     def synchronize(self) -> None:
         self.now = max(self.now, self.idle_from)
 
 
-def right(step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int) -> float:
+def right(
+    step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int
+) -> float:
     for _ in range(warmup):
         step(next_batch())
     samples = []
@@ -81,19 +110,31 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Time slow warm-up steps, a hiccup and times that all differ; batches load slowly or fast."""
     for warmup, load, times in CASES:
         pace = draw.uniform(0.006, 0.008)
-        costs = [*[0.5, 0.2, 0.2][:warmup], *(time if time == HICCUP else pace * time for time in times)]
+        costs = [
+            *[0.5, 0.2, 0.2][:warmup],
+            *(time if time == HICCUP else pace * time for time in times),
+        ]
         machine = PretendMachine(costs, load, draw.uniform(0, 10), busy=0.0 if warmup else 0.4)
         calls = machine.step, machine.next_batch, machine.synchronize, machine.clock
-        case = f"with warmup={warmup} and repeats={len(times)}{'' if warmup else ', on a device that is busy at the start'}"
+        case = (
+            f"with warmup={warmup} and "
+            f"repeats={len(times)}{'' if warmup else ', on a device that is busy at the start'}"
+        )
         seconds = read_number(call_answer(answer, case, *calls, warmup, len(times)), case)
-        yield Case(case, {
-            "the clock that you read": "`clock()`" if machine.looks else "another",
-            "the number of steps that ran": machine.steps,
-            "your time in seconds": seconds,
-        }, evidence={"seconds": seconds} if machine.looks else {})  # fmt: skip
+        yield Case(
+            case,
+            {
+                "the clock that you read": "`clock()`" if machine.looks else "another",
+                "the number of steps that ran": machine.steps,
+                "your time in seconds": seconds,
+            },
+            evidence={"seconds": seconds} if machine.looks else {},
+        )
 
 
-def _around_all(step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int) -> float:
+def _around_all(
+    step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int
+) -> float:
     for _ in range(warmup):
         step(next_batch())
     synchronize()
@@ -104,43 +145,101 @@ def _around_all(step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup
     return (clock() - start) / repeats
 
 
-WARM, REPEAT, LOAD, STEP = "for _ in range(warmup):", "for _ in range(repeats):", "batch = next_batch()", "step(batch)"
+WARM, REPEAT, LOAD, STEP = (
+    "for _ in range(warmup):",
+    "for _ in range(repeats):",
+    "batch = next_batch()",
+    "step(batch)",
+)
 IDLE, DONE = "synchronize()  # the device is idle", "synchronize()  # the work is done"
 RETURN = "return statistics.median(samples)"
-SAID = {"the clock that you read": "`clock()` was never read: use the `clock` that you are given, this machine's own"}
+SAID = {
+    "the clock that you read": "`clock()` was never read: use the `clock` that you are given, this "
+    "machine's own"
+}
 
-honest_timing.judge_by(
-    right=right, cases=cases, tolerance=2e-3, said=SAID, mistakes=[
-        Mistake("no warm-up", violates="Run `warmup` steps first", edits={WARM: "for _ in range(0):"},
-                feedback="the first steps are in your measurement, and they are slow: run `warmup` steps before the clock "
-                         "starts"),
-        Mistake("clock stopped too early", violates="a device that works through a queue", edits={DONE: "pass"},
-                feedback="the clock stopped before the work was done, since `step` only queues it: "
-                "call `synchronize()` after it"),
-        Mistake("clock started on a busy device", violates="any work still in the queue", edits={IDLE: "pass"},
-                feedback="the clock started with earlier work still in the queue: call `synchronize()` before `start = clock()`"),
-        Mistake("busy without warm-up", edits={IDLE: f"if warmup:\n    {IDLE}"},
-                feedback="without warm-up steps, the clock started on a busy device: call `synchronize()` first in any case"),
-        Mistake("loading timed", violates="leave out the loading of batches", edits={LOAD: "pass", STEP: "step(next_batch())"},
-                feedback="loading the batch is in your measurement: call `next_batch()` before you read the clock"),
-        Mistake("one clock around all steps", answer=_around_all,
-                feedback="this is the time of all steps together, loading included, divided by their "
-                "number: take one sample for "
-                "each step, with the batch loaded before the clock starts, and return the median"),
-        Mistake("warm-up among the samples", edits={WARM: "for _ in range(0):", REPEAT: "for _ in range(warmup + repeats):"},
-                feedback="the warm-up steps are among your samples: take samples only of the `repeats` steps after them"),
-        Mistake("mean instead of median", violates="the median time", edits={RETURN: "return statistics.mean(samples)"},
-                feedback="the operating system interrupted one step for 250 ms, and the mean shows it: take the median"),
-        Mistake("milliseconds", violates="in seconds", edits={RETURN: "return 1000 * statistics.median(samples)"},
-                feedback="this is the time in milliseconds, and the card asks for seconds"),
-        Mistake("one sample too few", edits={RETURN: "return statistics.median(samples[1:])"},
-                feedback="this is the median without the first step after the warm-up, the first of the `repeats` that count"),
-        Mistake("the upper of two", edits={RETURN: "return statistics.median_high(samples)"},
-                feedback="the median of 6 samples is the mean of the middle two, and this is the larger one"),
-        Mistake("the lower of two", edits={RETURN: "return statistics.median_low(samples)"},
-                feedback="of 6 samples, the median is the mean of the middle two: this is the smaller, which `torch.median` "
-                         "gives"),
-        Mistake("the fastest step", edits={RETURN: "return min(samples)"},
-                feedback="this is the time of the fastest step, as `timeit` suggests: the card asks for the median"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "no warm-up",
+        "the first steps are in your measurement, and they are slow: run `warmup` steps before "
+        "the clock starts",
+        edits={WARM: "for _ in range(0):"},
+        violates="Run `warmup` steps first",
+    ),
+    Mistake(
+        "clock stopped too early",
+        "the clock stopped before the work was done, since `step` only queues it: call "
+        "`synchronize()` after it",
+        edits={DONE: "pass"},
+        violates="a device that works through a queue",
+    ),
+    Mistake(
+        "clock started on a busy device",
+        "the clock started with earlier work still in the queue: call `synchronize()` before "
+        "`start = clock()`",
+        edits={IDLE: "pass"},
+        violates="any work still in the queue",
+    ),
+    Mistake(
+        "busy without warm-up",
+        "without warm-up steps, the clock started on a busy device: call `synchronize()` first in "
+        "any case",
+        edits={IDLE: f"if warmup:\n    {IDLE}"},
+    ),
+    Mistake(
+        "loading timed",
+        "loading the batch is in your measurement: call `next_batch()` before you read the clock",
+        edits={LOAD: "pass", STEP: "step(next_batch())"},
+        violates="leave out the loading of batches",
+    ),
+    Mistake(
+        "one clock around all steps",
+        "this is the time of all steps together, loading included, divided by their number: take "
+        "one sample for each step, with the batch loaded before the clock starts, and return the "
+        "median",
+        answer=_around_all,
+    ),
+    Mistake(
+        "warm-up among the samples",
+        "the warm-up steps are among your samples: take samples only of the `repeats` steps after "
+        "them",
+        edits={WARM: "for _ in range(0):", REPEAT: "for _ in range(warmup + repeats):"},
+    ),
+    Mistake(
+        "mean instead of median",
+        "the operating system interrupted one step for 250 ms, and the mean shows it: take the "
+        "median",
+        edits={RETURN: "return statistics.mean(samples)"},
+        violates="the median time",
+    ),
+    Mistake(
+        "milliseconds",
+        "this is the time in milliseconds, and the card asks for seconds",
+        edits={RETURN: "return 1000 * statistics.median(samples)"},
+        violates="in seconds",
+    ),
+    Mistake(
+        "one sample too few",
+        "this is the median without the first step after the warm-up, the first of the `repeats` "
+        "that count",
+        edits={RETURN: "return statistics.median(samples[1:])"},
+    ),
+    Mistake(
+        "the upper of two",
+        "the median of 6 samples is the mean of the middle two, and this is the larger one",
+        edits={RETURN: "return statistics.median_high(samples)"},
+    ),
+    Mistake(
+        "the lower of two",
+        "of 6 samples, the median is the mean of the middle two: this is the smaller, which "
+        "`torch.median` gives",
+        edits={RETURN: "return statistics.median_low(samples)"},
+    ),
+    Mistake(
+        "the fastest step",
+        "this is the time of the fastest step, as `timeit` suggests: the card asks for the median",
+        edits={RETURN: "return min(samples)"},
+    ),
+]
+
+honest_timing = Exercise(card, right, cases, mistakes, tolerance=2e-3, said=SAID)

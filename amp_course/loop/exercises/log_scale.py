@@ -1,4 +1,6 @@
-"""Exercise 4 of chapter 06: log the scale and the skipped steps, with gradients that are set by hand."""
+"""Exercise 4 of chapter 06: log the scale and the skipped steps,
+with gradients that are set by hand.
+"""
 
 import random
 from collections.abc import Iterator
@@ -7,24 +9,44 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_bool, read_number, read_pair
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    call_answer,
+    read_bool,
+    read_number,
+    read_pair,
+)
 from amp_course.loop.exercises.add_autocast import COUNT, SAID
 from amp_course.watching.scene import flat
 
-log_scale = Exercise(
-    chapter="loop", name="log_scale", number=4, title="Log the scale and the skipped steps", difficulty=3, importance=4,
-    minutes=10, lines=5,
-    task="Write `log_scale(scaler, optimizer)`, to be called instead of `scaler.step(optimizer)` and `scaler.update()`: it "
-    "does both and nothing else, and returns the pair (the scale that this step used, whether the step was skipped), whatever "
-    "the scaler's factors and the optimizer's groups are. Some parameters may have no gradient.",
+card = Card(
+    chapter="loop",
+    name="log_scale",
+    number=4,
+    title="Log the scale and the skipped steps",
+    difficulty=3,
+    importance=4,
+    minutes=10,
+    lines=5,
+    task="Write `log_scale(scaler, optimizer)`, to be called instead of `scaler.step(optimizer)` "
+    "and `scaler.update()`: it does both and nothing else, and returns the pair (the scale that "
+    "this step used, whether the step was skipped), whatever the scaler's factors and the "
+    "optimizer's groups are. Some parameters may have no gradient.",
     hints=(
-        "The scaler does not tell you that it skipped. What does `update()` do after a skip, and only then?",
+        "The scaler does not tell you that it skipped. What does `update()` do after a skip, and "
+        "only then?",
         "Call `scaler.get_scale()` before and after the update: only a skip makes it smaller.",
-        "`used = scaler.get_scale()`, then step and update, then `return used, scaler.get_scale() < used`.",
+        "`used = scaler.get_scale()`, then step and update, then `return used, scaler.get_scale() "
+        "< used`.",
     ),
-    why="A scale that keeps falling is the first sign of a layer that overflows, long before the loss shows anything.",
-    alternative="`optimizer.register_step_post_hook` and a flag: the hook runs only if the optimizer really stepped.",
-)  # fmt: skip
+    why="A scale that keeps falling is the first sign of a layer that overflows, long before the "
+    "loss shows anything.",
+    alternative="`optimizer.register_step_post_hook` and a flag: the hook runs only if the "
+    "optimizer really stepped.",
+)
 
 
 def right(scaler: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -35,15 +57,25 @@ def right(scaler: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 INF, NAN, LARGE = float("inf"), float("nan"), 2.5e38  # float32 ends at 3.4e38
-# What one number of the gradient of parameters 1, 2 and 3 is, unscaled. The scale grows after every second clean step.
+# What one number of the gradient of parameters 1, 2 and 3 is, unscaled. The scale grows after every
+# second clean step.
 GRADIENTS = {
-    "with finite gradients": (1.0, 1.0, 1.0), "after which the scale grows": (2.0, 0.5, 1.0),
-    "with inf in the second gradient": (1.0, INF, 1.0), "with NaN in the second gradient": (1.0, NAN, 1.0),
-    "after `scaler.update(1.25)`, with gradients of 0": (0.0, 0.0, 0.0), "with -inf in the first gradient": (-INF, 1.0, 1.0),
-    "with finite gradients whose sum is inf": (LARGE, LARGE, LARGE), "with NaN in all gradients": (NAN, NAN, NAN),
-    "with inf in the second parameter group": (1.0, 1.0, INF), "with finite gradients at last": (2.0, 1.0, 1.0),
+    "with finite gradients": (1.0, 1.0, 1.0),
+    "after which the scale grows": (2.0, 0.5, 1.0),
+    "with inf in the second gradient": (1.0, INF, 1.0),
+    "with NaN in the second gradient": (1.0, NAN, 1.0),
+    "after `scaler.update(1.25)`, with gradients of 0": (0.0, 0.0, 0.0),
+    "with -inf in the first gradient": (-INF, 1.0, 1.0),
+    "with finite gradients whose sum is inf": (LARGE, LARGE, LARGE),
+    "with NaN in all gradients": (NAN, NAN, NAN),
+    "with inf in the second parameter group": (1.0, 1.0, INF),
+    "with finite gradients at last": (2.0, 1.0, 1.0),
     "with a new optimizer and a new scaler": (1.0, 2.0, 0.5),
-}  # fmt: skip
+}
+LEFT, CLEARED = (
+    "the gradients that are left",
+    "your code cleared gradients: leave them, that is up to the caller",
+)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
@@ -52,7 +84,9 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         case = f"at step {number}, {what}"
         if number == 1 or "new" in what:
             parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
-            optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5)
+            optimizer = torch.optim.SGD(
+                [{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5
+            )
             factors = {"growth_factor": 4.0, "backoff_factor": 0.9375, "growth_interval": 2}
             scaler = torch.amp.GradScaler("cpu", init_scale=1.5 if number == 1 else 3.0, **factors)  # type: ignore[arg-type]
         scaler.scale(torch.ones(()))
@@ -63,64 +97,118 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             if gradient is not None:
                 other = LARGE if gradient == LARGE else draw.random() * (gradient != 0.0)
                 parameter.grad = scaler.get_scale() * torch.tensor([other, gradient])
-        scale, skipped = read_pair(call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)")
-        yield Case(case, {
-            "the vector of weights after the step": flat(parameters),
-            LEFT: sum(parameter.grad is not None for parameter in parameters),
-            "the scale for the next step": scaler.get_scale(), COUNT: scaler._get_growth_tracker(),
-            "the scale that you return": read_number(scale, case, "the scale that you return is"),
-            "what you return for “skipped”": read_bool(skipped, case, subject="what you return for “skipped” is"),
-            "the number of hooks and wrappers that you leave on the optimizer": _left(optimizer),
-        })  # fmt: skip
+        scale, skipped = read_pair(
+            call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)"
+        )
+        yield Case(
+            case,
+            {
+                "the vector of weights after the step": flat(parameters),
+                LEFT: sum(parameter.grad is not None for parameter in parameters),
+                "the scale for the next step": scaler.get_scale(),
+                COUNT: scaler._get_growth_tracker(),
+                "the scale that you return": read_number(
+                    scale, case, "the scale that you return is"
+                ),
+                "what you return for “skipped”": read_bool(
+                    skipped, case, subject="what you return for “skipped” is"
+                ),
+                "the number of hooks and wrappers that you leave on the optimizer": _left(
+                    optimizer
+                ),
+            },
+        )
 
 
 def _left(optimizer: Any) -> int:
     """Count the hooks on an optimizer, and a `step` that is not its own."""
     wrapped = getattr(optimizer.step, "__func__", None) is not type(optimizer).step
-    return wrapped + len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+    return (
+        wrapped
+        + len(optimizer._optimizer_step_pre_hooks)
+        + len(optimizer._optimizer_step_post_hooks)
+    )
 
 
 USED, STEP, UPDATE = "used = scaler.get_scale()", "scaler.step(optimizer)", "scaler.update()"
 RETURN = "return used, scaler.get_scale() < used"
 ALL = "[p for group in optimizer.param_groups for p in group['params'] if p.grad is not None]"
 DECIDE = f"grads = [p.grad for p in {ALL}]\nreturn used, "
-LEFT, CLEARED = "the gradients that are left", "your code cleared gradients: leave them, that is up to the caller"
 PARTS = {  # an own test for overflow looks only at → the test
-    "the first gradient": "not grads[0].isfinite().all()", "the last gradient": "not grads[-1].isfinite().all()",
+    "the first gradient": "not grads[0].isfinite().all()",
+    "the last gradient": "not grads[-1].isfinite().all()",
     "the first group": "not all(g.isfinite().all() for g in grads[:2])",
-}  # fmt: skip
+}
 
-log_scale.judge_by(
-    right=right, cases=cases, said={COUNT: SAID[COUNT], LEFT: CLEARED}, mistakes=[
-        Mistake("scale read after the update", edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
-                feedback="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in "
-                         "place)"),
-        Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
-                feedback="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
-        Mistake("no update", edits={UPDATE: "pass"},
-                feedback="`scaler.update()` did not run, so the scale never changes: call it after "
-                "the step"),
-        Mistake("an unchanged scale is a skip", edits={RETURN: RETURN.replace("<", "<=")},
-                feedback="this step was taken, and the scale stayed as it was: only a scale that "
-                "became smaller means a skip"),
-        Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
-                feedback="“skipped” is True at every step: compare the scale before and after "
-                "`update()`, for only a skip makes it smaller"),
-        Mistake("whether the step was taken", violates="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
-                feedback="your second value is True when the step was taken: the card asks for the opposite"),
-        Mistake("never skipped", edits={RETURN: "return used, False"},
-                feedback="“skipped” misses a skip: see if `update()` made the scale smaller, by whatever factor (not just by "
-                         "0.5)"),
-        Mistake("looks for inf only", edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
-                feedback="NaN makes the scaler skip, too, not just inf: `isfinite` finds both"),
-        *[Mistake(f"looks at {part} only", edits={RETURN: f"{DECIDE}{test}"},
-                  feedback="your test missed a number that is not finite: one in any gradient of any group makes the scaler skip")
-          for part, test in PARTS.items()],
-        Mistake("looks at the norm", edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
-                feedback="this step was taken, for each gradient is finite, even where their norm, "
-                "their sum or an fp16 copy of them is "
-                "not: compare the scale before and after `update()`"),
-        Mistake("steps by hand", violates="it does both", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
-                feedback="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),
+mistakes = [
+    Mistake(
+        "scale read after the update",
+        "that is the next step's scale: call `get_scale()` before the update (`scaler._scale` "
+        "changes in place)",
+        edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
+    ),
+    Mistake(
+        "any change is a skip",
+        "this step was taken, and then the scale grew: only a scale that became smaller means a "
+        "skip",
+        edits={RETURN: RETURN.replace("<", "!=")},
+    ),
+    Mistake(
+        "no update",
+        "`scaler.update()` did not run, so the scale never changes: call it after the step",
+        edits={UPDATE: "pass"},
+    ),
+    Mistake(
+        "an unchanged scale is a skip",
+        "this step was taken, and the scale stayed as it was: only a scale that became smaller "
+        "means a skip",
+        edits={RETURN: RETURN.replace("<", "<=")},
+    ),
+    Mistake(
+        "always skipped",
+        "“skipped” is True at every step: compare the scale before and after `update()`, for only "
+        "a skip makes it smaller",
+        edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
+    ),
+    Mistake(
+        "whether the step was taken",
+        "your second value is True when the step was taken: the card asks for the opposite",
+        edits={RETURN: RETURN.replace("<", ">=")},
+        violates="whether the step was skipped",
+    ),
+    Mistake(
+        "never skipped",
+        "“skipped” misses a skip: see if `update()` made the scale smaller, by whatever factor "
+        "(not just by 0.5)",
+        edits={RETURN: "return used, False"},
+    ),
+    Mistake(
+        "looks for inf only",
+        "NaN makes the scaler skip, too, not just inf: `isfinite` finds both",
+        edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
+    ),
+    *[
+        Mistake(
+            f"looks at {part} only",
+            "your test missed a number that is not finite: one in any gradient of any group makes "
+            "the scaler skip",
+            edits={RETURN: f"{DECIDE}{test}"},
+        )
+        for part, test in PARTS.items()
     ],
-)  # fmt: skip
+    Mistake(
+        "looks at the norm",
+        "this step was taken, for each gradient is finite, even where their norm, their sum or an "
+        "fp16 copy of them is not: compare the scale before and after `update()`",
+        edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
+    ),
+    Mistake(
+        "steps by hand",
+        "the step was not skipped, for `optimizer.step()` applies even inf: call "
+        "`scaler.step(optimizer)`",
+        edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+        violates="it does both",
+    ),
+]
+
+log_scale = Exercise(card, right, cases, mistakes, said={COUNT: SAID[COUNT], LEFT: CLEARED})

@@ -46,10 +46,13 @@ def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
         parts += [f"it has {_names(left)} as well"] if left else []
         parts += [_names(shapes)] if shapes else []
         raise CheckpointError(
-            f"the checkpoint is of another model: {'; '.join(parts)}. Build the model with the sizes of the saved run."
+            f"the checkpoint is of another model: {'; '.join(parts)}. Build the model with the "
+            f"sizes of the saved run."
         )
     dtypes = [
-        f"{k} is {there.dtype} there and {here.dtype} here" for k, there, here in both if there.dtype != here.dtype
+        f"{k} is {there.dtype} there and {here.dtype} here"
+        for k, there, here in both
+        if there.dtype != here.dtype
     ]
     if dtypes:
         raise CheckpointError(
@@ -61,7 +64,9 @@ def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
 def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Check the sizes of an optimizer's groups, and the names of their options."""
     groups = saved["param_groups"]
-    here, there = ([len(group["params"]) for group in of] for of in (optimizer.param_groups, groups))
+    here, there = (
+        [len(group["params"]) for group in of] for of in (optimizer.param_groups, groups)
+    )
     if here != there:
         raise CheckpointError(
             f"the optimizer's groups hold {here} parameters, and the checkpoint's {there}: make "

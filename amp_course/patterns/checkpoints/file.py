@@ -1,4 +1,6 @@
-"""Write a checkpoint's file whole or not at all, and read it without running code; say in plain words why either fails."""
+"""Write a checkpoint's file whole or not at all, and read it without running code;
+say in plain words why either fails.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,38 @@ from amp_course.kit.files import replacing
 
 
 class CheckpointError(RuntimeError):
-    """A file is no checkpoint for this training, or cannot be written: the message gives the cause and the cure."""
+    """A file is no checkpoint for this training, or cannot be written:
+    the message gives the cause and the cure.
+    """
 
 
 def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
-    """Save next to `path`, then move there in one step: a kill at any moment leaves the old file or the new one, whole.
+    """Save next to `path`, then move there in one step: a kill at any moment leaves the old file or
+    the new one, whole.
 
-    Raises CheckpointError with the cause if the file cannot be written, TypeError if `path` is no path.
+    Raises CheckpointError with the cause if the file cannot be written, TypeError if `path` is no
+    path.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path is a {type(path).__name__}: pass the name of the file, as text or as a Path.")
+        raise TypeError(
+            f"path is a {type(path).__name__}: pass the name of the file, as text or as a Path."
+        )
     path = Path(path)
     if path.is_dir():
-        raise CheckpointError(f"{path} is a folder: pass the name of a file in it, such as {path / 'run.pt'}.")
+        raise CheckpointError(
+            f"{path} is a folder: pass the name of a file in it, such as {path / 'run.pt'}."
+        )
     if not path.parent.is_dir():
-        raise CheckpointError(f"there is no folder {path.parent}: make it first, `path.parent.mkdir(parents=True)`.")
+        raise CheckpointError(
+            f"there is no folder {path.parent}: make it first, `path.parent.mkdir(parents=True)`."
+        )
     try:
         with replacing(path) as part, open(part, "wb") as file:
             torch.save(content, file)
-    except (OSError, RuntimeError) as error:  # torch's writer turns some of the system's errors into RuntimeError
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # torch's writer turns some of the system's errors into RuntimeError
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
         if not isinstance(cause, OSError):
             raise
@@ -44,7 +59,9 @@ def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
 
 
 def read_checked(path: Path) -> Any:
-    """Read a file of `torch.save` with `weights_only=True`; CheckpointError says what is wrong with it."""
+    """Read a file of `torch.save` with `weights_only=True`;
+    CheckpointError says what is wrong with it.
+    """
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder: pass the name of the checkpoint's file in it.")
     if not path.is_file():
@@ -55,8 +72,10 @@ def read_checked(path: Path) -> Any:
         name = re.search(r"GLOBAL ([\w.]+)", str(error))
         if name or "Unsupported" in str(error):
             raise CheckpointError(
-                f"{path} asks to call {name[1] if name else 'code'}, and was refused; nothing of it ran. A checkpoint holds only "
-                "tensors and plain values. If you wrote the file yourself, save states instead of whole objects."
+                f"{path} asks to call {name[1] if name else 'code'}, and was refused; nothing of "
+                f"it ran. A checkpoint holds only "
+                "tensors and plain values. If you wrote the file yourself, save states instead of "
+                "whole objects."
             ) from None
         raise CheckpointError(_not_a_checkpoint(path)) from None
     except OSError as error:
@@ -71,7 +90,16 @@ def _not_a_checkpoint(path: Path) -> str:
     with open(path, "rb") as file:
         begins_as_zip = file.read(2) == b"PK"
     if begins_as_zip and not zipfile.is_zipfile(path):
-        return f"{path} is truncated: its end is missing. Go back to the one before; `save_checkpoint` leaves none like it."
+        return (
+            f"{path} is truncated: its end is missing. Go back to the one before; "
+            f"`save_checkpoint` leaves none like it."
+        )
     if path.stat().st_size == 0:
-        return f"{path} is empty: the run was stopped before it wrote. Go back to the checkpoint before."
-    return f"{path} is not a file of `torch.save`, or it is damaged: check that this is the right file."
+        return (
+            f"{path} is empty: the run was stopped before it wrote. Go back to the checkpoint "
+            f"before."
+        )
+    return (
+        f"{path} is not a file of `torch.save`, or it is damaged: check that this is the right "
+        f"file."
+    )

@@ -1,4 +1,6 @@
-"""Check activation checkpointing under autocast: is a block recomputed with the same dtypes, values and gradients?"""
+"""Check activation checkpointing under autocast: is a block recomputed with the same dtypes,
+values and gradients?
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ def check_checkpointing(
     checkpointed: Callable[..., Tensor],
     dtype: torch.dtype | None = torch.bfloat16,
 ) -> Report:
-    """Compare two ways to compute the loss of one model: `plain(*batch)` and `checkpointed(*batch)`, to the last bit.
+    """Compare two ways to compute the loss of one model: `plain(*batch)` and
+    `checkpointed(*batch)`, to the last bit.
 
-    Both run under autocast to `dtype` (None: neither does), from the same weights, buffers and random state, which are put back.
-    Example: check_checkpointing(model, (x,), plain=f, checkpointed=g).names → ("recomputed-in-another-dtype",)
+    Both run under autocast to `dtype` (None: neither does), from the same weights, buffers and
+    random state, which are put back.
+    Example: check_checkpointing(model, (x,), plain=f, checkpointed=g).names →
+             ("recomputed-in-another-dtype",)
     """
     snapshot = Snapshot([model], {})
     with sandbox():
@@ -36,7 +41,10 @@ def check_checkpointing(
         try:
             one = _Pass(model, snapshot, plain, batch, dtype)
             two = _Pass(model, snapshot, checkpointed, batch, dtype)
-            found = tuple(finding(name, **({"where": where} if where else {})) for name, where in two.against(one))
+            found = tuple(
+                finding(name, **({"where": where} if where else {}))
+                for name, where in two.against(one)
+            )
         except Exception as error:
             found = (finding("checkpointing-raises", where=explain(error)),)
         finally:
@@ -49,7 +57,12 @@ class _Pass:
     """One forward and backward pass, with what every layer gave out, each time it ran."""
 
     def __init__(
-        self, model: nn.Module, snapshot: Snapshot, loss: Callable[..., Tensor], batch: Any, dtype: torch.dtype | None
+        self,
+        model: nn.Module,
+        snapshot: Snapshot,
+        loss: Callable[..., Tensor],
+        batch: Any,
+        dtype: torch.dtype | None,
     ) -> None:
         snapshot.restore()
         for p in model.parameters():
@@ -68,7 +81,9 @@ class _Pass:
         finally:
             for hook in hooks:
                 hook.remove()
-        self.gradients = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+        self.gradients = {
+            n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()
+        }
         self.buffers = {n: b.clone() for n, b in model.named_buffers()}
 
     def _left(self, name: str) -> Callable[..., None]:
@@ -81,7 +96,11 @@ class _Pass:
     def against(self, plain: _Pass) -> list[tuple[str, str]]:
         """Return (fault, where) for all that differs from the pass without checkpointing."""
         found = []
-        twice = [name for name, outputs in self.outputs.items() if len(outputs) > len(plain.outputs.get(name, ()))]
+        twice = [
+            name
+            for name, outputs in self.outputs.items()
+            if len(outputs) > len(plain.outputs.get(name, ()))
+        ]
         if not twice:
             found.append(("nothing-recomputed", ""))
         for name in twice:
@@ -97,13 +116,25 @@ class _Pass:
             if not torch.equal(first, again):
                 found.append(("recomputed-with-other-values", name))
                 break
-        missing = [name for name, g in self.gradients.items() if g is None and plain.gradients[name] is not None]
+        missing = [
+            name
+            for name, g in self.gradients.items()
+            if g is None and plain.gradients[name] is not None
+        ]
         if missing:
             found.append(("gradients-missing", missing[0]))
         elif len(found) == 0 or found[0][0] == "nothing-recomputed":
-            other = [n for n, g in self.gradients.items() if g is not None and not _equal(g, plain.gradients[n])]
+            other = [
+                n
+                for n, g in self.gradients.items()
+                if g is not None and not _equal(g, plain.gradients[n])
+            ]
             found += [("gradients-differ", other[0])] if other else []
-        moved = [name for name, buffer in self.buffers.items() if not torch.equal(buffer, plain.buffers[name])]
+        moved = [
+            name
+            for name, buffer in self.buffers.items()
+            if not torch.equal(buffer, plain.buffers[name])
+        ]
         return found + ([("statistics-moved-twice", moved[0])] if moved else [])
 
 

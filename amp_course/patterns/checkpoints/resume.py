@@ -1,4 +1,6 @@
-"""Check any save/load pair: does a run that was stopped and resumed equal one that never stopped, bit for bit?"""
+"""Check any save/load pair: does a run that was stopped and resumed equal one that never stopped,
+bit for bit?
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from amp_course.patterns.checkpoints.saving import as_list
 
 @dataclass
 class Run:
-    """A training that can be stopped: `step(n)` does its n-th (micro-)step on the objects next to it."""
+    """A training that can be stopped: `step(n)` does its n-th
+    (micro-)step on the objects next to it.
+    """
 
     step: Callable[[int], Any]
     model: nn.Module | list[nn.Module]
@@ -40,25 +44,40 @@ def check_resume(
     steps: int = 6,
     stop: int = 3,
 ) -> Report:
-    """Run `steps` steps without a break, and again with a stop after `stop` of them; compare to the last bit.
+    """Run `steps` steps without a break, and again with a stop after `stop` of them; compare to the
+    last bit.
 
     build: makes a fresh training, the same one every time as far as its weights and data go
     save:  `save(run, path, n)` after n steps
     load:  `load(run, path)` into a fresh run; returns n, the number of the next step
 
-    The resumed run is built under another random seed, as a new process would be. The process's own state is put back.
+    The resumed run is built under another random seed, as a new process would be. The process's own
+    state is put back.
 
     Raises ValueError for a `stop` that is not between 1 and `steps` − 1.
     """
     if not 0 < stop < steps:
-        raise ValueError(f"stop is {stop}: a run of {steps} steps is stopped after 1 to {steps - 1} of them.")
+        raise ValueError(
+            f"stop is {stop}: a run of {steps} steps is stopped after 1 to {steps - 1} of them."
+        )
     with sandbox(), tempfile.TemporaryDirectory() as folder:
         found = list(_compare(build, save, load, steps, stop, Path(folder) / "run.pt"))
-    checked = ("weights", "buffers", "optimizer", "scaler", "scheduler", "gradients", "random", "run")
+    checked = (
+        "weights",
+        "buffers",
+        "optimizer",
+        "scaler",
+        "scheduler",
+        "gradients",
+        "random",
+        "run",
+    )
     return Report(tuple(found), checked, subject="the resumed run")
 
 
-def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path) -> Iterator[Finding]:
+def _compare(
+    build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
+) -> Iterator[Finding]:
     torch.manual_seed(0)
     unbroken = build()
     for number in range(stop):
@@ -108,9 +127,13 @@ def _state(run: Run) -> dict[str, Any]:
     parameters = [p for model in models for p in model.parameters()]
     return {
         "weights": {
-            f"{n}:{name}": p.detach().clone() for n, m in enumerate(models) for name, p in m.named_parameters()
+            f"{n}:{name}": p.detach().clone()
+            for n, m in enumerate(models)
+            for name, p in m.named_parameters()
         },
-        "buffers": {f"{n}:{name}": b.clone() for n, m in enumerate(models) for name, b in m.named_buffers()},
+        "buffers": {
+            f"{n}:{name}": b.clone() for n, m in enumerate(models) for name, b in m.named_buffers()
+        },
         "optimizer": [copied(one.state_dict()["state"]) for one in optimizers],
         "scaler": None if run.scaler is None else dict(run.scaler.state_dict()),
         "scheduler": (

@@ -1,8 +1,10 @@
-"""Save a training in one file and go on from it: AMP or fp32, between two updates or in the middle of an accumulation.
+"""Save a training in one file and go on from it: AMP or fp32, between two updates or in the middle
+of an accumulation.
 
-A file is whole or it is the one before: it is written next to its place and moved there in one step. It is read with
-`weights_only=True`, which builds tensors and plain values and runs no code: `plain_values` turns what is saved into those.
-Where something does not fit, everything stays as it was.
+A file is whole or it is the one before: it is written next to its place and moved there in one
+step. It is read with `weights_only=True`, which builds tensors and plain values and runs no code:
+`plain_values` turns what is saved into those. Where something does not fit, everything stays as it
+was.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ KIND = "amp_course.patterns checkpoint 1"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run goes on: `step` updates are done, `micro_step` micro-batches of the next; `data` is what you saved."""
+    """Where a run goes on: `step` updates are done, `micro_step` micro-batches of the next;
+    `data` is what you saved.
+    """
 
     step: int
     micro_step: int = 0
@@ -50,20 +54,23 @@ def save_checkpoint(
 ) -> Path:
     """Write everything that a run needs to go on as if it had never stopped, and return the path.
 
-    Pass lists where there are several. Gradients are saved as well where `micro_step` is above 0, scaled as they are. `data` is
-    for your own values: the epoch, the losses so far, the order of the examples. NumPy's numbers and subclasses of plain types
-    are saved as their plain equals (`plain_values.as_plain`).
+    Pass lists where there are several. Gradients are saved as well where `micro_step` is above 0,
+    scaled as they are. `data` is for your own values: the epoch, the losses so far, the order of
+    the examples. NumPy's numbers and subclasses of plain types are saved as their plain equals
+    (`plain_values.as_plain`).
 
-    Raises, before anything is written, ValueError between `unscale_` and `update`, a state that no file holds, and TypeError for
-    what would need code to load, naming the entry. Raises CheckpointError if the file cannot be written; the old one stays.
-    Example: save_checkpoint("run.pt", model=model, optimizer=optimizer, scaler=scaler, step=100) → Path("run.pt")
+    Raises, before anything is written, ValueError between `unscale_` and `update`, a state that no
+    file holds, and TypeError for what would need code to load, naming the entry. Raises
+    CheckpointError if the file cannot be written; the old one stays.
+    Example: save_checkpoint("run.pt", model=model, optimizer=optimizer, scaler=scaler, step=100) →
+             Path("run.pt")
     """
     models, optimizers = as_list(model), as_list(optimizer)
     amp = scaler is not None and scaler.is_enabled()
     if scaler is not None and amp and _in_between(scaler):
         raise ValueError(
-            "this is a moment between `scaler.unscale_` and `scaler.update`, which no state_dict holds: save before "
-            "`unscale_`, or after `update`."
+            "this is a moment between `scaler.unscale_` and `scaler.update`, which no state_dict "
+            "holds: save before `unscale_`, or after `update`."
         )
     content: dict[str, Any] = {
         "kind": KIND,
@@ -92,17 +99,20 @@ def load_checkpoint(
 ) -> Position:
     """Put a saved training into these objects and return where it goes on.
 
-    A run that saved with a scaler may go on without (AMP → fp32), and one without may go on with a new one (fp32 → AMP, with
-    `fresh_scaler=True`); gradients of the middle of an accumulation are rescaled then.
+    A run that saved with a scaler may go on without (AMP → fp32), and one without may go on with a
+    new one (fp32 → AMP, with `fresh_scaler=True`); gradients of the middle of an accumulation are
+    rescaled then.
 
-    Raises CheckpointError, and leaves everything as it was, for a file that is missing, truncated, no checkpoint, with code in
-    it, from another model, optimizer or scheduler, or without a scaler's state where one is wanted.
+    Raises CheckpointError, and leaves everything as it was, for a file that is missing, truncated,
+    no checkpoint, with code in it, from another model, optimizer or scheduler, or without a
+    scaler's state where one is wanted.
     """
     models, optimizers, schedulers = as_list(model), as_list(optimizer), as_list(scheduler)
     content = read_checked(Path(path))
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise CheckpointError(
-            f"{path} holds {_describe(content)}, not a checkpoint of `save_checkpoint`: if these are weights alone, load "
+            f"{path} holds {_describe(content)}, not a checkpoint of `save_checkpoint`: if these "
+            f"are weights alone, load "
             "them with `model.load_state_dict(torch.load(path, weights_only=True))`."
         )
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -130,7 +140,9 @@ def load_checkpoint(
 
 @contextmanager
 def _rolled_back(*objects: Any) -> Iterator[None]:
-    """Give objects their attributes back if one refuses its state: loading makes new ones and leaves the old as they were."""
+    """Give objects their attributes back if one refuses its state:
+    loading makes new ones and leaves the old as they were.
+    """
     before = [(one, dict(vars(one))) for one in objects]
     try:
         yield
@@ -168,7 +180,9 @@ def _count(value: Any, name: str) -> int:
 
 
 def _in_between(scaler: torch.amp.GradScaler) -> bool:
-    return any(state["stage"] is not OptState.READY for state in scaler._per_optimizer_states.values())
+    return any(
+        state["stage"] is not OptState.READY for state in scaler._per_optimizer_states.values()
+    )
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -176,7 +190,9 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _rescaling(content: dict[str, Any], scaler: torch.amp.GradScaler | None) -> float:
-    """Return the factor from the loss scale that gradients were saved with to the one that the run goes on with."""
+    """Return the factor from the loss scale that gradients were saved with to the one that the run
+    goes on with.
+    """
     saved = content["scaler"]
     if not any(content["gradients"] or ()) or (scaler is not None) == (saved is not None):
         return 1.0
@@ -184,12 +200,15 @@ def _rescaling(content: dict[str, Any], scaler: torch.amp.GradScaler | None) -> 
         return scaler.get_scale() if scaler is not None else 1.0
     if saved["scale"] == 0:
         raise CheckpointError(
-            "the checkpoint's gradients were scaled by 0, so nothing is left of them: go back to the checkpoint before."
+            "the checkpoint's gradients were scaled by 0, so nothing is left of them: go back to "
+            "the checkpoint before."
         )
     return 1.0 / float(saved["scale"])
 
 
-def _put_gradients(models: Sequence[nn.Module], saved: list[dict[str, Tensor]] | None, factor: float) -> None:
+def _put_gradients(
+    models: Sequence[nn.Module], saved: list[dict[str, Tensor]] | None, factor: float
+) -> None:
     for model, gradients in zip(models, saved or [{}] * len(models), strict=True):
         for name, p in model.named_parameters():
             gradient = gradients.get(name)

@@ -11,6 +11,13 @@ from amp_course.patterns.exercises.save_training import save_training
 from amp_course.patterns.exercises.two_optimizers import two_optimizers
 
 ALL = (
-    accumulate, two_optimizers, gradient_penalty, save_training, resume_training, resume_mid_accumulation, recompute,
-    frozen_layers, clip_both,
-)  # fmt: skip
+    accumulate,
+    two_optimizers,
+    gradient_penalty,
+    save_training,
+    resume_training,
+    resume_mid_accumulation,
+    recompute,
+    frozen_layers,
+    clip_both,
+)

@@ -8,27 +8,41 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
 from amp_course.watching.scene import Scene, flat
 
-accumulate = Exercise(
-    chapter="patterns", name="accumulate", number=1, title="Accumulate unequal micro-batches", difficulty=3, importance=5,
-    minutes=15, lines=14,
-    task="Write `accumulate(model, batches, loss_fn, optimizer, scaler, every, max_norm)`: one pass over micro-batches of "
-    "unequal size, each with a forward pass of its own, in fp16 with a scaler. Each group of `every` micro-batches makes one "
-    "update with the mean gradient of all its rows, clipped once. The last group may be short. If a micro-batch overflows, its "
-    "group is skipped and the scale falls.",
+card = Card(
+    chapter="patterns",
+    name="accumulate",
+    number=1,
+    title="Accumulate unequal micro-batches",
+    difficulty=3,
+    importance=5,
+    minutes=15,
+    lines=14,
+    task="Write `accumulate(model, batches, loss_fn, optimizer, scaler, every, max_norm)`: one "
+    "pass over micro-batches of unequal size, each with a forward pass of its own, in fp16 with a "
+    "scaler. Each group of `every` micro-batches makes one update with the mean gradient of all "
+    "its rows, clipped once. The last group may be short. If a micro-batch overflows, its group "
+    "is skipped and the scale falls.",
     hints=(
-        "What happens for every micro-batch, and what only once per group? And over what is a group's gradient the mean?",
-        "Multiply each micro-batch's loss by `len(targets) / rows`, with the rows of its group: the scaled gradients add up.",
-        "Then once: `unscale_`, `clip_grad_norm_`, step, update, `zero_grad`. A group is `batches[start : start + every]`.",
+        "What happens for every micro-batch, and what only once per group? And over what is a "
+        "group's gradient the mean?",
+        "Multiply each micro-batch's loss by `len(targets) / rows`, with the rows of its group: "
+        "the scaled gradients add up.",
+        "Then once: `unscale_`, `clip_grad_norm_`, step, update, `zero_grad`. A group is "
+        "`batches[start : start + every]`.",
     ),
-    why="Four small batches are then one large one, to the last digit of fp16. Dividing by `every` needs equal sizes.",
-    alternative="scale `loss * len(targets)`, and divide each gradient by the number of rows after `unscale_`.",
-)  # fmt: skip
+    why="Four small batches are then one large one, to the last digit of fp16. Dividing by "
+    "`every` needs equal sizes.",
+    alternative="scale `loss * len(targets)`, and divide each gradient by the number of rows "
+    "after `unscale_`.",
+)
 
 
-def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scaler: Any, every: int, max_norm: float) -> None:
+def right(
+    model: Any, batches: Any, loss_fn: Any, optimizer: Any, scaler: Any, every: int, max_norm: float
+) -> None:
     for start in range(0, len(batches), every):
         group = batches[start : start + every]
         rows = sum(len(targets) for _, targets in group)
@@ -46,24 +60,42 @@ def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scaler: Any, e
 SIZES = (2, 8, 8, 3, 2, 8, 5, 3, 8, 2, 3, 8, 2)
 PASSES = (  # first and last batch, `every`, max_norm, case
     (0, 4, 2, 100.0, "in a pass over 4 micro-batches, in groups of 2"),
-    (4, 11, 3, 100.0, "in a pass over 7 micro-batches, in groups of 3, of which the third overflows"),
+    (
+        4,
+        11,
+        3,
+        100.0,
+        "in a pass over 7 micro-batches, in groups of 3, of which the third overflows",
+    ),
     (11, 13, 2, 0.05, "in a pass over 2 micro-batches, in one group, with `max_norm` 0.05"),
     (0, 3, 2, 100.0, "in a pass of another training over 3 micro-batches, in groups of 2"),
 )
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Make the passes. The scale is small, so that unscaled gradients show if they are left in the next sum."""
+    """Make the passes. The scale is small, so that unscaled gradients show if they are left in the
+    next sum.
+    """
     for first, end, every, limit, case in PASSES:
         if case == PASSES[0][-1] or "another" in case:
             scene, sized, used = _training(draw)
         used.clear()
         with scene.watch() as update:
-            arguments = scene.model, sized[first:end], scene.loss_fn, scene.optimizer, scene.scaler, every, limit
+            arguments = (
+                scene.model,
+                sized[first:end],
+                scene.loss_fn,
+                scene.optimizer,
+                scene.scaler,
+                every,
+                limit,
+            )
             call_answer(answer, case, *arguments)
         outputs = scene.outputs(update) | {"the gradient at the step": [*used]}
         outputs["the number of forward passes"] = len(scene.layer_dtypes)
-        evidence = {"gradients": [*used]} if limit > 1 else {}  # the last pass may begin with what an earlier one left
+        evidence = (
+            {"gradients": [*used]} if limit > 1 else {}
+        )  # the last pass may begin with what an earlier one left
         yield Case(case, outputs, evidence=evidence)
 
 
@@ -71,11 +103,15 @@ def _training(draw: random.Random) -> tuple[Scene, list[Any], list[torch.Tensor]
     """Return a scene, its batches, and a list for the gradients at its steps."""
     scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 2.0, "growth_interval": 2})
     scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
-    scene.optimizer = torch.optim.SGD(scene.model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
+    scene.optimizer = torch.optim.SGD(
+        scene.model.parameters(), lr=0.3, momentum=0.9
+    )  # moves weights on gradients of 0
     sized = [(x[:size], y[:size]) for (x, y), size in zip(scene.batches, SIZES, strict=True)]
     used, parameters = list[torch.Tensor](), [*scene.model.parameters()]
     scene.optimizer.register_step_post_hook(
-        lambda *_: used.append(flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters))
+        lambda *_: used.append(
+            flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+        )
     )
     return scene, sized, used
 
@@ -96,90 +132,178 @@ def _usual_loop(
             optimizer.zero_grad()
 
 
-LOOP, ROWS = "for start in range(0, len(batches), every):", "rows = sum(len(targets) for _, targets in group)"
+LOOP, ROWS = (
+    "for start in range(0, len(batches), every):",
+    "rows = sum(len(targets) for _, targets in group)",
+)
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
 SCALE, UNSCALE = "scaler.scale(loss * len(targets) / rows).backward()", "scaler.unscale_(optimizer)"
 CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optimizer)"
 UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
 
 SAID = {
-    "the dtype that the first layer computes in": "the dtype that the first layer computes in is {got}: run the model in an fp16 "
-    "autocast region, and name its dtype, `torch.float16`, which is not the default on every device",
-    "the dtype that the loss is computed in": "the dtype that the loss is computed in is {got}: call `loss_fn` inside the "
-    "region, where autocast computes it in float32",
+    "the dtype that the first layer computes in": "the dtype that the first layer computes in is "
+    "{got}: run the model in an fp16 autocast region, and name its dtype, `torch.float16`, which "
+    "is not the default on every device",
+    "the dtype that the loss is computed in": "the dtype that the loss is computed in is {got}: "
+    "call `loss_fn` inside the region, where autocast computes it in float32",
 }
 
-accumulate.judge_by(
-    right=right, cases=cases, tolerance=1e-2, said=SAID, mistakes=[
-        Mistake("one region around all", answer=torch.autocast("cpu", dtype=torch.float16)(right),
-                feedback="one region is around several updates, and its cache keeps old fp16 weights: open one for each "
-                         "micro-batch"),
-        Mistake("backward inside the region", edits={SCALE: f"{REGION}\n    {SCALE}"},
-                feedback="`backward()` ran inside the autocast region: end the `with` block after the loss"),
-        Mistake("one large batch", violates="each with a forward pass of its own",
-                edits={ROWS: f"{ROWS}\ngroup = [tuple(map(torch.cat, zip(*group, strict=True)))]"},
-                feedback="a group ran as one large batch, which needs the memory that accumulation saves: one pass per "
-                         "micro-batch"),
-        Mistake("updates each micro-batch", violates="Each group of `every` micro-batches makes one update",
-                edits={LOOP: "for start in range(len(batches)):", ROWS: "group, rows = batches[start : start + 1], every",
-                       SCALE: "scaler.scale(loss / every).backward()"},
-                feedback="the optimizer stepped after every micro-batch: step once per group, after its last `backward()`"),
-        Mistake("mean of means", violates="the mean gradient of all its rows",
-                edits={SCALE: "scaler.scale(loss / len(group)).backward()"},
-                feedback="that is the mean over micro-batches, as if all had one size: weight each loss by `len(targets) / "
-                         "rows`"),
-        Mistake("divides by every", edits={SCALE: "scaler.scale(loss / every).backward()"},
-                feedback="each micro-batch has the weight `1 / every`, whatever its size: weight its loss by `len(targets) / "
-                         "rows`"),
-        Mistake("the usual loop", answer=_usual_loop,
-                feedback="each micro-batch has the weight `1 / every`, whatever its size, and the "
-                "short last group makes no update: "
-                "weight each loss by `len(targets) / rows` of its group, and update after the "
-                "last micro-batch, too"),
-        Mistake("rows of the whole pass", edits={ROWS: ROWS.replace("group)", "batches)")},
-                feedback="each loss was divided by the rows of the whole pass: divide by those of "
-                "its own group"),
-        Mistake("leaves out what overflows",
-                violates="If a micro-batch overflows, its group is skipped",
-                edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
-                feedback="a micro-batch that overflowed was left out, and its group stepped without "
-                "it: call `backward()` on every "
-                "loss, and let the scaler skip the step"),
-        Mistake("sum of means", edits={SCALE: "scaler.scale(loss).backward()"},
-                feedback="the gradients are the sum over the micro-batches: weight each loss by its share, `len(targets) / "
-                         "rows`"),
-        Mistake("drops the tail", violates="The last group may be short",
-                edits={LOOP: "for start in range(0, len(batches) // every * every, every):"},
-                feedback="the short last group made no update: update after the last micro-batch, too"),
-        Mistake("clears inside the group", edits={SCALE: f"optimizer.zero_grad()\n{SCALE}"},
-                feedback="only the group's last micro-batch is left at the step: call `backward()` on each, and then clear once"),
-        Mistake("clips before unscaling", edits={UNSCALE: CLIP, CLIP: UNSCALE},
-                feedback="the gradient was cut to `max_norm` divided by the scale: unscale it before clipping, and only once"),
-        Mistake("clips inside the group", violates="clipped once",
-                edits={SCALE: f"{SCALE}\nclip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())"},
-                feedback="you clipped after every micro-batch, which changes their shares in the sum: clip once, after the last"),
-        Mistake("no clipping", edits={CLIP: "pass"},
-                feedback="the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` and the step"),
-        Mistake("clips values", edits={CLIP: "nn.utils.clip_grad_value_(model.parameters(), max_norm)"},
-                feedback="each element was cut to `max_norm`, which turns the gradient: scale it as a whole, by "
-                         "`clip_grad_norm_`"),
-        Mistake("clips each parameter", edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
-                feedback="each parameter's gradient was clipped by its own norm: call `clip_grad_norm_` once, for all "
-                         "parameters"),
-        Mistake("tail not cleared", edits={CLEAR: "if len(group) == every:\n    optimizer.zero_grad()"},
-                feedback="the short last group's gradients were kept, and are in the next pass's sum: clear after every group"),
-        Mistake("never clears", edits={CLEAR: "pass"},
-                feedback="the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after each update"),
-        Mistake("clears only after a step",
-                edits={UPDATE: f"old = scaler.get_scale()\n{UPDATE}", CLEAR: f"if scaler.get_scale() >= old:\n    {CLEAR}"},
-                feedback="the skipped group's gradients were kept, and their NaN stays for good: clear after every group"),
-        Mistake("steps by hand", violates="its group is skipped", edits={STEP: "optimizer.step()"},
-                feedback="the optimizer applied the NaN of an overflow: call `scaler.step(optimizer)`, which skips such a step"),
-        Mistake("loss not scaled", violates="with a scaler",
-                edits={SCALE: "scaler.scale(loss)\n(loss * len(targets) / rows).backward()"},
-                feedback="the gradient was divided by the scale once too often: scale each loss, and let only `unscale_` divide"),
-        Mistake("no update", violates="the scale falls", edits={UPDATE: "pass"},
-                feedback="`scaler.update()` did not run between two groups: call it once per group, after "
-                         "`scaler.step(optimizer)`"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "one region around all",
+        "one region is around several updates, and its cache keeps old fp16 weights: open one for "
+        "each micro-batch",
+        answer=torch.autocast("cpu", dtype=torch.float16)(right),
+    ),
+    Mistake(
+        "backward inside the region",
+        "`backward()` ran inside the autocast region: end the `with` block after the loss",
+        edits={SCALE: f"{REGION}\n    {SCALE}"},
+    ),
+    Mistake(
+        "one large batch",
+        "a group ran as one large batch, which needs the memory that accumulation saves: one pass "
+        "per micro-batch",
+        edits={ROWS: f"{ROWS}\ngroup = [tuple(map(torch.cat, zip(*group, strict=True)))]"},
+        violates="each with a forward pass of its own",
+    ),
+    Mistake(
+        "updates each micro-batch",
+        "the optimizer stepped after every micro-batch: step once per group, after its last "
+        "`backward()`",
+        edits={
+            LOOP: "for start in range(len(batches)):",
+            ROWS: "group, rows = batches[start : start + 1], every",
+            SCALE: "scaler.scale(loss / every).backward()",
+        },
+        violates="Each group of `every` micro-batches makes one update",
+    ),
+    Mistake(
+        "mean of means",
+        "that is the mean over micro-batches, as if all had one size: weight each loss by "
+        "`len(targets) / rows`",
+        edits={SCALE: "scaler.scale(loss / len(group)).backward()"},
+        violates="the mean gradient of all its rows",
+    ),
+    Mistake(
+        "divides by every",
+        "each micro-batch has the weight `1 / every`, whatever its size: weight its loss by "
+        "`len(targets) / rows`",
+        edits={SCALE: "scaler.scale(loss / every).backward()"},
+    ),
+    Mistake(
+        "the usual loop",
+        "each micro-batch has the weight `1 / every`, whatever its size, and the short last group "
+        "makes no update: weight each loss by `len(targets) / rows` of its group, and update "
+        "after the last micro-batch, too",
+        answer=_usual_loop,
+    ),
+    Mistake(
+        "rows of the whole pass",
+        "each loss was divided by the rows of the whole pass: divide by those of its own group",
+        edits={ROWS: ROWS.replace("group)", "batches)")},
+    ),
+    Mistake(
+        "leaves out what overflows",
+        "a micro-batch that overflowed was left out, and its group stepped without it: call "
+        "`backward()` on every loss, and let the scaler skip the step",
+        edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
+        violates="If a micro-batch overflows, its group is skipped",
+    ),
+    Mistake(
+        "sum of means",
+        "the gradients are the sum over the micro-batches: weight each loss by its share, "
+        "`len(targets) / rows`",
+        edits={SCALE: "scaler.scale(loss).backward()"},
+    ),
+    Mistake(
+        "drops the tail",
+        "the short last group made no update: update after the last micro-batch, too",
+        edits={LOOP: "for start in range(0, len(batches) // every * every, every):"},
+        violates="The last group may be short",
+    ),
+    Mistake(
+        "clears inside the group",
+        "only the group's last micro-batch is left at the step: call `backward()` on each, and "
+        "then clear once",
+        edits={SCALE: f"optimizer.zero_grad()\n{SCALE}"},
+    ),
+    Mistake(
+        "clips before unscaling",
+        "the gradient was cut to `max_norm` divided by the scale: unscale it before clipping, and "
+        "only once",
+        edits={UNSCALE: CLIP, CLIP: UNSCALE},
+    ),
+    Mistake(
+        "clips inside the group",
+        "you clipped after every micro-batch, which changes their shares in the sum: clip once, "
+        "after the last",
+        edits={
+            SCALE: f"{SCALE}\nclip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())"
+        },
+        violates="clipped once",
+    ),
+    Mistake(
+        "no clipping",
+        "the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` "
+        "and the step",
+        edits={CLIP: "pass"},
+    ),
+    Mistake(
+        "clips values",
+        "each element was cut to `max_norm`, which turns the gradient: scale it as a whole, by "
+        "`clip_grad_norm_`",
+        edits={CLIP: "nn.utils.clip_grad_value_(model.parameters(), max_norm)"},
+    ),
+    Mistake(
+        "clips each parameter",
+        "each parameter's gradient was clipped by its own norm: call `clip_grad_norm_` once, for "
+        "all parameters",
+        edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
+    ),
+    Mistake(
+        "tail not cleared",
+        "the short last group's gradients were kept, and are in the next pass's sum: clear after "
+        "every group",
+        edits={CLEAR: "if len(group) == every:\n    optimizer.zero_grad()"},
+    ),
+    Mistake(
+        "never clears",
+        "the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after "
+        "each update",
+        edits={CLEAR: "pass"},
+    ),
+    Mistake(
+        "clears only after a step",
+        "the skipped group's gradients were kept, and their NaN stays for good: clear after every "
+        "group",
+        edits={
+            UPDATE: f"old = scaler.get_scale()\n{UPDATE}",
+            CLEAR: f"if scaler.get_scale() >= old:\n    {CLEAR}",
+        },
+    ),
+    Mistake(
+        "steps by hand",
+        "the optimizer applied the NaN of an overflow: call `scaler.step(optimizer)`, which skips "
+        "such a step",
+        edits={STEP: "optimizer.step()"},
+        violates="its group is skipped",
+    ),
+    Mistake(
+        "loss not scaled",
+        "the gradient was divided by the scale once too often: scale each loss, and let only "
+        "`unscale_` divide",
+        edits={SCALE: "scaler.scale(loss)\n(loss * len(targets) / rows).backward()"},
+        violates="with a scaler",
+    ),
+    Mistake(
+        "no update",
+        "`scaler.update()` did not run between two groups: call it once per group, after "
+        "`scaler.step(optimizer)`",
+        edits={UPDATE: "pass"},
+        violates="the scale falls",
+    ),
+]
+
+accumulate = Exercise(card, right, cases, mistakes, tolerance=1e-2, said=SAID)

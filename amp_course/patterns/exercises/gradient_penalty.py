@@ -1,4 +1,6 @@
-"""Exercise 3 of chapter 07: a step on a loss plus the norm of its gradient, which takes two backward passes."""
+"""Exercise 3 of chapter 07: a step on a loss plus the norm of its gradient,
+which takes two backward passes.
+"""
 
 import random
 import warnings
@@ -9,27 +11,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, show_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, show_number
 from amp_course.patterns.exercises.accumulate import SAID
 from amp_course.watching.scene import Scene
 
-gradient_penalty = Exercise(
-    chapter="patterns", name="gradient_penalty", number=3, title="A gradient penalty", difficulty=4, importance=3, minutes=15,
+card = Card(
+    chapter="patterns",
+    name="gradient_penalty",
+    number=3,
+    title="A gradient penalty",
+    difficulty=4,
+    importance=3,
+    minutes=15,
     lines=10,
-    task="Write `gradient_penalty(model, inputs, targets, loss_fn, optimizer, scaler, weight)`: a step on loss + weight · "
-    "‖gradient of the loss‖, in fp16 with a scaler; the norm is that of all gradients together. The gradient at the step is "
-    "that of fp32 within 2 %, whatever the scale. A batch that overflows is skipped, and the scale falls.",
+    task="Write `gradient_penalty(model, inputs, targets, loss_fn, optimizer, scaler, weight)`: a "
+    "step on loss + weight · ‖gradient of the loss‖, in fp16 with a scaler; the norm is that of "
+    "all gradients together. The gradient at the step is that of fp32 within 2 %, whatever the "
+    "scale. A batch that overflows is skipped, and the scale falls.",
     hints=(
-        "There are two backward passes through fp16. What does each start from, and what has to be undone before the norm?",
-        "`torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)` returns scaled gradients with a graph.",
-        "Divide them by `scaler.get_scale()`, take one norm, and add `weight` times that to the loss. Then step as usual.",
+        "There are two backward passes through fp16. What does each start from, and what has to "
+        "be undone before the norm?",
+        "`torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)` returns "
+        "scaled gradients with a graph.",
+        "Divide them by `scaler.get_scale()`, take one norm, and add `weight` times that to the "
+        "loss. Then step as usual.",
     ),
-    why="A penalty on scaled gradients is thousands of times too large; without a scale, fp16 loses what it measures.",
+    why="A penalty on scaled gradients is thousands of times too large; without a scale, fp16 "
+    "loses what it measures.",
     alternative="take the norm of the scaled gradients, and divide that by the scale.",
-)  # fmt: skip
+)
 
 
-def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, scaler: Any, weight: float) -> None:
+def right(
+    model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, scaler: Any, weight: float
+) -> None:
     with torch.autocast(inputs.device.type, dtype=torch.float16):
         loss = loss_fn(model(inputs), targets)
     scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
@@ -43,9 +58,17 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, s
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Make three steps where gradients are too small for fp16, and three where they are too large; each second overflows."""
+    """Make three steps where gradients are too small for fp16, and three where they are too large;
+    each second overflows.
+    """
     for scale, size in ((2.0**12, 2.0**-18), (2.0**-14, 2.0**20)):
-        scene = Scene(draw, 3, overflow_at=(1,), scaler={"init_scale": scale, "growth_interval": 100}, lr=0.1 / size)
+        scene = Scene(
+            draw,
+            3,
+            overflow_at=(1,),
+            scaler={"init_scale": scale, "growth_interval": 100},
+            lr=0.1 / size,
+        )
         scene.model[1] = nn.Tanh()  # a ReLU has no second derivative
         for number, (inputs, targets) in enumerate(scene.batches, 1):
             passes: list[Any] = []
@@ -55,16 +78,32 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             with warnings.catch_warnings(), scene.watch() as update:
                 warnings.filterwarnings("ignore", message=".*create_graph=True")
                 loss_fn = partial(watched_loss, scene, size, passes)
-                call_answer(answer, case, scene.model, inputs, targets, loss_fn, scene.optimizer, scene.scaler, 2.0)
+                call_answer(
+                    answer,
+                    case,
+                    scene.model,
+                    inputs,
+                    targets,
+                    loss_fn,
+                    scene.optimizer,
+                    scene.scaler,
+                    2.0,
+                )
             evidence = {"passes": passes, "values": [one.value for one in update.backwards]}
             yield Case(case, scene.outputs(update), facts, evidence)
 
 
-def watched_loss(scene: Scene, size: float, passes: list[Any], outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return `size` times the loss; note of each pass whether it can be differentiated, and what it starts from."""
+def watched_loss(
+    scene: Scene, size: float, passes: list[Any], outputs: Tensor, targets: Tensor
+) -> Tensor:
+    """Return `size` times the loss; note of each pass whether it can be differentiated,
+    and what it starts from.
+    """
     loss = scene.loss_fn(outputs, targets) * size
     if loss.requires_grad:
-        loss.register_hook(lambda gradient: passes.append((torch.is_grad_enabled(), float(gradient))))
+        loss.register_hook(
+            lambda gradient: passes.append((torch.is_grad_enabled(), float(gradient)))
+        )
     return loss
 
 
@@ -75,55 +114,131 @@ NORM = "penalty = torch.cat([gradient.flatten() for gradient in gradients]).norm
 TOTAL, BACKWARD = "total = loss + weight * penalty", "scaler.scale(total).backward()"
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
 
-gradient_penalty.judge_by(
-    right=right, cases=cases, tolerance=1e-2, said=SAID, mistakes=[
-        Mistake("everything inside the region", answer=torch.autocast("cpu", dtype=torch.float16)(right),
-                feedback="`backward()` ran inside the autocast region: end the `with` block after the loss, or after the "
-                         "penalty"),
-        Mistake("norm of scaled gradients", violates="whatever the scale", edits={DIVIDE: "gradients = scaled"},
-                feedback="the penalty is off by the scale: divide the scaled gradients by `scaler.get_scale()` first"),
-        Mistake("first pass not scaled", violates="with a scaler",
-                edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss"), DIVIDE: "gradients = scaled"},
-                feedback="the first pass was not scaled, and fp16 lost small gradients: scale it, and divide what comes of it"),
-        Mistake("first pass not scaled, and divided", edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss")},
-                feedback="the first pass was not scaled, but was divided by the scale: start it from `scaler.scale(loss)`"),
-        Mistake("second pass not scaled", edits={BACKWARD: "total.backward()"},
-                feedback="the second pass was not scaled, and `scaler.step` divides anyway: call "
-                         "`scaler.scale(total).backward()`"),
-        Mistake("no graph", edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
-                feedback="the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, create_graph=True)`"),
-        Mistake("graph freed", edits={GRAD: GRAD.replace(", create_graph=True", "")},
-                feedback="the first pass freed its graph, and its gradients have none: call `autograd.grad(…, "
-                         "create_graph=True)`"),
-        Mistake("detached", edits={TOTAL: "total = loss + weight * penalty.item()"},
-                feedback="the penalty changed nothing about the gradients: it was cut from its "
-                "graph. Use no `detach`, `item`, "
-                "`no_grad` or `get_total_norm` on the way to it"),
-        Mistake("no weight", edits={TOTAL: "total = loss + penalty"}, feedback="the penalty is not multiplied by `weight`"),
-        Mistake("squared norm", edits={NORM: f"{NORM}.square()"}, feedback="the penalty is the norm squared: take the root"),
-        Mistake("sum of norms", violates="the norm is that of all gradients together",
-                edits={NORM: "penalty = sum(gradient.norm() for gradient in gradients)"},
-                feedback="you added up the norms of the parameters' gradients: take one norm over all of them together"),
-        Mistake("without the biases", edits={DIVIDE: f"{DIVIDE}\ngradients = [one for one in gradients if one.dim() > 1]"},
-                feedback="the norm leaves out the gradients of the biases: take that of all parameters"),
-        Mistake("gradient of the inputs",
-                edits={REGION: f"inputs.requires_grad_()\n{REGION}", GRAD: GRAD.replace("model.parameters()", "inputs")},
-                feedback="the penalty is the norm of the inputs' gradient, as in a WGAN: take the parameters' gradients here"),
-        Mistake("norm in fp16", edits={NORM: "penalty = torch.cat([gradient.flatten() for gradient in gradients]).half().norm()"},
-                feedback="the penalty overflowed or lost digits in fp16: divide by the scale and take the norm in float32"),
-        Mistake("backward for autograd.grad",
-                edits={GRAD: "scaler.scale(loss).backward(create_graph=True)\nscaled = [p.grad for p in model.parameters()]"},
-                feedback="the first pass added its gradients to `p.grad`: use `torch.autograd.grad`, which only returns them"),
-        Mistake("never clears", edits={CLEAR: "pass"},
-                feedback="the gradients were not cleared after the overflow, and keep its NaN: clear after a skipped step, too"),
-        Mistake("steps by hand", violates="A batch that overflows is skipped", edits={STEP: "optimizer.step()"},
-                feedback="`optimizer.step()` applied scaled gradients, and would apply NaN: call `scaler.step(optimizer)`"),
-        Mistake("no update", edits={UPDATE: "pass"},
-                feedback="`scaler.update()` did not run after the step: call it after every step, "
-                "skipped or not"),
-        Mistake("returns at an overflow", violates="the scale falls",
-                edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},
-                feedback="the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` skip, and "
-                         "update"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "everything inside the region",
+        "`backward()` ran inside the autocast region: end the `with` block after the loss, or "
+        "after the penalty",
+        answer=torch.autocast("cpu", dtype=torch.float16)(right),
+    ),
+    Mistake(
+        "norm of scaled gradients",
+        "the penalty is off by the scale: divide the scaled gradients by `scaler.get_scale()` "
+        "first",
+        edits={DIVIDE: "gradients = scaled"},
+        violates="whatever the scale",
+    ),
+    Mistake(
+        "first pass not scaled",
+        "the first pass was not scaled, and fp16 lost small gradients: scale it, and divide what "
+        "comes of it",
+        edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss"), DIVIDE: "gradients = scaled"},
+        violates="with a scaler",
+    ),
+    Mistake(
+        "first pass not scaled, and divided",
+        "the first pass was not scaled, but was divided by the scale: start it from "
+        "`scaler.scale(loss)`",
+        edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss")},
+    ),
+    Mistake(
+        "second pass not scaled",
+        "the second pass was not scaled, and `scaler.step` divides anyway: call "
+        "`scaler.scale(total).backward()`",
+        edits={BACKWARD: "total.backward()"},
+    ),
+    Mistake(
+        "no graph",
+        "the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, "
+        "create_graph=True)`",
+        edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
+    ),
+    Mistake(
+        "graph freed",
+        "the first pass freed its graph, and its gradients have none: call `autograd.grad(…, "
+        "create_graph=True)`",
+        edits={GRAD: GRAD.replace(", create_graph=True", "")},
+    ),
+    Mistake(
+        "detached",
+        "the penalty changed nothing about the gradients: it was cut from its graph. Use no "
+        "`detach`, `item`, `no_grad` or `get_total_norm` on the way to it",
+        edits={TOTAL: "total = loss + weight * penalty.item()"},
+    ),
+    Mistake(
+        "no weight",
+        "the penalty is not multiplied by `weight`",
+        edits={TOTAL: "total = loss + penalty"},
+    ),
+    Mistake(
+        "squared norm",
+        "the penalty is the norm squared: take the root",
+        edits={NORM: f"{NORM}.square()"},
+    ),
+    Mistake(
+        "sum of norms",
+        "you added up the norms of the parameters' gradients: take one norm over all of them "
+        "together",
+        edits={NORM: "penalty = sum(gradient.norm() for gradient in gradients)"},
+        violates="the norm is that of all gradients together",
+    ),
+    Mistake(
+        "without the biases",
+        "the norm leaves out the gradients of the biases: take that of all parameters",
+        edits={DIVIDE: f"{DIVIDE}\ngradients = [one for one in gradients if one.dim() > 1]"},
+    ),
+    Mistake(
+        "gradient of the inputs",
+        "the penalty is the norm of the inputs' gradient, as in a WGAN: take the parameters' "
+        "gradients here",
+        edits={
+            REGION: f"inputs.requires_grad_()\n{REGION}",
+            GRAD: GRAD.replace("model.parameters()", "inputs"),
+        },
+    ),
+    Mistake(
+        "norm in fp16",
+        "the penalty overflowed or lost digits in fp16: divide by the scale and take the norm in "
+        "float32",
+        edits={
+            NORM: "penalty = torch.cat([gradient.flatten() for gradient in "
+            "gradients]).half().norm()"
+        },
+    ),
+    Mistake(
+        "backward for autograd.grad",
+        "the first pass added its gradients to `p.grad`: use `torch.autograd.grad`, which only "
+        "returns them",
+        edits={
+            GRAD: "scaler.scale(loss).backward(create_graph=True)\nscaled = [p.grad for p in "
+            "model.parameters()]"
+        },
+    ),
+    Mistake(
+        "never clears",
+        "the gradients were not cleared after the overflow, and keep its NaN: clear after a "
+        "skipped step, too",
+        edits={CLEAR: "pass"},
+    ),
+    Mistake(
+        "steps by hand",
+        "`optimizer.step()` applied scaled gradients, and would apply NaN: call "
+        "`scaler.step(optimizer)`",
+        edits={STEP: "optimizer.step()"},
+        violates="A batch that overflows is skipped",
+    ),
+    Mistake(
+        "no update",
+        "`scaler.update()` did not run after the step: call it after every step, skipped or not",
+        edits={UPDATE: "pass"},
+    ),
+    Mistake(
+        "returns at an overflow",
+        "the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` "
+        "skip, and update",
+        edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},
+        violates="the scale falls",
+    ),
+]
+
+gradient_penalty = Exercise(card, right, cases, mistakes, tolerance=1e-2, said=SAID)

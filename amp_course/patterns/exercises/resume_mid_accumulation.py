@@ -8,26 +8,48 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, edited, is_blank, read_integer
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Wrong,
+    call_answer,
+    edited,
+    is_blank,
+    read_integer,
+)
 from amp_course.patterns.exercises.trainings import Run, call_load, changed, read_file
 
-resume_mid_accumulation = Exercise(
-    chapter="patterns", name="resume_mid_accumulation", number=6, title="Stop between two micro-batches", difficulty=4,
-    importance=3, minutes=15, lines=18, takes="value",
-    task="Write the pair `resume_mid_accumulation = (save_midway, load_midway)` for a run that may stop in the middle of an "
-    "accumulation. `save_midway(path, model, optimizer, scaler, micro_step)` must not change the run. `load_midway(path, "
-    "model, optimizer, scaler)` gets these three of a new run and brings them to where the old "
-    "ones were, to the last bit, "
+card = Card(
+    chapter="patterns",
+    name="resume_mid_accumulation",
+    number=6,
+    title="Stop between two micro-batches",
+    difficulty=4,
+    importance=3,
+    minutes=15,
+    lines=18,
+    takes="value",
+    task="Write the pair `resume_mid_accumulation = (save_midway, load_midway)` for a run that "
+    "may stop in the middle of an accumulation. `save_midway(path, model, optimizer, scaler, "
+    "micro_step)` must not change the run. `load_midway(path, model, optimizer, scaler)` gets "
+    "these three of a new run and brings them to where the old ones were, to the last bit, "
     "gradients included, and returns the micro-step; the random state is the caller's. "
     "`torch.load(path, weights_only=True)` must accept the file.",
     hints=(
-        "What is there in the middle of a group that is not there between two updates? No `state_dict()` holds it.",
-        "Save `{name: p.grad for name, p in model.named_parameters()}` unchanged: scaled, and None where there is none.",
-        "Load model, optimizer and scaler, whose scale the gradients carry; set each `p.grad`, and return the micro-step.",
+        "What is there in the middle of a group that is not there between two updates? No "
+        "`state_dict()` holds it.",
+        "Save `{name: p.grad for name, p in model.named_parameters()}` unchanged: scaled, and "
+        "None where there is none.",
+        "Load model, optimizer and scaler, whose scale the gradients carry; set each `p.grad`, "
+        "and return the micro-step.",
     ),
-    why="The gradients of a half-done group carry the scale of their scaler: you need both, or neither is worth anything.",
-    alternative="save only between updates, and none of this is needed: that is what most trainers do.",
-)  # fmt: skip
+    why="The gradients of a half-done group carry the scale of their scaler: you need both, or "
+    "neither is worth anything.",
+    alternative="save only between updates, and none of this is needed: that is what most "
+    "trainers do.",
+)
 
 
 def pair() -> tuple[Any, Any]:
@@ -55,8 +77,13 @@ def pair() -> tuple[Any, Any]:
     return save_midway, load_midway
 
 
+RESTORED = ("the model", "the scaler", "the optimizer", "the gradients", "the modes of the layers")
+
+
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Stop after one update and a part of the next group; another run is saved, too. One layer has no gradients."""
+    """Stop after one update and a part of the next group; another run is saved, too.
+    One layer has no gradients.
+    """
     if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(map(callable, answer)):
         raise Wrong("the check expects both functions as a pair, `(save_midway, load_midway)`")
     if any(map(is_blank, answer)):
@@ -68,7 +95,11 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             (3, 1, "after 3 of 4 micro-batches, of which one overflowed"),
             (0, -1, "between two groups"),
         ):
-            path, old, new = Path(folder) / "run.pt", Run(draw, every=4), Run(draw, every=4, init_scale=2.0**11)
+            path, old, new = (
+                Path(folder) / "run.pt",
+                Run(draw, every=4),
+                Run(draw, every=4, init_scale=2.0**11),
+            )
             old.train(4)
             old.train(micro_step, overflow_at)
             before = old.snapshot()
@@ -77,18 +108,19 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             read_file(path)
             other = Run(draw, every=4)  # whose file is another one
             other.train(5)
-            call_answer(save, f"when it saves {case}", Path(folder, "other.pt"), *other.parts[:3], 1)
+            call_answer(
+                save, f"when it saves {case}", Path(folder, "other.pt"), *other.parts[:3], 1
+            )
             got = call_load(load, f"when it loads what was saved {case}", path, *new.parts[:3])
             loaded = new.snapshot()
             torch.set_rng_state(after["the random state"])
             outputs: dict[str, Any] = {"what the save changes": changed(before, after)}
             outputs |= {f"{name} after loading": loaded[name] for name in RESTORED}
             outputs["what the optimizer steps"] = new.stepped()
-            outputs["the micro-step that you return"] = read_integer(got, case, subject="`load_midway` returned")
+            outputs["the micro-step that you return"] = read_integer(
+                got, case, subject="`load_midway` returned"
+            )
             yield Case(case, outputs, evidence={"the run that was saved": after})
-
-
-RESTORED = ("the model", "the scaler", "the optimizer", "the gradients", "the modes of the layers")
 
 
 def wrong(edits: dict[str, str]) -> Any:
@@ -96,53 +128,118 @@ def wrong(edits: dict[str, str]) -> Any:
     return edited(pair, edits)()
 
 
+LOOP, GRADIENT = "for name, p in model.named_parameters():", 'p.grad = state["gradients"][name]'
+
+
 def after_loading(line: str) -> Any:
-    """Make a pair whose second function does something with every gradient, and with those that are None nothing."""
+    """Make a pair whose second function does something with every gradient,
+    and with those that are None nothing.
+    """
     return wrong({GRADIENT: f"{GRADIENT}\nif p.grad is not None:\n    {line}"})
 
 
-STATE, STEP, LOAD = "state = {", '"micro_step": micro_step,', "state = torch.load(path, weights_only=True)"
+STATE, STEP, LOAD = (
+    "state = {",
+    '"micro_step": micro_step,',
+    "state = torch.load(path, weights_only=True)",
+)
 STEPS = "scaler.step(optimizer), scaler.update(), optimizer.zero_grad()"
-LOOP, GRADIENT = "for name, p in model.named_parameters():", 'p.grad = state["gradients"][name]'
 
-resume_mid_accumulation.judge_by(
-    right=pair(), cases=cases,
-    said={"what the save changes": "saving changed {got}, and a save should only read the run",
-          "the optimizer after loading": "after loading, the optimizer does not remember what the saved one did",
-          "the modes of the layers after loading": "loading changed the mode of a layer: leave all modes to the training",
-          "what the optimizer steps": "after loading, the optimizer no longer updates the model's parameters, so training moves "
-          "nothing: copy into the parameters that are there"},
-    mistakes=[
-        Mistake("no gradients", violates="gradients included", answer=wrong({GRADIENT: "pass"}),
-                feedback="what was accumulated is lost, since no `state_dict()` holds it: save each `p.grad`, and on loading "
-                         "assign "
-                "it (in a new model `p.grad` is None, so there is nothing to copy into), and do not clear it afterwards"),
-        Mistake("unscales the run", violates="must not change the run",
-                answer=wrong({STATE: f"scaler.unscale_(optimizer)\n{STATE}"}),
-                feedback="saving unscaled the gradients of the run, which goes on to add scaled ones: save them as they are"),
-        Mistake("steps early", answer=wrong({STATE: f"if micro_step:\n    {STEPS}\n{STATE}"}),
-                feedback="saving made the run step in the middle of a group: save the gradients, and let the group go on"),
-        Mistake("gradients unscaled in the "
-                "file", violates="to the last bit", answer=after_loading("p.grad /= scaler.get_scale()"),
-                feedback="after loading, the gradients are divided by the scale, and the next are not: leave them as they are"),
-        Mistake("gradients multiplied on loading", answer=after_loading("p.grad *= scaler.get_scale()"),
-                feedback="loading multiplied the gradients by the scale, which they carry already: leave them as they are"),
-        Mistake("zeros for None", answer=wrong({GRADIENT: f"{GRADIENT}\nif p.grad is None:\n    p.grad = torch.zeros_like(p)"}),
-                feedback="a parameter without a gradient has zeros after loading, so momentum and weight decay move it: keep "
-                         "None"),
-        Mistake("gradients on the wrong parameters",
-                answer=wrong({LOOP: "there = [g for g in state['gradients'].values() if g is not None]\n"
-                                    "for p, g in zip(model.parameters(), there):", GRADIENT: "p.grad = g"}),
-                feedback="gradients landed on other parameters than their own, as in a list without None: save them by name"),
-        *(Mistake(f"no {part}", answer=wrong({f'{part}.load_state_dict(state["{part}"])': ""}),
-                  feedback=f"the {part} was not restored, {lost}: save its `state_dict()` and load it")
-          for part, lost in (("scaler", "and its scale belongs to the gradients"),
-                             ("optimizer", "so its averages start from zero"),
-                             ("model", "and keeps its initial weights"))),
-        Mistake("starts the group over", violates="returns the micro-step", answer=wrong({STEP: '"micro_step": 0,'}),
-                feedback="you return 0, so the group starts over on top of what was accumulated: return the saved micro-step"),
-        Mistake("whole objects", violates="`torch.load(path, weights_only=True)` must accept the file",
-                answer=wrong({STEP: f'{STEP} "whole": optimizer,', LOAD: LOAD.replace("True", "False")}),
-                feedback="`torch.load(path, weights_only=True)` refuses a whole optimizer: save `optimizer.state_dict()`"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "no gradients",
+        "what was accumulated is lost, since no `state_dict()` holds it: save each `p.grad`, and "
+        "on loading assign it (in a new model `p.grad` is None, so there is nothing to copy "
+        "into), and do not clear it afterwards",
+        answer=wrong({GRADIENT: "pass"}),
+        violates="gradients included",
+    ),
+    Mistake(
+        "unscales the run",
+        "saving unscaled the gradients of the run, which goes on to add scaled ones: save them as "
+        "they are",
+        answer=wrong({STATE: f"scaler.unscale_(optimizer)\n{STATE}"}),
+        violates="must not change the run",
+    ),
+    Mistake(
+        "steps early",
+        "saving made the run step in the middle of a group: save the gradients, and let the group "
+        "go on",
+        answer=wrong({STATE: f"if micro_step:\n    {STEPS}\n{STATE}"}),
+    ),
+    Mistake(
+        "gradients unscaled in the file",
+        "after loading, the gradients are divided by the scale, and the next are not: leave them "
+        "as they are",
+        answer=after_loading("p.grad /= scaler.get_scale()"),
+        violates="to the last bit",
+    ),
+    Mistake(
+        "gradients multiplied on loading",
+        "loading multiplied the gradients by the scale, which they carry already: leave them as "
+        "they are",
+        answer=after_loading("p.grad *= scaler.get_scale()"),
+    ),
+    Mistake(
+        "zeros for None",
+        "a parameter without a gradient has zeros after loading, so momentum and weight decay "
+        "move it: keep None",
+        answer=wrong(
+            {GRADIENT: f"{GRADIENT}\nif p.grad is None:\n    p.grad = torch.zeros_like(p)"}
+        ),
+    ),
+    Mistake(
+        "gradients on the wrong parameters",
+        "gradients landed on other parameters than their own, as in a list without None: save "
+        "them by name",
+        answer=wrong(
+            {
+                LOOP: "there = [g for g in state['gradients'].values() if g is not None]\nfor p, "
+                "g in zip(model.parameters(), there):",
+                GRADIENT: "p.grad = g",
+            }
+        ),
+    ),
+    *(
+        Mistake(
+            f"no {part}",
+            f"the {part} was not restored, {lost}: save its `state_dict()` and load it",
+            answer=wrong({f'{part}.load_state_dict(state["{part}"])': ""}),
+        )
+        for part, lost in (
+            ("scaler", "and its scale belongs to the gradients"),
+            ("optimizer", "so its averages start from zero"),
+            ("model", "and keeps its initial weights"),
+        )
+    ),
+    Mistake(
+        "starts the group over",
+        "you return 0, so the group starts over on top of what was accumulated: return the saved "
+        "micro-step",
+        answer=wrong({STEP: '"micro_step": 0,'}),
+        violates="returns the micro-step",
+    ),
+    Mistake(
+        "whole objects",
+        "`torch.load(path, weights_only=True)` refuses a whole optimizer: save "
+        "`optimizer.state_dict()`",
+        answer=wrong({STEP: f'{STEP} "whole": optimizer,', LOAD: LOAD.replace("True", "False")}),
+        violates="`torch.load(path, weights_only=True)` must accept the file",
+    ),
+]
+
+resume_mid_accumulation = Exercise(
+    card,
+    pair(),
+    cases,
+    mistakes,
+    said={
+        "what the save changes": "saving changed {got}, and a save should only read the run",
+        "the optimizer after loading": "after loading, the optimizer does not remember what the "
+        "saved one did",
+        "the modes of the layers after loading": "loading changed the mode of a layer: leave all "
+        "modes to the training",
+        "what the optimizer steps": "after loading, the optimizer no longer updates the model's "
+        "parameters, so training moves nothing: copy into the parameters that are there",
+    },
+)

@@ -18,29 +18,54 @@ KEYS = ("model", "optimizer", "scaler", "scheduler", "rng", "step")
 class Run:
     """A training with all that a checkpoint holds; `draw` draws its batches.
 
-    amp:   fp16 autocast and a scaler, which grows every second step; without it fp32, and `scaler` is None
+    amp:   fp16 autocast and a scaler, which grows every second step; without it fp32, and `scaler`
+           is None
     every: micro-batches per update
     parts: model, optimizer, scaler, scheduler
     """
 
-    def __init__(self, draw: random.Random, *, amp: bool = True, every: int = 1, init_scale: float = 2.0**7) -> None:
+    def __init__(
+        self, draw: random.Random, *, amp: bool = True, every: int = 1, init_scale: float = 2.0**7
+    ) -> None:
         self.draw, self.amp, self.every = draw, amp, every
-        layers = nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Tanh(), nn.Dropout(0.4), nn.Linear(10, 10, bias=False)
+        layers = (
+            nn.Linear(10, 10),
+            nn.BatchNorm1d(10),
+            nn.Tanh(),
+            nn.Dropout(0.4),
+            nn.Linear(10, 10, bias=False),
+        )
         self.model = nn.Sequential(*layers)
-        self.model[3].spare = nn.Parameter(torch.ones(10, 10))  # in no forward pass, so it gets no gradient
-        matrices, others = ([p for p in self.model.parameters() if (p.dim() > 1) is large] for large in (True, False))
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        self.model[3].spare = nn.Parameter(
+            torch.ones(10, 10)
+        )  # in no forward pass, so it gets no gradient
+        matrices, others = (
+            [p for p in self.model.parameters() if (p.dim() > 1) is large]
+            for large in (True, False)
+        )
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1)
-        self.scheduler: Any = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=2, gamma=0.7)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=2) if amp else None
+        self.scheduler: Any = torch.optim.lr_scheduler.StepLR(
+            self.optimizer, step_size=2, gamma=0.7
+        )
+        self.scaler = (
+            torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=2) if amp else None
+        )
         self.parts: tuple[Any, ...] = self.model, self.optimizer, self.scaler, self.scheduler
 
     def train(self, count: int, overflow_at: int = -1) -> None:
-        """Run `count` micro-batches, of which one may overflow; after every `every`-th the weights are updated."""
+        """Run `count` micro-batches, of which one may overflow;
+        after every `every`-th the weights are updated.
+        """
         generator = torch.Generator().manual_seed(self.draw.getrandbits(31))
         scaler = self.scaler or torch.amp.GradScaler("cpu", enabled=False)
         for number in range(count):
-            inputs = torch.randn(6, 10, generator=generator) * (1e6 if number == overflow_at else 1.0)
+            inputs = torch.randn(6, 10, generator=generator) * (
+                1e6 if number == overflow_at else 1.0
+            )
             targets = torch.randint(0, 10, (6,), generator=generator)
             with torch.autocast("cpu", dtype=torch.float16, enabled=self.amp):
                 loss = cross_entropy(self.model(inputs), targets) / self.every
@@ -52,22 +77,38 @@ class Run:
                 self.scheduler.step()
 
     def states(self) -> dict[str, Any]:
-        """Return copies of the states, by their keys in a checkpoint; the scaler's is None without one."""
-        states = {key: part and part.state_dict() for key, part in zip(KEYS, self.parts, strict=False)}
+        """Return copies of the states, by their keys in a checkpoint;
+        the scaler's is None without one.
+        """
+        states = {
+            key: part and part.state_dict() for key, part in zip(KEYS, self.parts, strict=False)
+        }
         return copy.deepcopy({**states, "rng": torch.get_rng_state()})
 
     def snapshot(self) -> dict[str, Any]:
         """Return copies of all that a save or a resume may change, by what messages call it."""
-        states = {"the random state" if key == "rng" else f"the {key}": state for key, state in self.states().items()}
+        states = {
+            "the random state" if key == "rng" else f"the {key}": state
+            for key, state in self.states().items()
+        }
         named = self.model.named_parameters()
-        states["the gradients"] = {name: "None" if p.grad is None else p.grad.clone() for name, p in named}
-        states["which parameters are trained"] = [parameter.requires_grad for parameter in self.model.parameters()]
-        return {**states, "the modes of the layers": [layer.training for layer in self.model.modules()]}
+        states["the gradients"] = {
+            name: "None" if p.grad is None else p.grad.clone() for name, p in named
+        }
+        states["which parameters are trained"] = [
+            parameter.requires_grad for parameter in self.model.parameters()
+        ]
+        return {
+            **states,
+            "the modes of the layers": [layer.training for layer in self.model.modules()],
+        }
 
     def stepped(self) -> str:
         """Say whose parameters the optimizer steps."""
         own = {id(parameter) for parameter in self.model.parameters()}
-        steps = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
+        steps = [
+            id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
+        ]
         return "the model's parameters" if own.issuperset(steps) else "others"
 
 
@@ -78,20 +119,25 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def call_load(load: Any, case: str, *arguments: Any) -> Any:
-    """Call a reader's function that restores a run; torch's advice for a scaler without a scale would not help there."""
+    """Call a reader's function that restores a run; torch's advice for a scaler without a scale
+    would not help there.
+    """
     try:
         return call_answer(load, case, *arguments)
     except Failed as failed:
         if "_scale is None" not in str(failed.__cause__):
             raise
         raise Wrong(
-            f"{case}, `update` or `step` of the new scaler raises an error, since it has not scaled a loss yet: restore it with "
+            f"{case}, `update` or `step` of the new scaler raises an error, since it has not "
+            f"scaled a loss yet: restore it with "
             "its `load_state_dict`, and call none of its other methods"
         ) from failed.__cause__
 
 
 def read_file(path: Path) -> Any:
-    """Return what a file holds. Raises Wrong if there is none, or one that `weights_only=True` refuses."""
+    """Return what a file holds. Raises Wrong if there is none,
+    or one that `weights_only=True` refuses.
+    """
     if not path.is_file():
         raise Wrong("after the save there is no file at the path")
     try:
@@ -102,7 +148,8 @@ def read_file(path: Path) -> Any:
         feedback = f"{refused} ({type(error).__name__}): is it written by `torch.save`?"
         if found:
             feedback = (
-                f"{refused} because of `{found[1]}`, which is not on its list. It accepts `state_dict()`s, tensors, and plain "
+                f"{refused} because of `{found[1]}`, which is not on its list. It accepts "
+                f"`state_dict()`s, tensors, and plain "
                 "Python numbers, texts, lists and dicts"
             )
         raise Wrong(feedback) from error

@@ -1,7 +1,16 @@
-"""The workbench: a training loop assembled from switches, and what its audit finds in it, line by line."""
+"""The workbench: a training loop assembled from switches, and what its audit finds in it,
+line by line.
+"""
 
 from amp_course.patterns.workbench.loop import Switches, build_loop, source_of
-from amp_course.patterns.workbench.page import SIGNS, Judgement, Line, judgements, marked_lines, workbench_view
+from amp_course.patterns.workbench.page import (
+    SIGNS,
+    Judgement,
+    Line,
+    judgements,
+    marked_lines,
+    workbench_view,
+)
 
 __all__ = [
     "SIGNS",

@@ -1,4 +1,6 @@
-"""Assemble a training step from switches, so that its faults can be tried out: the text shown is the text that runs."""
+"""Assemble a training step from switches, so that its faults can be tried out:
+the text shown is the text that runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ MAX_NORM = 1.0
 
 @dataclass(frozen=True)
 class Switches:
-    """Where the lines of a loop stand. The defaults make the right loop; each other choice is a fault.
+    """Where the lines of a loop stand. The defaults make the right loop; each other choice is a
+    fault.
 
     Raises ValueError for a choice that `CHOICES` lacks.
     Example: Switches(clip="before unscale") → the loop whose audit says "clipped-while-scaled"
@@ -39,13 +42,18 @@ class Switches:
         for one in fields(self):
             value, choices = getattr(self, one.name), self.CHOICES[one.name]
             if value not in choices:
-                raise ValueError(f"{one.name} is {value!r}: choose one of {', '.join(map(repr, choices))}.")
+                raise ValueError(
+                    f"{one.name} is {value!r}: choose one of {', '.join(map(repr, choices))}."
+                )
 
 
 def source_of(switches: Switches) -> str:
     """Write the loop: plain PyTorch that one could paste."""
     clip = "clip_grad_norm_(model.parameters(), max_norm)"
-    every = ["with torch.autocast(device, dtype=torch.float16):", "    loss = cross_entropy(model(x), y)"]
+    every = [
+        "with torch.autocast(device, dtype=torch.float16):",
+        "    loss = cross_entropy(model(x), y)",
+    ]
     every.append(f"scaler.scale(loss{' / every' if switches.divide else ''}).backward()")
     if switches.clip == "every micro-batch":
         every.append(clip)
@@ -62,7 +70,11 @@ def source_of(switches: Switches) -> str:
         update.append("before = scaler.get_scale()")
     if switches.update == "once":
         update.append("scaler.update()")
-    update += ["if scaler.get_scale() >= before:", "    scheduler.step()"] if wait else ["scheduler.step()"]
+    update += (
+        ["if scaler.get_scale() >= before:", "    scheduler.step()"]
+        if wait
+        else ["scheduler.step()"]
+    )
     if switches.clear == "after the update":
         update.append("optimizer.zero_grad()")
     after = ["scaler.update()"] if switches.update == "every micro-batch" else []
@@ -75,8 +87,11 @@ def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def build_loop(switches: Switches, *, seed: int = 0) -> tuple[str, Callable[..., Any], dict[str, Any]]:
-    """Return (source text, train_step, objects) of a loop on a tiny model; `audit(train_step, **objects)` judges it.
+def build_loop(
+    switches: Switches, *, seed: int = 0
+) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+    """Return (source text, train_step, objects) of a loop on a tiny model; `audit(train_step,
+    **objects)` judges it.
 
     The model maps 16 features to 5 classes; the loop makes one update of two micro-batches of 8.
     Example: audit(step, **objects).names for Switches(divide=False) → ("sum-not-mean",)

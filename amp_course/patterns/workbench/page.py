@@ -1,4 +1,6 @@
-"""Lay out and draw what `LoopWorkbench` shows: the loop's lines against the right loop's, its audit behaviour by behaviour."""
+"""Lay out and draw what `LoopWorkbench` shows: the loop's lines against the right loop's,
+its audit behaviour by behaviour.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ SIGNS: dict[State, str] = {"right": "✓", "wrong": "✗", "not judged": "–"}
 
 
 class Line(NamedTuple):
-    """A line of two compared loops: `mark` is "+" for one of this loop only, "−" for one of the right loop only, else ""."""
+    """A line of two compared loops: `mark` is "+" for one of this loop only,
+    "−" for one of the right loop only, else "".
+    """
 
     mark: Literal["", "+", "−"]
     text: str
 
 
 class Judgement(NamedTuple):
-    """What an audit says of one behaviour; `word` says what holds, names the faults, or why nothing is said."""
+    """What an audit says of one behaviour; `word` says what holds, names the faults,
+    or why nothing is said.
+    """
 
     state: State
     behaviour: str
@@ -33,7 +39,8 @@ class Judgement(NamedTuple):
 
 
 def marked_lines(source: str, right: str) -> list[Line]:
-    """Compare a loop with the right one, line by line; without the "−" lines the result is `source`.
+    """Compare a loop with the right one, line by line; without the "−" lines the result is
+    `source`.
 
     Example: ("a\\nc", "a\\nb\\nc") → [("", "a"), ("−", "b"), ("", "c")]
     """
@@ -41,7 +48,9 @@ def marked_lines(source: str, right: str) -> list[Line]:
 
 
 def _compared(here: list[str], there: list[str]) -> Iterator[Line]:
-    for tag, there_from, there_to, from_, to in SequenceMatcher(None, there, here, autojunk=False).get_opcodes():
+    for tag, there_from, there_to, from_, to in SequenceMatcher(
+        None, there, here, autojunk=False
+    ).get_opcodes():
         if tag == "equal":
             yield from (Line("", text) for text in here[from_:to])
         else:
@@ -79,37 +88,44 @@ _LOOKS: dict[State, str] = {
 
 
 def workbench_view(lines: Sequence[Line], judged: Sequence[Judgement], audit: Report) -> str:
-    """Return the panel's HTML: the verdict in a sentence, the loop next to the behaviours, and the findings below."""
+    """Return the panel's HTML: the verdict in a sentence, the loop next to the behaviours,
+    and the findings below.
+    """
     return (
-        f'<div style="color:{INK};line-height:1.5">'
-        f'<div role="status" aria-live="polite" style="margin-bottom:6px">{headline(judged, audit)}</div>'
+        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
+        f'style="margin-bottom:6px">{headline(judged, audit)}</div>'
         '<div style="display:flex;flex-wrap:wrap;gap:8px 20px;align-items:flex-start">'
-        f"{_loop(lines)}{_behaviours(judged)}</div>"
-        f"{''.join(finding_html(one) for one in audit.findings)}</div>"
+        f"{_loop(lines)}{_behaviours(judged)}</div>{''.join(finding_html(one) for one in audit.findings)}</div>"
     )
 
 
 def headline(judged: Sequence[Judgement], audit: Report) -> str:
-    """Say the verdict in a sentence: "✗ Fault: clipped-while-scaled. Behaviours: 8 right, 5 not judged." """
+    """Say the verdict in a sentence: "✗ Fault: clipped-while-scaled. Behaviours: 8 right, 5 not
+    judged."
+    """
     count = {state: sum(one.state == state for one in judged) for state in SIGNS}
     rest = f"{count['not judged']} not judged"
     if not audit.names:
         return f"<b>✓ No fault</b> in {count['right']} behaviours; {rest}."
     fault = "Fault" if len(audit.names) == 1 else f"{len(audit.names)} faults"
-    return f"<b>✗ {fault}: {escape(', '.join(audit.names))}.</b> Behaviours: {count['right']} right, {rest}."
+    return (
+        f"<b>✗ {fault}: {escape(', '.join(audit.names))}.</b> Behaviours: {count['right']} "
+        f"right, {rest}."
+    )
 
 
 def _loop(lines: Sequence[Line]) -> str:
     changed = any(mark for mark, _ in lines)
     legend = (
-        f'<div style="color:{FAINT}"><b>+</b> only in this loop &nbsp; <b>−</b> only in the right one, not executed</div>'
+        f'<div style="color:{FAINT}"><b>+</b> only in this loop &nbsp; <b>−</b> only in the right '
+        f"one, not executed</div>"
         if changed
         else f'<div style="color:{FAINT}">the right loop</div>'
     )
     rows = "".join(map(_row, lines))
     return (
-        '<div style="flex:3 1 27em;min-width:0;max-width:100%;overflow-x:auto">'
-        '<pre role="group" aria-label="the loop that runs" '
+        '<div style="flex:3 1 27em;min-width:0;max-width:100%;overflow-x:auto"><pre role="group" '
+        'aria-label="the loop that runs" '
         f'style="{_CODE};color:{INK};background:transparent;margin:0;padding:0">{rows}</pre>{legend}</div>'
     )
 
@@ -123,7 +139,10 @@ def _row(line: Line) -> str:
     look = f"border-left:5px solid {colour};background:{colour}2e"
     if mark == "−":  # not a part of what one copies
         code = escape(text.lstrip())
-        inner = f'{" " * (len(text) - len(text.lstrip()))}<del style="user-select:none;color:{FAINT}">{code}</del>'
+        inner = (
+            f"{' ' * (len(text) - len(text.lstrip()))}<del "
+            f'style="user-select:none;color:{FAINT}">{code}</del>'
+        )
     else:
         inner = f'<ins style="text-decoration:none">{written}</ins>'
     return f'<div style="{look}"><b style="user-select:none">{mark}</b> {inner}</div>'
@@ -136,6 +155,7 @@ def _behaviours(judged: Sequence[Judgement]) -> str:
         for state, behaviour, word in judged
     )
     return (
-        f'<div style="flex:2 1 19em;min-width:0"><ul aria-label="behaviours" style="list-style:none;margin:0;padding:0 0 0 8px;'
-        f'border-left:1px solid {GRID}">{rows}</ul></div>'
+        f'<div style="flex:2 1 19em;min-width:0"><ul aria-label="behaviours" '
+        f'style="list-style:none;margin:0;padding:0 0 0 8px;border-left:1px solid '
+        f'{GRID}">{rows}</ul></div>'
     )

@@ -1,4 +1,6 @@
-"""Exercise 2 of chapter 03: how many values a format has for the positions 0 … n−1, without going through them."""
+"""Exercise 2 of chapter 03: how many values a format has for the positions 0 … n−1,
+without going through them.
+"""
 
 import random
 import sys
@@ -13,37 +15,54 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
-from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, Results, call_answer, read_number
 
-count_ids = Exercise(
-    chapter="positions", name="count_ids", number=2, title="Count the distinct ids", difficulty=4, importance=3, minutes=20,
+card = Card(
+    chapter="positions",
+    name="count_ids",
+    number=2,
+    title="Count the distinct ids",
+    difficulty=4,
+    importance=3,
+    minutes=20,
     lines=10,
-    task="Write `count_ids(n, fmt)`: how many different values the positions 0 … n−1 have in a format. Do not go through the "
-    "positions one by one, in a loop or in a tensor: the check tries n = 2^40. All positions that overflow to inf share one "
-    "id, which counts too.",
+    task="Write `count_ids(n, fmt)`: how many different values the positions 0 … n−1 have in a "
+    "format. Do not go through the positions one by one, in a loop or in a tensor: the check "
+    "tries n = 2^40. All positions that overflow to inf share one id, which counts too.",
     hints=(
-        "How many bf16 numbers are there from 256 up to, but not including, 512? And from 512 to 1,024? Look at the spacing.",
-        "With p = `fmt.significand_bits` + 1, every integer up to 2^p (or to a smaller `fmt.max`) has its own id. Each later "
-        "binade, from a power of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
-        "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`. `round(Fraction(n - 1, step))` counts the steps up "
-        "to it, ties to even as in a cast. Add 2^(p−1) values for each binade before. From half a step past `fmt.max` on, "
-        "positions become inf: one more value than there are up to `fmt.max`.",
+        "How many bf16 numbers are there from 256 up to, but not including, 512? And from 512 to "
+        "1,024? Look at the spacing.",
+        "With p = `fmt.significand_bits` + 1, every integer up to 2^p (or to a smaller `fmt.max`) "
+        "has its own id. Each later binade, from a power of two to the next, holds 2^(p−1) "
+        "values. Which value does the last position, n − 1, round to?",
+        "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`. `round(Fraction(n - 1, "
+        "step))` counts the steps up to it, ties to even as in a cast. Add 2^(p−1) values for "
+        "each binade before. From half a step past `fmt.max` on, positions become inf: one more "
+        "value than there are up to `fmt.max`.",
     ),
-    why="The count grows with the logarithm of the length: a bf16 id has 1,409 values for 131,072 tokens.",
-    alternative="positive numbers are in the same order as their patterns, so `encode(n - 1, fmt) - encode(2**p, fmt)` counts "
-    "the values past 2^p, inf included.",
-)  # fmt: skip
+    why="The count grows with the logarithm of the length: a bf16 id has 1,409 values for 131,072 "
+    "tokens.",
+    alternative="positive numbers are in the same order as their patterns, so `encode(n - 1, fmt) "
+    "- encode(2**p, fmt)` counts the values past 2^p, inf included.",
+)
 
-_LONG = 2**21  # positions; a loop over a sixteenth of them is noticed, one over the 65,536 patterns of bf16 is not
+_LONG = (
+    2**21
+)  # a loop over a sixteenth of the positions is noticed, one over all patterns of bf16 is not
 SHORT = FloatFormat.of(4, 8)  # ends at 255.5, before 2^9
-_OTHERS = (str(Path(__file__).parents[2]), str(Path(random.__file__).parent))  # whose lines are not counted
+_OTHERS = (
+    str(Path(__file__).parents[2]),
+    str(Path(random.__file__).parent),
+)  # whose lines are not counted
 
 
 def right(n: int, fmt: FloatFormat) -> int:
     bits, half_step = fmt.significand_bits + 1, 2 ** (fmt.max_exponent - fmt.significand_bits) // 2
     last, most = n - 1, int(fmt.max)
     exact = min(2**bits, most + 1)
-    if n <= exact + 1 or most < exact:  # in a short format, most + 1 is inf, and so is every position after it
+    if (
+        n <= exact + 1 or most < exact
+    ):  # in a short format, most + 1 is inf, and so is every position after it
         return min(n, exact + 1)
     overflows = int(last >= most + half_step)
     last = min(last, most)
@@ -59,7 +78,9 @@ class _Enough(BaseException):
 
 
 class _Watch(TorchFunctionMode):
-    """Ends an answer that runs about as many lines, or makes about as large tensors, as there are positions."""
+    """Ends an answer that runs about as many lines, or makes about as large tensors,
+    as there are positions.
+    """
 
     lines = elements = 0
 
@@ -81,7 +102,9 @@ class _Watch(TorchFunctionMode):
 
 
 def _way(answer: Callable[..., Any], case: str, n: int) -> str:
-    """Tell how an answer counts, by the lines that it runs, its tensors and its memory; not by the clock."""
+    """Tell how an answer counts, by the lines that it runs, its tensors and its memory;
+    not by the clock.
+    """
     watch, traced = _Watch(), sys.gettrace()
     tracemalloc.start()
     try:
@@ -98,8 +121,12 @@ def _way(answer: Callable[..., Any], case: str, n: int) -> str:
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Small counts; then whether the answer goes through the positions; then large counts, and past the largest number."""
-    yield Case("", {"the count": _counts(answer, [0, 1, 2, *range(255, 272), *range(511, 520)], BF16)})
+    """Small counts; then whether the answer goes through the positions;
+    then large counts, and past the largest number.
+    """
+    yield Case(
+        "", {"the count": _counts(answer, [0, 1, 2, *range(255, 272), *range(511, 520)], BF16)}
+    )
     for n in (_LONG, 2**40):
         case = f"for n = {n:,} in bf16"
         yield Case(case, {"the way it counts": (way := _way(answer, case, n))})
@@ -107,9 +134,18 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
             return
     for fmt, few in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, range(40))):
         yield Case("", {"the count": _counts(answer, few, fmt)})
-    many = [2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)]
-    many += [int(fmt.max) + off for fmt in (FP16, FP8_E5M2) for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)]
-    many += [2**40 - 2**31, *(2**power + 2 ** (power - bits) + 2 for power in (26, 30) for bits in range(5, 9))]
+    many = [
+        2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)
+    ]
+    many += [
+        int(fmt.max) + off
+        for fmt in (FP16, FP8_E5M2)
+        for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)
+    ]
+    many += [
+        2**40 - 2**31,
+        *(2**power + 2 ** (power - bits) + 2 for power in (26, 30) for bits in range(5, 9)),
+    ]
     many += [draw.randrange(2**41) for _ in range(3)]
     rounds = [(fmt, many) for fmt in (BF16, FloatFormat.of(8, draw.randint(4, 6)), FP16, FP8_E5M2)]
     short = [(SHORT, [*range(254, 260), 300, 513]), (SHORT, [514, 515, 700, 2**20, 2**40])]
@@ -124,55 +160,127 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 def _counts(answer: Callable[..., Any], lengths: Iterable[int], fmt: FloatFormat) -> Results:
     own = f"a format with {fmt.exponent_bits} exponent and {fmt.significand_bits} significand bits"
-    cases = {f"for n = {n:,} in {fmt.name if fmt in (BF16, FP16, FP8_E5M2) else own}": n for n in lengths}
-    found = {case: read_number(call_answer(answer, case, n, fmt), case) for case, n in cases.items()}
+    cases = {
+        f"for n = {n:,} in {fmt.name if fmt in (BF16, FP16, FP8_E5M2) else own}": n for n in lengths
+    }
+    found = {
+        case: read_number(call_answer(answer, case, n, fmt), case) for case, n in cases.items()
+    }
     return Results(found)
 
 
-OVERFLOWS, IN_BINADE = "overflows = int(last >= most + half_step)", "in_binade = round(steps) - exact // 2"
-LAST, RETURN = "last, most = n - 1, int(fmt.max)", "return 1 + exact + before + in_binade + overflows"
+OVERFLOWS, IN_BINADE = (
+    "overflows = int(last >= most + half_step)",
+    "in_binade = round(steps) - exact // 2",
+)
+LAST, RETURN = (
+    "last, most = n - 1, int(fmt.max)",
+    "return 1 + exact + before + in_binade + overflows",
+)
 
-count_ids.judge_by(
-    right=right, cases=cases, show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"), mistakes=[
-        Mistake("loops over the positions", violates="Do not go through the positions one by one, in a loop",
-                answer=lambda n, fmt: right(n, fmt) if n < _LONG else sum(1 for _ in range(n)),
-                feedback="your function runs over 100,000 steps for two million positions, and 2⁴⁰ are tried: count binades"),
-        Mistake("builds a tensor", violates="or in a tensor",
-                answer=lambda n, fmt: right(n, fmt) if n < _LONG else torch.arange(n).numel(),
-                feedback="your function fills a tensor, array or set with all positions, terabytes for 2⁴⁰ of them: count "
-                         "binades"),
-        Mistake("ignores the end of the range", violates="overflow to inf share one",
-                edits={OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"},
-                feedback="{format} ends at {end}. From half a step past it on, every position becomes inf, and they share one "
-                         "id"),
-        Mistake("leaves out inf", violates="which counts", edits={OVERFLOWS: "overflows = 0"},
-                feedback="the positions past the end of {format} become inf, and that is one more id"),
-        Mistake("overflows half a step early", edits={OVERFLOWS: "overflows = int(last > most)"},
-                feedback="positions less than half a step past {end}, {format}'s largest number, are rounded to it, not to inf"),
-        Mistake("truncates", violates="values the positions 0 … n−1 have in a format",
-                edits={IN_BINADE: "in_binade = int(steps) - exact // 2"},
-                feedback="a cast does not truncate, it rounds to nearest: the last position, n − 1, may reach the next value up"),
-        Mistake("rounds half up", edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},
-                feedback="a tie goes to the neighbour whose significand is even, not always up. `round` of a Fraction does that"),
-        Mistake("counts position n too", violates="0 … n−1", answer=lambda n, fmt: right(n + 1, fmt),
-                feedback="the positions are 0 … n − 1, and you count n as well"),
-        Mistake("one too few", answer=lambda n, fmt: right(n, fmt) - 1,
-                feedback="your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them"),
-        Mistake("n in place of n − 1", answer=lambda n, fmt: right(n + 1, fmt) - 1,
-                feedback="you round n, which is not among the positions 0 … n − 1: the last one is n − 1"),
-        Mistake("through float32", edits={LAST: "last, most = int(torch.tensor(float(n - 1)).item()), int(fmt.max)"},
-                feedback="rounding twice, to float32 first, can make a tie of a number next to one: round n − 1 in one go"),
-        Mistake("every position has its own id", answer=lambda n, fmt: n,
-                feedback="past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and positions share ids"),
-        Mistake("forgets the hidden 1", answer=lambda n, fmt: right(n, replace(fmt, significand_bits=fmt.significand_bits - 1)),
-                feedback="with the hidden 1 in front of the stored bits, integers are exact up to 2^(`fmt.significand_bits` + "
-                         "1)"),
-        Mistake("forgets position 0", edits={RETURN: "return exact + before + in_binade + overflows"},
-                feedback="one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = `fmt.significand_bits` "
-                         "+ 1"),
-        Mistake("n up to 2^p before the range", edits={"exact = min(2**bits, most + 1)": "exact = 2**bits"},
-                feedback="a format may end before 2^(`fmt.significand_bits` + 1): positions past its end are inf, which is one "
-                         "id"),
-    ],
-    said={"the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: count binades instead"},
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "loops over the positions",
+        "your function runs over 100,000 steps for two million positions, and 2⁴⁰ are tried: "
+        "count binades",
+        answer=lambda n, fmt: right(n, fmt) if n < _LONG else sum(1 for _ in range(n)),
+        violates="Do not go through the positions one by one, in a loop",
+    ),
+    Mistake(
+        "builds a tensor",
+        "your function fills a tensor, array or set with all positions, terabytes for 2⁴⁰ of "
+        "them: count binades",
+        answer=lambda n, fmt: right(n, fmt) if n < _LONG else torch.arange(n).numel(),
+        violates="or in a tensor",
+    ),
+    Mistake(
+        "ignores the end of the range",
+        "{format} ends at {end}. From half a step past it on, every position becomes inf, and "
+        "they share one id",
+        edits={OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"},
+        violates="overflow to inf share one",
+    ),
+    Mistake(
+        "leaves out inf",
+        "the positions past the end of {format} become inf, and that is one more id",
+        edits={OVERFLOWS: "overflows = 0"},
+        violates="which counts",
+    ),
+    Mistake(
+        "overflows half a step early",
+        "positions less than half a step past {end}, {format}'s largest number, are rounded to "
+        "it, not to inf",
+        edits={OVERFLOWS: "overflows = int(last > most)"},
+    ),
+    Mistake(
+        "truncates",
+        "a cast does not truncate, it rounds to nearest: the last position, n − 1, may reach the "
+        "next value up",
+        edits={IN_BINADE: "in_binade = int(steps) - exact // 2"},
+        violates="values the positions 0 … n−1 have in a format",
+    ),
+    Mistake(
+        "rounds half up",
+        "a tie goes to the neighbour whose significand is even, not always up. `round` of a "
+        "Fraction does that",
+        edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},
+    ),
+    Mistake(
+        "counts position n too",
+        "the positions are 0 … n − 1, and you count n as well",
+        answer=lambda n, fmt: right(n + 1, fmt),
+        violates="0 … n−1",
+    ),
+    Mistake(
+        "one too few",
+        "your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them",
+        answer=lambda n, fmt: right(n, fmt) - 1,
+    ),
+    Mistake(
+        "n in place of n − 1",
+        "you round n, which is not among the positions 0 … n − 1: the last one is n − 1",
+        answer=lambda n, fmt: right(n + 1, fmt) - 1,
+    ),
+    Mistake(
+        "through float32",
+        "rounding twice, to float32 first, can make a tie of a number next to one: round n − 1 in "
+        "one go",
+        edits={LAST: "last, most = int(torch.tensor(float(n - 1)).item()), int(fmt.max)"},
+    ),
+    Mistake(
+        "every position has its own id",
+        "past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and "
+        "positions share ids",
+        answer=lambda n, fmt: n,
+    ),
+    Mistake(
+        "forgets the hidden 1",
+        "with the hidden 1 in front of the stored bits, integers are exact up to "
+        "2^(`fmt.significand_bits` + 1)",
+        answer=lambda n, fmt: right(n, replace(fmt, significand_bits=fmt.significand_bits - 1)),
+    ),
+    Mistake(
+        "forgets position 0",
+        "one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = "
+        "`fmt.significand_bits` + 1",
+        edits={RETURN: "return exact + before + in_binade + overflows"},
+    ),
+    Mistake(
+        "n up to 2^p before the range",
+        "a format may end before 2^(`fmt.significand_bits` + 1): positions past its end are inf, "
+        "which is one id",
+        edits={"exact = min(2**bits, most + 1)": "exact = 2**bits"},
+    ),
+]
+
+count_ids = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"),
+    said={
+        "the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: "
+        "count binades instead"
+    },
+)

@@ -8,23 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_tensor, show_value
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Results,
+    call_answer,
+    read_tensor,
+    show_value,
+)
 
-exact_alibi = Exercise(
-    chapter="positions", name="exact_alibi", number=4, title="ALiBi for long contexts", difficulty=2, importance=3, minutes=8,
+card = Card(
+    chapter="positions",
+    name="exact_alibi",
+    number=4,
+    title="ALiBi for long contexts",
+    difficulty=2,
+    importance=3,
+    minutes=8,
     lines=2,
-    task="Write `exact_alibi(slopes, queries, keys)`: the bias −slope · (query − key), of shape (heads, queries, keys) and in "
-    "float32, right to the last bit, for positions up to a million, for any slopes, in float32 or bf16, and under autocast "
-    "too. Keys after their query are masked elsewhere: your values there do not matter.",
+    task="Write `exact_alibi(slopes, queries, keys)`: the bias −slope · (query − key), of shape "
+    "(heads, queries, keys) and in float32, right to the last bit, for positions up to a million, "
+    "for any slopes, in float32 or bf16, and under autocast too. Keys after their query are "
+    "masked elsewhere: your values there do not matter.",
     hints=(
         "Which step is exact in integers? Do that one before anything becomes a float.",
-        "`queries[:, None] - keys[None, :]` is the distance, an integer. One product is left, and it has to be elementwise.",
-        "`-slopes.float()[:, None, None] * distance`: a product of float32 and an integer tensor is float32.",
+        "`queries[:, None] - keys[None, :]` is the distance, an integer. One product is left, and "
+        "it has to be elementwise.",
+        "`-slopes.float()[:, None, None] * distance`: a product of float32 and an integer tensor "
+        "is float32.",
     ),
-    why="A bias grows with distance, so unlike cos and sin it cannot be cast last: past 256 steps neighbours share it in bf16.",
-    alternative="`torch.mul(-slopes.float().view(-1, 1, 1), (queries.view(-1, 1) - keys).float())`: the distance is exact in "
-    "float32 up to 2^24.",
-)  # fmt: skip
+    why="A bias grows with distance, so unlike cos and sin it cannot be cast last: past 256 steps "
+    "neighbours share it in bf16.",
+    alternative="`torch.mul(-slopes.float().view(-1, 1, 1), (queries.view(-1, 1) - "
+    "keys).float())`: the distance is exact in float32 up to 2^24.",
+)
 
 
 def right(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -35,12 +54,31 @@ def right(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Near and far queries with keys at all distances, for slopes of several kinds, outside autocast and inside."""
+    """Near and far queries with keys at all distances, for slopes of several kinds,
+    outside autocast and inside.
+    """
     positions = (
         ([0, 1, 5, 9], [*range(12)]),
-        ([40_000, 40_001, 39_990], [*range(39_970, 40_002), 0, 1, 33_000, 300, 39_700]),  # cdist rounds if there are 26
-        ([1_000_000, 999_999], [0, 1, 255, 257, 70_001, 499_999, 931_111, 999_001, 999_998, 999_999, 1_000_000]),
-        ([917_503], [*sorted(draw.sample(range(900_000), 3)), 65_519, 65_521, 131_071, 917_501, 917_502, 917_503]),
+        (
+            [40_000, 40_001, 39_990],
+            [*range(39_970, 40_002), 0, 1, 33_000, 300, 39_700],
+        ),  # cdist rounds if there are 26
+        (
+            [1_000_000, 999_999],
+            [0, 1, 255, 257, 70_001, 499_999, 931_111, 999_001, 999_998, 999_999, 1_000_000],
+        ),
+        (
+            [917_503],
+            [
+                *sorted(draw.sample(range(900_000), 3)),
+                65_519,
+                65_521,
+                131_071,
+                917_501,
+                917_502,
+                917_503,
+            ],
+        ),
     )
     slopes = (
         torch.tensor([0.5, 0.25]),
@@ -56,56 +94,124 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         got = read_tensor(raw, case, "the bias, a tensor", (len(some), len(queries), len(keys)))
         places = itertools.product(some.tolist(), queries, keys)
         bias = {
-            f"for query {query:,}, key {key:,} and slope {slope:.4g}{region}": value + 0.0  # −0 is 0
-            for (slope, query, key), value in zip(places, got.float().flatten().tolist(), strict=True)
+            f"for query {query:,}, key {key:,} and slope {slope:.4g}{region}": value
+            + 0.0  # −0 is 0
+            for (slope, query, key), value in zip(
+                places, got.float().flatten().tolist(), strict=True
+            )
             if key <= query
         }
         kept = given[0].equal(some) and [one.tolist() for one in given[1:]] == [queries, keys]
         dtype = Results({case: show_value(got.dtype)}, "the dtype of the bias")
-        outputs = {"the arguments": "as before" if kept else "changed", "the bias": Results(bias), "the dtype": dtype}
+        outputs = {
+            "the arguments": "as before" if kept else "changed",
+            "the bias": Results(bias),
+            "the dtype": dtype,
+        }
         yield Case("", outputs, {"case": case})
 
 
-DISTANCE, BIAS = "distance = queries[:, None] - keys[None, :]", "bias = -slopes[:, None, None] * distance"
+DISTANCE, BIAS = (
+    "distance = queries[:, None] - keys[None, :]",
+    "bias = -slopes[:, None, None] * distance",
+)
 START, RETURN = "slopes = slopes.float()", "return bias"
 IDS = "distance = queries.{0}[:, None] - keys.{0}[None, :]"
 MATMUL = "bias = (-slopes[:, None] @ distance.float().view(1, -1)).view(-1, *distance.shape)"
 
-exact_alibi.judge_by(
-    right=right, cases=cases, show=lambda value: f"{value:,.9g}" if isinstance(value, float) else value, mistakes=[
-        Mistake("position ids in bf16", violates="positions up to a million", edits={DISTANCE: IDS.format("bfloat16().float()")},
-                feedback="the positions were rounded to bf16 before they were subtracted: subtract the integers"),
-        Mistake("casts position ids to fp16", edits={DISTANCE: IDS.format("half().float()")},
-                feedback="the positions were rounded to fp16 (inf past 65,519) before they were subtracted: subtract the "
-                         "integers"),
-        Mistake("position ids as the slopes", edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format("to(dtype)")},
-                feedback="the positions were cast to the dtype of the slopes, where neighbours become one: subtract the "
-                         "integers"),
-        Mistake("casts the distance to bf16", edits={DISTANCE: f"{DISTANCE}\ndistance = distance.bfloat16().float()"},
-                feedback="the distance was rounded to bf16, which holds every integer only up to 256: leave it an integer"),
-        Mistake("casts the bias to bf16", violates="in float32", edits={RETURN: "return bias.bfloat16()"},
-                feedback="the bias was rounded to bf16, and no cast restores the digits. It grows with distance: keep it "
-                         "float32"),
-        Mistake("keeps the dtype of the slopes", violates="in float32 or bf16", edits={START: "pass"},
-                feedback="bf16 slopes make the product bf16: start from `slopes.float()`. A `.float()` at the end comes too "
-                         "late"),
-        Mistake("a matmul", violates="under autocast too", edits={BIAS: MATMUL},
-                feedback="under autocast the product comes out in bf16, as a matmul does, and no cast restores the digits: "
-                         "multiply "
-                "elementwise"),
-        Mistake("rounds the slopes to bf16", violates="any slopes", edits={START: "slopes = slopes.bfloat16().float()"},
-                feedback="the slopes were rounded to bf16, which costs up to one part in 512: keep float32 slopes as they are"),
-        Mistake("positive", edits={RETURN: "return -bias"},
-                feedback="the bias is positive, which favours far keys. It is −slope · (query − key)"),
-        Mistake("slope · key", violates="(query − key)", edits={RETURN: "return (slopes[:, None, None] * keys).expand_as(bias)"},
-                feedback="you return slope · key. Softmax ignores the difference, but large numbers cost digits in later steps"),
-        Mistake("two products", violates="right to the last bit",
-                edits={RETURN: "return slopes[:, None, None] * keys - slopes[:, None, None] * queries[:, None]"},
-                feedback="two rounded products were subtracted: subtract the integer positions first, then multiply once"),
-        Mistake("positions counted from 0",
-                edits={DISTANCE: "distance = torch.arange(len(queries))[:, None] - torch.arange(len(keys))[None, :]"},
-                feedback="the positions that were passed in are not used, and keys may come from a cache: use `queries` and "
-                         "`keys`"),
-    ],
-    said={"the arguments": "{case}, your function changes the tensors that it is given, which the caller still needs"},
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "position ids in bf16",
+        "the positions were rounded to bf16 before they were subtracted: subtract the integers",
+        edits={DISTANCE: IDS.format("bfloat16().float()")},
+        violates="positions up to a million",
+    ),
+    Mistake(
+        "casts position ids to fp16",
+        "the positions were rounded to fp16 (inf past 65,519) before they were subtracted: "
+        "subtract the integers",
+        edits={DISTANCE: IDS.format("half().float()")},
+    ),
+    Mistake(
+        "position ids as the slopes",
+        "the positions were cast to the dtype of the slopes, where neighbours become one: "
+        "subtract the integers",
+        edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format("to(dtype)")},
+    ),
+    Mistake(
+        "casts the distance to bf16",
+        "the distance was rounded to bf16, which holds every integer only up to 256: leave it an "
+        "integer",
+        edits={DISTANCE: f"{DISTANCE}\ndistance = distance.bfloat16().float()"},
+    ),
+    Mistake(
+        "casts the bias to bf16",
+        "the bias was rounded to bf16, and no cast restores the digits. It grows with distance: "
+        "keep it float32",
+        edits={RETURN: "return bias.bfloat16()"},
+        violates="in float32",
+    ),
+    Mistake(
+        "keeps the dtype of the slopes",
+        "bf16 slopes make the product bf16: start from `slopes.float()`. A `.float()` at the end "
+        "comes too late",
+        edits={START: "pass"},
+        violates="in float32 or bf16",
+    ),
+    Mistake(
+        "a matmul",
+        "under autocast the product comes out in bf16, as a matmul does, and no cast restores the "
+        "digits: multiply elementwise",
+        edits={BIAS: MATMUL},
+        violates="under autocast too",
+    ),
+    Mistake(
+        "rounds the slopes to bf16",
+        "the slopes were rounded to bf16, which costs up to one part in 512: keep float32 slopes "
+        "as they are",
+        edits={START: "slopes = slopes.bfloat16().float()"},
+        violates="any slopes",
+    ),
+    Mistake(
+        "positive",
+        "the bias is positive, which favours far keys. It is −slope · (query − key)",
+        edits={RETURN: "return -bias"},
+    ),
+    Mistake(
+        "slope · key",
+        "you return slope · key. Softmax ignores the difference, but large numbers cost digits in "
+        "later steps",
+        edits={RETURN: "return (slopes[:, None, None] * keys).expand_as(bias)"},
+        violates="(query − key)",
+    ),
+    Mistake(
+        "two products",
+        "two rounded products were subtracted: subtract the integer positions first, then "
+        "multiply once",
+        edits={
+            RETURN: "return slopes[:, None, None] * keys - slopes[:, None, None] * queries[:, None]"
+        },
+        violates="right to the last bit",
+    ),
+    Mistake(
+        "positions counted from 0",
+        "the positions that were passed in are not used, and keys may come from a cache: use "
+        "`queries` and `keys`",
+        edits={
+            DISTANCE: "distance = torch.arange(len(queries))[:, None] - "
+            "torch.arange(len(keys))[None, :]"
+        },
+    ),
+]
+
+exact_alibi = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    show=lambda value: f"{value:,.9g}" if isinstance(value, float) else value,
+    said={
+        "the arguments": "{case}, your function changes the tensors that it is given, which the "
+        "caller still needs"
+    },
+)

@@ -1,26 +1,38 @@
-"""Exercise 1 of chapter 03: the first integer position that shares its value with an earlier one."""
+"""Exercise 1 of chapter 03: the first integer position that shares its value with an earlier
+one.
+"""
 
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, Results, call_answer, read_number
 
-find_collision = Exercise(
-    chapter="positions", name="find_collision", number=1, title="Find the first collision", difficulty=1, importance=4, minutes=5,
+card = Card(
+    chapter="positions",
+    name="find_collision",
+    number=1,
+    title="Find the first collision",
+    difficulty=1,
+    importance=4,
+    minutes=5,
     lines=1,
-    task="Write `find_collision(significand_bits)`: the smallest integer position that shares its value with an earlier one, "
-    "in a format that stores this many significand bits (1 to 16). The format's range is no limit here.",
+    task="Write `find_collision(significand_bits)`: the smallest integer position that shares its "
+    "value with an earlier one, in a format that stores this many significand bits (1 to 16). The "
+    "format's range is no limit here.",
     hints=(
-        "Up to which integer are there enough bits for every one? bf16 stores 7, and counts to 256.",
-        "A normal number has a hidden 1 in front, so M stored bits make M + 1: they write every integer below 2^(M + 1), and "
-        "2^(M + 1) is a power of two.",
-        "The integer after that lies halfway between two numbers, and the tie goes to the even one, 2^(M + 1).",
+        "Up to which integer are there enough bits for every one? bf16 stores 7, and counts to "
+        "256.",
+        "A normal number has a hidden 1 in front, so M stored bits make M + 1: they write every "
+        "integer below 2^(M + 1), and 2^(M + 1) is a power of two.",
+        "The integer after that lies halfway between two numbers, and the tie goes to the even "
+        "one, 2^(M + 1).",
     ),
-    why="One number tells how long a context may get before position ids in this format go wrong: 256 in bf16, 2,048 in fp16.",
-    alternative="`int(2 / torch.finfo(dtype).eps) + 1` says the same for a torch dtype: eps is the spacing at 1, so the "
-    "spacing is 2 from 2/eps on.",
-)  # fmt: skip
+    why="One number tells how long a context may get before position ids in this format go wrong: "
+    "256 in bf16, 2,048 in fp16.",
+    alternative="`int(2 / torch.finfo(dtype).eps) + 1` says the same for a torch dtype: eps is "
+    "the spacing at 1, so the spacing is 2 from 2/eps on.",
+)
 
 
 def right(significand_bits: int) -> int:
@@ -29,29 +41,64 @@ def right(significand_bits: int) -> int:
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """All widths from 1 to 16, bf16's and fp16's first."""
-    cases = {f"with {bits} significand bit{'s' * (bits > 1)}": bits for bits in (7, 10, *range(1, 17))}
-    firsts = ((case, read_number(call_answer(answer, case, bits), case)) for case, bits in cases.items())
+    cases = {
+        f"with {bits} significand bit{'s' * (bits > 1)}": bits for bits in (7, 10, *range(1, 17))
+    }
+    firsts = (
+        (case, read_number(call_answer(answer, case, bits), case)) for case, bits in cases.items()
+    )
     yield Case("", {"the first collision": Results(firsts)})
 
 
-find_collision.judge_by(
-    right=right, cases=cases, mistakes=[
-        Mistake("forgets the hidden 1", violates="stores this many significand bits", answer=lambda bits: 2**bits + 1,
-                feedback="a number has a hidden 1 in front of its stored bits: every integer up to twice your limit is exact"),
-        Mistake("the last exact integer", answer=lambda bits: 2 ** (bits + 1),
-                feedback="a power of two is exact. The first collision is the next integer, which is rounded onto it"),
-        Mistake("a power of two, hidden 1 forgotten", answer=lambda bits: 2**bits,
-                feedback="a power of two is always exact, and with the hidden 1 so is every integer up to twice your number"),
-        Mistake("rounds the tie up", violates="the smallest integer position", answer=lambda bits: 2 ** (bits + 1) + 2,
-                feedback="it comes one earlier: the integer after the power of two is a tie, and goes down to the even number"),
-        Mistake("one bit too many", answer=lambda bits: 2 ** (bits + 2) + 1,
-                feedback="there is one bit more than the stored ones, the hidden 1, and you count two. The sign does not count"),
-        Mistake("shifts once too often", answer=lambda bits: 2 ** (bits + 2),
-                feedback="this is 2^(`significand_bits` + 2), not 2^(`significand_bits` + 1) + 1. In a shift, `+` binds before "
-                         "`<<`"),
-        Mistake("bf16 for all", answer=lambda bits: 257,
-                feedback="this is bf16's answer whatever the argument is: compute it from `significand_bits`"),
-        Mistake("^ for a power", answer=lambda bits: 2 ^ (bits + 1) + 1,
-                feedback="in Python `^` is exclusive or. A power is written `2 ** (significand_bits + 1)`"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "forgets the hidden 1",
+        "a number has a hidden 1 in front of its stored bits: every integer up to twice your "
+        "limit is exact",
+        answer=lambda bits: 2**bits + 1,
+        violates="stores this many significand bits",
+    ),
+    Mistake(
+        "the last exact integer",
+        "a power of two is exact. The first collision is the next integer, which is rounded onto "
+        "it",
+        answer=lambda bits: 2 ** (bits + 1),
+    ),
+    Mistake(
+        "a power of two, hidden 1 forgotten",
+        "a power of two is always exact, and with the hidden 1 so is every integer up to twice "
+        "your number",
+        answer=lambda bits: 2**bits,
+    ),
+    Mistake(
+        "rounds the tie up",
+        "it comes one earlier: the integer after the power of two is a tie, and goes down to the "
+        "even number",
+        answer=lambda bits: 2 ** (bits + 1) + 2,
+        violates="the smallest integer position",
+    ),
+    Mistake(
+        "one bit too many",
+        "there is one bit more than the stored ones, the hidden 1, and you count two. The sign "
+        "does not count",
+        answer=lambda bits: 2 ** (bits + 2) + 1,
+    ),
+    Mistake(
+        "shifts once too often",
+        "this is 2^(`significand_bits` + 2), not 2^(`significand_bits` + 1) + 1. In a shift, `+` "
+        "binds before `<<`",
+        answer=lambda bits: 2 ** (bits + 2),
+    ),
+    Mistake(
+        "bf16 for all",
+        "this is bf16's answer whatever the argument is: compute it from `significand_bits`",
+        answer=lambda bits: 257,
+    ),
+    Mistake(
+        "^ for a power",
+        "in Python `^` is exclusive or. A power is written `2 ** (significand_bits + 1)`",
+        answer=lambda bits: 2 ^ (bits + 1) + 1,
+    ),
+]
+
+find_collision = Exercise(card, right, cases, mistakes)

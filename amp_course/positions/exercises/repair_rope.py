@@ -7,25 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor, show_value
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_tensor, show_value
 
-repair_rope = Exercise(
-    chapter="positions", name="repair_rope", number=3, title="Repair a RoPE", difficulty=3, importance=5, minutes=10, lines=6,
-    task="The given RoPE is right for float32 outside autocast. Write `repair_rope(x, positions)`: make it right for x in "
-    "float32, bf16 and fp16, and under bf16 autocast for x in float32 and bf16, at positions up to 100,000. The result is a "
-    "new tensor with the dtype and the precision of x, and gradients flow back through it.",
+card = Card(
+    chapter="positions",
+    name="repair_rope",
+    number=3,
+    title="Repair a RoPE",
+    difficulty=3,
+    importance=5,
+    minutes=10,
+    lines=6,
+    task="The given RoPE is right for float32 outside autocast. Write `repair_rope(x, "
+    "positions)`: make it right for x in float32, bf16 and fp16, and under bf16 autocast for x in "
+    "float32 and bf16, at positions up to 100,000. The result is a new tensor with the dtype and "
+    "the precision of x, and gradients flow back through it.",
     hints=(
-        "Go through its lines and ask of each: in which dtype does this run if x is bf16? And under autocast?",
-        "Three things are wrong: the frequencies' dtype, the positions' dtype, and `@`, which autocast runs in bf16 whatever "
-        "its inputs are.",
-        "`torch.arange(..., dtype=torch.float32)`, `positions.float()[:, None] * frequencies`, and `.to(x.dtype)` on the "
-        "result.",
+        "Go through its lines and ask of each: in which dtype does this run if x is bf16? And "
+        "under autocast?",
+        "Three things are wrong: the frequencies' dtype, the positions' dtype, and `@`, which "
+        "autocast runs in bf16 whatever its inputs are.",
+        "`torch.arange(..., dtype=torch.float32)`, `positions.float()[:, None] * frequencies`, "
+        "and `.to(x.dtype)` on the result.",
     ),
-    why="Each of the three faults was shipped in a library that many models were trained with. Float32 up to the last line "
-    "cures them all.",
-    alternative="`with torch.autocast(x.device.type, enabled=False):` around a matmul of float32 tensors, as Hugging Face's "
-    "models do.",
-)  # fmt: skip
+    why="Each of the three faults was shipped in a library that many models were trained with. "
+    "Float32 up to the last line cures them all.",
+    alternative="`with torch.autocast(x.device.type, enabled=False):` around a matmul of float32 "
+    "tensors, as Hugging Face's models do.",
+)
 
 
 def right(x: Tensor, positions: Tensor) -> Tensor:
@@ -38,21 +47,31 @@ def right(x: Tensor, positions: Tensor) -> Tensor:
     return result.to(x.dtype)
 
 
-# relative, near 4,096, and twice that near 0: in bf16 cos and sin cast last cost up to 0.0029, angles cast from [−π, π] 0.0034
+# relative, near 4,096, and twice that near 0: in bf16 cos and sin cast last cost up to 0.0029,
+# angles cast from [−π, π] 0.0034
 PRECISION = {torch.float32: 2.0**-13, torch.bfloat16: 0.0032, torch.float16: 0.0004}
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Every dtype and region; near first, where a wrong layout shows, then far, where lost digits do."""
+    """Every dtype and region; near first, where a wrong layout shows, then far,
+    where lost digits do.
+    """
     places = {
         "positions 0 to 15": (32, torch.arange(16)),
         "positions 4,088 to 4,103": (64, 4_088 + torch.arange(16)),
         "position 0, 16 times": (32, torch.zeros(16, dtype=torch.int64)),
-        "positions 300 to 307, then 0 to 7 again": (10, torch.tensor([*range(300, 308), *range(8)])),
+        "positions 300 to 307, then 0 to 7 again": (
+            10,
+            torch.tensor([*range(300, 308), *range(8)]),
+        ),
         "positions 65,512 to 65,527": (2 * draw.randint(4, 32), 65_512 + torch.arange(16)),
         "positions 100,000 down to 99,985": (64, 100_000 - torch.arange(16)),
     }
-    regions = [(dtype, on) for dtype in (torch.float32, torch.bfloat16, torch.float16) for on in (False, True)]
+    regions = [
+        (dtype, on)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for on in (False, True)
+    ]
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for place, (size, positions) in places.items():
         x = torch.randn(2, 3, 16, size, generator=generator, dtype=torch.float32)
@@ -66,7 +85,9 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Case:
     given, ids, on = x.clone(), positions.clone(), torch.is_autocast_enabled("cpu")
-    result = read_tensor(call_answer(answer, case, given, ids), case, "the turned x, a tensor", x.shape)
+    result = read_tensor(
+        call_answer(answer, case, given, ids), case, "the turned x, a tensor", x.shape
+    )
     kept = torch.equal(given, x) and torch.equal(ids, positions)
     outputs = {
         "autocast": "as before" if torch.is_autocast_enabled("cpu") == on else "switched",
@@ -76,7 +97,11 @@ def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -
         "the turned x": result.float(),
     }
     if x.dtype == result.dtype and positions.max() < 5000:  # angles are less exact far out
-        off = (result.float() - right(x.float(), positions)).norm() / x.float().norm() / (1 + (positions.max() < 400))
+        off = (
+            (result.float() - right(x.float(), positions)).norm()
+            / x.float().norm()
+            / (1 + (positions.max() < 400))
+        )
         outputs["precision"] = "that of x" if off < PRECISION[x.dtype] else "less"
     return Case(case, outputs)
 
@@ -93,58 +118,133 @@ FREQUENCIES = "frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float3
 LOW_FREQUENCIES = {FREQUENCIES: FREQUENCIES.replace("torch.float32", "x.dtype")}
 ANGLES = "angles = positions.float()[:, None] * frequencies"
 LOW_ANGLES = ANGLES.replace("float()", "to(x.dtype)")
-MATMUL, LOW_MATMUL = (line.replace("* frequencies", "@ frequencies[None]") for line in (ANGLES, LOW_ANGLES))
-SPLIT, TABLES = "first, second = x.float().chunk(2, dim=-1)", "cos, sin = angles.cos(), angles.sin()"
+MATMUL, LOW_MATMUL = (
+    line.replace("* frequencies", "@ frequencies[None]") for line in (ANGLES, LOW_ANGLES)
+)
+SPLIT, TABLES = (
+    "first, second = x.float().chunk(2, dim=-1)",
+    "cos, sin = angles.cos(), angles.sin()",
+)
 TURN = "result = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)"
 CAST = "return result.to(x.dtype)"
 
-repair_rope.judge_by(
-    right=right, cases=cases, tolerance=0.02, mistakes=[
-        Mistake("as given", violates="float32, bf16 and fp16", edits={**LOW_FREQUENCIES, ANGLES: LOW_MATMUL},
-                feedback="positions, frequencies and angles are as given: compute them in float32, with no matmul, and cast "
-                         "last"),
-        Mistake("a matmul", violates="under bf16 autocast", edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
-                feedback="under autocast the angles come out in bf16, as a matmul's do. Multiply elementwise, or switch "
-                         "autocast off "
-                "for `x.device.type`"),
-        Mistake("casts the position ids", edits={ANGLES: LOW_ANGLES},
-                feedback="the position ids are cast to the dtype of x, where neighbours become one: use `positions.float()`"),
-        Mistake("computes the frequencies in the dtype of x", edits=LOW_FREQUENCIES,
-                feedback="the frequencies are computed in the dtype of x, and positions multiply their errors: use float32"),
-        Mistake("positions in bf16", edits={ANGLES: ANGLES.replace("float()", "bfloat16()")},
-                feedback="position ids are cast to bf16, even for float32 x, and neighbours become one: use `positions.float()`"),
-        Mistake("casts the angles", edits={ANGLES: f"{ANGLES}\nangles = angles.to(x.dtype)"},
-                feedback="the angles are cast before cos and sin, so thousands of radians lose the fraction of a turn: cast "
-                         "after"),
-        Mistake("reduces the angles, then casts", edits={ANGLES: f"{ANGLES}\nangles = (angles % 6.283185307179586).to(x.dtype)"},
-                feedback="{case}, digits are missing, as if angles below 2π had been cast before cos and sin: cast after them"),
-        Mistake("only the matmul is replaced", edits={**LOW_FREQUENCIES, ANGLES: LOW_ANGLES},
-                feedback="positions, frequencies and angles are still in the dtype of x. Compute them in float32 and cast last"),
-        Mistake("returns float32", violates="with the dtype", edits={CAST: "return result"},
-                feedback="the result is float32 whatever x is, and attention expects q and k in one dtype with v: cast last"),
-        Mistake("rounds to 16 bits on the way", violates="the precision of x",
-                edits={SPLIT: SPLIT.replace("float()", "bfloat16().float()")},
-                feedback="x, cos and sin, or the result are rounded to bf16, and no cast restores what is lost: use float32"),
-        Mistake("pairs neighbouring channels",
-                edits={SPLIT: "first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)",
-                       TURN: TURN.replace("cat", "stack") + ".flatten(-2)"},
-                feedback="you pair channels 2c and 2c + 1. That is a RoPE too (GPT-J's), but the given one pairs c and c + d/2"),
-        Mistake("turns the other way", edits={TABLES: "cos, sin = angles.cos(), -angles.sin()"},
-                feedback="x is turned in the other direction: check the signs, of sin above all"),
-        Mistake("wraps positions", violates="at positions up to 100,000",
-                edits={ANGLES: ANGLES.replace("positions", "(positions % 4096)")},
-                feedback="positions are taken modulo 4,096, so far tokens pass for near ones: use them as they are"),
-        Mistake("consecutive", edits={ANGLES: ANGLES.replace("positions", "(positions[0] + torch.arange(len(positions)))")},
-                feedback="the positions are taken to be consecutive. They may also restart or run backwards: use them as they "
-                         "are"),
-        Mistake("cuts the gradient", violates="gradients flow back through it",
-                edits={SPLIT: SPLIT.replace("x.float()", "x.detach().float()")},
-                feedback="no gradient flows back to x, so earlier layers never learn: look for `no_grad`, `detach`, `.data`, "
-                         "NumPy"),
-    ],
-    said={"autocast": "{case}, autocast stays switched after your function: use `with torch.autocast(…, enabled=False):`",
-          "the arguments": "{case}, your function changes its arguments, which the caller still needs: return a new tensor",
-          "the result": "{case}, your function returns x itself, and the caller may change one of the two: return a new tensor",
-          "precision": "{case}, the result has fewer right digits than its dtype holds, as if it had been rounded on the way",
-          "gradient": "{case}, the gradient that flows back to x is not that of the turn"},
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "as given",
+        "positions, frequencies and angles are as given: compute them in float32, with no matmul, "
+        "and cast last",
+        edits={**LOW_FREQUENCIES, ANGLES: LOW_MATMUL},
+        violates="float32, bf16 and fp16",
+    ),
+    Mistake(
+        "a matmul",
+        "under autocast the angles come out in bf16, as a matmul's do. Multiply elementwise, or "
+        "switch autocast off for `x.device.type`",
+        edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
+        violates="under bf16 autocast",
+    ),
+    Mistake(
+        "casts the position ids",
+        "the position ids are cast to the dtype of x, where neighbours become one: use "
+        "`positions.float()`",
+        edits={ANGLES: LOW_ANGLES},
+    ),
+    Mistake(
+        "computes the frequencies in the dtype of x",
+        "the frequencies are computed in the dtype of x, and positions multiply their errors: use "
+        "float32",
+        edits=LOW_FREQUENCIES,
+    ),
+    Mistake(
+        "positions in bf16",
+        "position ids are cast to bf16, even for float32 x, and neighbours become one: use "
+        "`positions.float()`",
+        edits={ANGLES: ANGLES.replace("float()", "bfloat16()")},
+    ),
+    Mistake(
+        "casts the angles",
+        "the angles are cast before cos and sin, so thousands of radians lose the fraction of a "
+        "turn: cast after",
+        edits={ANGLES: f"{ANGLES}\nangles = angles.to(x.dtype)"},
+    ),
+    Mistake(
+        "reduces the angles, then casts",
+        "{case}, digits are missing, as if angles below 2π had been cast before cos and sin: cast "
+        "after them",
+        edits={ANGLES: f"{ANGLES}\nangles = (angles % 6.283185307179586).to(x.dtype)"},
+    ),
+    Mistake(
+        "only the matmul is replaced",
+        "positions, frequencies and angles are still in the dtype of x. Compute them in float32 "
+        "and cast last",
+        edits={**LOW_FREQUENCIES, ANGLES: LOW_ANGLES},
+    ),
+    Mistake(
+        "returns float32",
+        "the result is float32 whatever x is, and attention expects q and k in one dtype with v: "
+        "cast last",
+        edits={CAST: "return result"},
+        violates="with the dtype",
+    ),
+    Mistake(
+        "rounds to 16 bits on the way",
+        "x, cos and sin, or the result are rounded to bf16, and no cast restores what is lost: "
+        "use float32",
+        edits={SPLIT: SPLIT.replace("float()", "bfloat16().float()")},
+        violates="the precision of x",
+    ),
+    Mistake(
+        "pairs neighbouring channels",
+        "you pair channels 2c and 2c + 1. That is a RoPE too (GPT-J's), but the given one pairs c "
+        "and c + d/2",
+        edits={
+            SPLIT: "first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)",
+            TURN: TURN.replace("cat", "stack") + ".flatten(-2)",
+        },
+    ),
+    Mistake(
+        "turns the other way",
+        "x is turned in the other direction: check the signs, of sin above all",
+        edits={TABLES: "cos, sin = angles.cos(), -angles.sin()"},
+    ),
+    Mistake(
+        "wraps positions",
+        "positions are taken modulo 4,096, so far tokens pass for near ones: use them as they are",
+        edits={ANGLES: ANGLES.replace("positions", "(positions % 4096)")},
+        violates="at positions up to 100,000",
+    ),
+    Mistake(
+        "consecutive",
+        "the positions are taken to be consecutive. They may also restart or run backwards: use "
+        "them as they are",
+        edits={
+            ANGLES: ANGLES.replace("positions", "(positions[0] + torch.arange(len(positions)))")
+        },
+    ),
+    Mistake(
+        "cuts the gradient",
+        "no gradient flows back to x, so earlier layers never learn: look for `no_grad`, "
+        "`detach`, `.data`, NumPy",
+        edits={SPLIT: SPLIT.replace("x.float()", "x.detach().float()")},
+        violates="gradients flow back through it",
+    ),
+]
+
+repair_rope = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=0.02,
+    said={
+        "autocast": "{case}, autocast stays switched after your function: use `with "
+        "torch.autocast(…, enabled=False):`",
+        "the arguments": "{case}, your function changes its arguments, which the caller still "
+        "needs: return a new tensor",
+        "the result": "{case}, your function returns x itself, and the caller may change one of "
+        "the two: return a new tensor",
+        "precision": "{case}, the result has fewer right digits than its dtype holds, as if it "
+        "had been rounded on the way",
+        "gradient": "{case}, the gradient that flows back to x is not that of the turn",
+    },
+)

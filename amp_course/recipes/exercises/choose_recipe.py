@@ -1,4 +1,6 @@
-"""Exercise 4 of chapter 08: choose recipes. What is right comes from the guide, why the others are not is written here."""
+"""Exercise 4 of chapter 08: choose recipes. What is right comes from the guide,
+why the others are not is written here.
+"""
 
 import random
 import re
@@ -6,27 +8,41 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from amp_course.checking import Case, Exercise, Mistake, read_dict
+from amp_course.checking import Card, Case, Exercise, Mistake, read_dict
 from amp_course.recipes.guide import Leaf, recommend
 from amp_course.recipes.training import ALL, BaseRecipe
 
-choose_recipe = Exercise(
-    chapter="recipes", name="choose_recipe", number=4, title="Choose a recipe", difficulty=2, importance=5, minutes=10, lines=6,
+card = Card(
+    chapter="recipes",
+    name="choose_recipe",
+    number=4,
+    title="Choose a recipe",
+    difficulty=2,
+    importance=5,
+    minutes=10,
+    lines=6,
     takes="value",
-    task="Fill in `choose_recipe`: which recipe would you start from in each of six situations? Give its name, such as 'o1'.",
+    task="Fill in `choose_recipe`: which recipe would you start from in each of six situations? "
+    "Give its name, such as 'o1'.",
     hints=(
-        "Ask first which 16-bit format the hardware computes in, then what dies, then what takes too much memory.",
-        "Values out of range: bf16, or a scaler. Updates lost: float32 weights somewhere. Memory: count bytes, as in chapter 06.",
+        "Ask first which 16-bit format the hardware computes in, then what dies, then what takes "
+        "too much memory.",
+        "Values out of range: bf16, or a scaler. Updates lost: float32 weights somewhere. Memory: "
+        "count bytes, as in chapter 06.",
         "`amp_course.recipes.guide.recommend(hardware, model, symptom)` knows all six.",
     ),
-    why="Three questions (which format, what dies, what is too large) take you from a machine and a symptom to a recipe.",
-    alternative="AMP (`o1` or `amp_bf16`) is right most often: start there, and leave it only for a reason you have measured.",
-)  # fmt: skip
+    why="Three questions (which format, what dies, what is too large) take you from a machine and "
+    "a symptom to a recipe.",
+    alternative="AMP (`o1` or `amp_bf16`) is right most often: start there, and leave it only for "
+    "a reason you have measured.",
+)
 
 
 @dataclass(frozen=True)
 class Situation:
-    """A case to choose a recipe for: hardware, model and symptom, as the guide takes them, and why not the other recipes."""
+    """A case to choose a recipe for: hardware, model and symptom, as the guide takes them,
+    and why not the other recipes.
+    """
 
     name: str
     case: tuple[str, str, str]
@@ -44,48 +60,91 @@ class Situation:
 
 
 SITUATIONS = (
-    Situation("large_batch", ("fp16_gpu", "batch_norm", "nan"),
-              "Eight V100s, a ResNet with batch norm. With everything in fp16 but the batch norms, it trained well at batch "
-              "1024 and gives NaN at 2048.", {
-        "o3": "O3 is the same without fp32 batch norms, so it dies sooner: their variance overflows too",
-        "half_bn32": "this is what gave NaN: its loss and gradients are unscaled fp16, and it never skips a step",
-        "amp_bf16": "a V100 has no bf16 arithmetic: it is emulated, even where `is_bf16_supported()` says True",
-    }),
-    Situation("laptop", ("cpu", "any", "start"),
-              "A laptop whose CPU has neither bf16 nor fp16 instructions. The loss is fine in fp32, but epochs are slow.", {
-        "o1": "fp16 is emulated here, and a matmul takes many times as long as in fp32: chapter 00 measures it",
-        "amp_bf16": "bf16 is emulated here: the CPU computes in fp32, and converts back and forth on top of that",
-        "pure_bf16": "storing in bf16 halves the memory, not the time: the arithmetic is emulated here",
-    }),
-    Situation("overflow", ("bf16_gpu", "any", "scale_zero"),
-              "An A100, and a transformer that was pretrained in bf16. Under AMP in fp16 every step is skipped and the scale "
-              "falls to 0.", {
-        "o1": "this is what fails: activations of such a model can exceed fp16's range, and no loss scale makes them smaller",
-        "o2": "O2 computes in fp16 too, even more of the forward pass: the same overflow",
-        "pure_bf16": "bf16 is right, but there is no need to give up fp32 weights: small updates would be lost",
-    }),
-    Situation("memory", ("bf16_gpu", "large", "start"),
-              "An H100. Under AMP, weights, gradients and Adam's averages need 20 % more memory than it has. Nothing may be "
-              "sharded or moved to the CPU.", {
-        "amp_bf16": "AMP holds 16 bytes a parameter with Adam, as fp32 does: it shrinks activations, which are not the problem",
-        "o2": "O2 looks smaller and is not: 2 + 2 + 4 + 4 + 4 bytes for weight, gradient, master and averages are 16 again",
-        "pure_bf16": "8 bytes a parameter fit, but rounding to nearest loses updates below half an ulp. Round at random",
-    }),
-    Situation("stalled", ("fp16_gpu", "any", "stalls"),
-              "A V100, and a library that holds its model in fp16, which you cannot change. Gradients are scaled and finite. "
-              "Updates are a ten-thousandth of their weights, and the loss does not move.", {
-        "o1": "O1 would cure it with fp32 weights in the model, but this model has to stay in fp16",
-        "o3": "this is what you have: an update below 2^-12 of its fp16 weight changes nothing",
-        "half_bn32": "fp32 batch norms help their statistics. All other weights are still fp16, and still do not move",
-    }),
-    Situation("too_coarse", ("bf16_gpu", "any", "coarse"),
-              "An A100, and a model that is trained on its own output probabilities. Under AMP in bf16, rounding makes training "
-              "and inference disagree. Activations and gradients are all far inside fp16's range.", {
-        "amp_bf16": "this is what you have: its 7 stored significand bits are the trouble, and its range gains nothing here",
-        "pure_bf16_sr": "rounding is the trouble, and rounding weights at random adds noise to it",
-        "o3": "fp16 has the bits, but O3 throws them away again: small updates are lost, exp and sums are computed in fp16",
-    }),
-)  # fmt: skip
+    Situation(
+        "large_batch",
+        ("fp16_gpu", "batch_norm", "nan"),
+        "Eight V100s, a ResNet with batch norm. With everything in fp16 but the batch norms, it "
+        "trained well at batch 1024 and gives NaN at 2048.",
+        {
+            "o3": "O3 is the same without fp32 batch norms, so it dies sooner: their variance "
+            "overflows too",
+            "half_bn32": "this is what gave NaN: its loss and gradients are unscaled fp16, and it "
+            "never skips a step",
+            "amp_bf16": "a V100 has no bf16 arithmetic: it is emulated, even where "
+            "`is_bf16_supported()` says True",
+        },
+    ),
+    Situation(
+        "laptop",
+        ("cpu", "any", "start"),
+        "A laptop whose CPU has neither bf16 nor fp16 instructions. The loss is fine in fp32, but "
+        "epochs are slow.",
+        {
+            "o1": "fp16 is emulated here, and a matmul takes many times as long as in fp32: "
+            "chapter 00 measures it",
+            "amp_bf16": "bf16 is emulated here: the CPU computes in fp32, and converts back and "
+            "forth on top of that",
+            "pure_bf16": "storing in bf16 halves the memory, not the time: the arithmetic is "
+            "emulated here",
+        },
+    ),
+    Situation(
+        "overflow",
+        ("bf16_gpu", "any", "scale_zero"),
+        "An A100, and a transformer that was pretrained in bf16. Under AMP in fp16 every step is "
+        "skipped and the scale falls to 0.",
+        {
+            "o1": "this is what fails: activations of such a model can exceed fp16's range, and "
+            "no loss scale makes them smaller",
+            "o2": "O2 computes in fp16 too, even more of the forward pass: the same overflow",
+            "pure_bf16": "bf16 is right, but there is no need to give up fp32 weights: small "
+            "updates would be lost",
+        },
+    ),
+    Situation(
+        "memory",
+        ("bf16_gpu", "large", "start"),
+        "An H100. Under AMP, weights, gradients and Adam's averages need 20 % more memory than it "
+        "has. Nothing may be sharded or moved to the CPU.",
+        {
+            "amp_bf16": "AMP holds 16 bytes a parameter with Adam, as fp32 does: it shrinks "
+            "activations, which are not the problem",
+            "o2": "O2 looks smaller and is not: 2 + 2 + 4 + 4 + 4 bytes for weight, gradient, "
+            "master and averages are 16 again",
+            "pure_bf16": "8 bytes a parameter fit, but rounding to nearest loses updates below "
+            "half an ulp. Round at random",
+        },
+    ),
+    Situation(
+        "stalled",
+        ("fp16_gpu", "any", "stalls"),
+        "A V100, and a library that holds its model in fp16, which you cannot change. Gradients "
+        "are scaled and finite. Updates are a ten-thousandth of their weights, and the loss does "
+        "not move.",
+        {
+            "o1": "O1 would cure it with fp32 weights in the model, but this model has to stay in "
+            "fp16",
+            "o3": "this is what you have: an update below 2^-12 of its fp16 weight changes nothing",
+            "half_bn32": "fp32 batch norms help their statistics. All other weights are still "
+            "fp16, and still do not move",
+        },
+    ),
+    Situation(
+        "too_coarse",
+        ("bf16_gpu", "any", "coarse"),
+        "An A100, and a model that is trained on its own output probabilities. Under AMP in bf16, "
+        "rounding makes training and inference disagree. Activations and gradients are all far "
+        "inside fp16's range.",
+        {
+            "amp_bf16": "this is what you have: its 7 stored significand bits are the trouble, "
+            "and its range gains nothing here",
+            "pure_bf16_sr": "rounding is the trouble, and rounding weights at random adds noise "
+            "to it",
+            "o3": "fp16 has the bits, but O3 throws them away again: small updates are lost, exp "
+            "and sums are computed in fp16",
+        },
+    ),
+)
 
 right = {one.name: one.leaf.recipe for one in SITUATIONS}
 
@@ -96,19 +155,33 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 def _read(got: Any) -> str:
-    """Return the name of a recipe, of its class, or of what is written like its name or its label: "Pure-bf16 + SR"."""
+    """Return the name of a recipe, of its class, or of what is written like its name or its label:
+    "Pure-bf16 + SR".
+    """
     if isinstance(got, BaseRecipe) or (isinstance(got, type) and issubclass(got, BaseRecipe)):
         return got.name
     name = re.sub("[-+ ]+", "_", got.strip().lower()) if isinstance(got, str) else ""
     return name if name in [recipe.name for recipe in ALL] else repr(got)
 
 
-choose_recipe.judge_by(
-    right=right, cases=cases,
-    said={f"the recipe for {one.name}": f"{one.name}: choose from {one.offer}. Yours is {{got}}" for one in SITUATIONS},
-    mistakes=[
-        Mistake(f"{other} for {one.name}", violates="which recipe would you start from", answer={**right, one.name: other},
-                feedback=f"{one.name}: {why}. See chapter {one.leaf.chapter}, and choose again from {one.offer}")
-        for one in SITUATIONS for other, why in one.others.items()
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        f"{other} for {one.name}",
+        f"{one.name}: {why}. See chapter {one.leaf.chapter}, and choose again from {one.offer}",
+        answer={**right, one.name: other},
+        violates="which recipe would you start from",
+    )
+    for one in SITUATIONS
+    for other, why in one.others.items()
+]
+
+choose_recipe = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    said={
+        f"the recipe for {one.name}": f"{one.name}: choose from {one.offer}. Yours is {{got}}"
+        for one in SITUATIONS
+    },
+)

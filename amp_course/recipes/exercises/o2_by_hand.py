@@ -1,4 +1,6 @@
-"""Exercise 1 of chapter 08: train an fp16 model through float32 masters, judged by what becomes of both at every step."""
+"""Exercise 1 of chapter 08: train an fp16 model through float32 masters,
+judged by what becomes of both at every step.
+"""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -7,26 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_bool, show_value
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_bool, show_value
 from amp_course.watching.scene import flat
 
-o2_by_hand = Exercise(
-    chapter="recipes", name="o2_by_hand", number=1, title="O2 by hand", difficulty=4, importance=4, minutes=20, lines=18,
-    task="Do O2 by hand: write the class `HalfTrainer` and pass it to `exercises.o2_by_hand.check`. It turns the model into "
-    "fp16 and gives float32 masters to the optimizer. Its `step` computes the loss in float32, scales it, unscales the "
-    "gradients into the masters, skips the update if any gradient is inf or NaN, and copies the masters back. It returns True "
-    "if the step was taken and False if it was skipped.",
+card = Card(
+    chapter="recipes",
+    name="o2_by_hand",
+    number=1,
+    title="O2 by hand",
+    difficulty=4,
+    importance=4,
+    minutes=20,
+    lines=18,
+    task="Do O2 by hand: write the class `HalfTrainer` and pass it to "
+    "`exercises.o2_by_hand.check`. It turns the model into fp16 and gives float32 masters to the "
+    "optimizer. Its `step` computes the loss in float32, scales it, unscales the gradients into "
+    "the masters, skips the update if any gradient is inf or NaN, and copies the masters back. It "
+    "returns True if the step was taken and False if it was skipped.",
     hints=(
-        "Two sets of weights: which one does the forward pass use, and which one does the optimizer know?",
-        "`__init__`: `model.half()`, then `[p.detach().float() for p in model.parameters()]` for `make_optimizer`. `step`: the "
-        "loss from `model(inputs.half()).float()`, then `(loss * scale).backward()`.",
-        "If all `p.grad` are finite: `master.grad = p.grad.float() / scale` for each pair, `self.optimizer.step()`, and "
-        "`p.copy_(master)` under `torch.no_grad()`. Skipped or not: `self.model.zero_grad()`.",
+        "Two sets of weights: which one does the forward pass use, and which one does the "
+        "optimizer know?",
+        "`__init__`: `model.half()`, then `[p.detach().float() for p in model.parameters()]` for "
+        "`make_optimizer`. `step`: the loss from `model(inputs.half()).float()`, then `(loss * "
+        "scale).backward()`.",
+        "If all `p.grad` are finite: `master.grad = p.grad.float() / scale` for each pair, "
+        "`self.optimizer.step()`, and `p.copy_(master)` under `torch.no_grad()`. Skipped or not: "
+        "`self.model.zero_grad()`.",
     ),
-    why="This is Apex's O2. The masters are the real weights; the model's are a rounded copy. Paddle's O2 has masters too, but "
-    "divides in fp16 unless you ask for `master_grad=True`, so it loses the smallest gradients on the way back.",
+    why="This is Apex's O2. The masters are the real weights; the model's are a rounded copy. "
+    "Paddle's O2 has masters too, but divides in fp16 unless you ask for `master_grad=True`, so "
+    "it loses the smallest gradients on the way back.",
     alternative="masters made before `half()`: they start unrounded. Apex makes them after it.",
-)  # fmt: skip
+)
 
 
 class HalfTrainer:
@@ -53,24 +67,46 @@ class HalfTrainer:
         return finite
 
 
-def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tuple[str, Tensor, Tensor, float]:
-    """Return a step's case, inputs, targets and scale. Small inputs make gradients that are lost if nothing is scaled."""
-    inputs, targets = torch.randn(8, 16, generator=generator), torch.randint(1, 9, (8, 5), generator=generator) / 8
+def batch_of(
+    number: int, draw: random.Random, generator: torch.Generator
+) -> tuple[str, Tensor, Tensor, float]:
+    """Return a step's case, inputs, targets and scale.
+    Small inputs make gradients that are lost if nothing is scaled.
+    """
+    inputs, targets = (
+        torch.randn(8, 16, generator=generator),
+        torch.randint(1, 9, (8, 5), generator=generator) / 8,
+    )
     inputs[:, 8:] *= 2.0**-22
     scale = 2.0 ** draw.randint(6, 8)
     targets[:, 4] *= number > 0  # so that gradients that are not cleared do not overflow at step 2
     if number == 1:  # each fits in fp16, and neither their norm nor their sum does
         inputs[:, :8], targets = 1.0, torch.full((8, 5), 32.0)
         targets[:, 4], targets[0, 4] = 128.0, 127.5
-        return "with a scale of 2,048, where gradients reach 65,504 and are finite", inputs, targets, 2048.0
+        return (
+            "with a scale of 2,048, where gradients reach 65,504 and are finite",
+            inputs,
+            targets,
+            2048.0,
+        )
     if number == 2:
         inputs[0, 0] = torch.nan
         return "whose inputs hold NaN", inputs, targets, scale
     if number == 4:  # each gradient of an output fits, and their sum does not
-        return "where only gradients of the bias overflow, to inf", inputs * 0, torch.full((8, 5), 32.0), 2.0**15
+        return (
+            "where only gradients of the bias overflow, to inf",
+            inputs * 0,
+            torch.full((8, 5), 32.0),
+            2.0**15,
+        )
     if number == 5:
         inputs[0, 0] = 60000.0
-        return "where only gradients of the weight overflow, to -inf", inputs, torch.full((8, 5), -8.0), scale
+        return (
+            "where only gradients of the weight overflow, to -inf",
+            inputs,
+            torch.full((8, 5), -8.0),
+            scale,
+        )
     if number == 3:  # beyond fp16
         targets, scale = targets / 64, 2.0**16
     return f"with a scale of {scale:,.0f}", inputs, targets, scale
@@ -79,25 +115,42 @@ def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tu
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train a model, and then start to train a second one.
 
-    It is a Linear, whose first gradient can overflow alone, and so can its last; its buffer comes first.
+    It is a Linear, whose first gradient can overflow alone, and so can its last; its buffer comes
+    first.
     """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     yield from _train(answer, draw, generator, steps=7)
-    yield from _train(answer, draw, generator, steps=1, which=" of a second `HalfTrainer`, for another model")
+    yield from _train(
+        answer, draw, generator, steps=1, which=" of a second `HalfTrainer`, for another model"
+    )
 
 
-def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: int, which: str = "") -> Iterator[Case]:
+OWN = "the number of tensors that the optimizer shares with the model"
+NO_GRADIENT = "the number of masters without a gradient"
+
+
+def _train(
+    answer: Any, draw: random.Random, generator: torch.Generator, steps: int, which: str = ""
+) -> Iterator[Case]:
     model = nn.Sequential(nn.Linear(16, 5))
     began, used, masters, missing = list[float](), list[Tensor](), list[Tensor](), list[int]()
     model.register_buffer("mean_loss", torch.zeros(()))
-    for p in model.parameters():  # fp16 numbers, so that masters made before `half()` equal those made after
+    for p in (
+        model.parameters()
+    ):  # fp16 numbers, so that masters made before `half()` equal those made after
         p.data = (torch.rand(p.shape, generator=generator) - 0.5).half().float()
 
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
-        sgd = torch.optim.SGD(parameters, lr=2.0**-7, momentum=0.5)  # with powers of two, any order is exact
+        sgd = torch.optim.SGD(
+            parameters, lr=2.0**-7, momentum=0.5
+        )  # with powers of two, any order is exact
         sgd.register_step_pre_hook(lambda *_: missing.append(sum(m.grad is None for m in masters)))
-        sgd.register_step_pre_hook(lambda *_: used.append(flat(m * 0 if m.grad is None else m.grad for m in masters)))
-        masters[:] = sorted((p for group in sgd.param_groups for p in group["params"]), key=lambda m: -m.numel())
+        sgd.register_step_pre_hook(
+            lambda *_: used.append(flat(m * 0 if m.grad is None else m.grad for m in masters))
+        )
+        masters[:] = sorted(
+            (p for group in sgd.param_groups for p in group["params"]), key=lambda m: -m.numel()
+        )
         return sgd
 
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -114,7 +167,7 @@ def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: 
             OWN: sum(m is p for m in masters for p in model.parameters()),
             "the dtype of the masters": _names(masters),
             "the model's mode": "training" if model.training else "evaluation",
-        }  # fmt: skip
+        }
 
     trainer = call_answer(answer, "in `HalfTrainer(model, make_optimizer)`", model, make_optimizer)
     yield Case(f"before the first step{which}", weights())
@@ -126,17 +179,27 @@ def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: 
         got = call_answer(trainer.step, case, inputs, targets, loss_fn, scale)
         taken = read_bool(got, case, subject="`step` returned")
         now, own = flat(masters), flat(model.parameters())
-        yield Case(case, {
-            **weights(),
-            **({"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}),
-            "the number of optimizer steps": len(used),
-            NO_GRADIENT: sum(missing),
-            "the masters' gradient at the step": list(used),
-            "the masters' gradients for the inputs of about 2^-22": [one[:80].view(5, 16)[:, 8:] for one in used],
-            "the masters after the step": now,
-            "the number of model weights that differ from their rounded masters": int((own != now.half()).sum()),
-            "what `step` returns": taken,
-        }, evidence={"masters that are inf or NaN": int((~now.isfinite()).sum())})  # fmt: skip
+        yield Case(
+            case,
+            {
+                **weights(),
+                **(
+                    {"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}
+                ),
+                "the number of optimizer steps": len(used),
+                NO_GRADIENT: sum(missing),
+                "the masters' gradient at the step": list(used),
+                "the masters' gradients for the inputs of about 2^-22": [
+                    one[:80].view(5, 16)[:, 8:] for one in used
+                ],
+                "the masters after the step": now,
+                "the number of model weights that differ from their rounded masters": int(
+                    (own != now.half()).sum()
+                ),
+                "what `step` returns": taken,
+            },
+            evidence={"masters that are inf or NaN": int((~now.isfinite()).sum())},
+        )
 
 
 def _names(tensors: Iterable[Tensor]) -> str:
@@ -144,68 +207,150 @@ def _names(tensors: Iterable[Tensor]) -> str:
 
 
 MAKE = "self.masters = [p.detach().float() for p in model.parameters()]"
-FINITE, UNSCALE = "finite = all(p.grad.isfinite().all() for p, _ in pairs)", "master.grad = p.grad.float() / scale"
-HALF, CAST = "self.model = model.half()", "self.model = model\nfor p in model.parameters():\n    p.data = p.data.half()"
+FINITE, UNSCALE = (
+    "finite = all(p.grad.isfinite().all() for p, _ in pairs)",
+    "master.grad = p.grad.float() / scale",
+)
+HALF, CAST = (
+    "self.model = model.half()",
+    "self.model = model\nfor p in model.parameters():\n    p.data = p.data.half()",
+)
 BACKWARD, COPY, CLEAR = "(loss * scale).backward()", "p.copy_(master)", "self.model.zero_grad()"
-OWN = "the number of tensors that the optimizer shares with the model"
-NO_GRADIENT = "the number of masters without a gradient"
-SAID = {NO_GRADIENT: "{case}, the masters have no gradient: `grad` is None for {got}. Does the loop that assigns it run? A "
-        "generator like `model.parameters()`, or a `zip`, is empty at its second pass: keep a list"}  # fmt: skip
+SAID = {
+    NO_GRADIENT: "{case}, the masters have no gradient: `grad` is None for {got}. Does the loop "
+    "that assigns it run? A generator like `model.parameters()`, or a `zip`, is empty at its "
+    "second pass: keep a list"
+}
 
-o2_by_hand.judge_by(
-    right=HalfTrainer, cases=cases, tolerance=1e-6, said=SAID, mistakes=[
-        Mistake("steps the half weights", edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
-                feedback="the optimizer updates the half weights, which lose small updates. Give it a float32 copy of each"),
-        Mistake("buffers left in float32", violates="turns the model into fp16", edits={HALF: CAST},
-                feedback="the model's weights were cast, and its buffers were not. Call `model.half()`, which casts both"),
-        Mistake("loss not scaled", violates="scales it", edits={BACKWARD: "loss.backward()"},
-                feedback="backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * "
-                         "scale).backward()`"),
-        Mistake("loss in fp16", violates="the loss in float32", edits={BACKWARD: "(loss.half() * scale).backward()"},
-                feedback="the loss or its scale is in fp16, where 65,536 is inf. From `self.model(…).float()` on, keep float32"),
-        Mistake("not unscaled", violates="unscales the gradients", edits={UNSCALE: "master.grad = p.grad.float()"},
-                feedback="the gradients were not unscaled: divide them by the scale, in float32"),
-        Mistake("unscaled in fp16", edits={UNSCALE: "master.grad = (p.grad / scale).float()"},
-                feedback="the gradients were divided in fp16, which loses the small ones. Cast first: `p.grad.float() / scale`"),
-        Mistake("not cleared after a skipped step", edits={CLEAR: "if finite:\n    self.model.zero_grad()"},
-                feedback="after a skipped step, later ones are skipped too: clear the model's "
-                "gradients in each step, skipped or not, and "
-                "keep no flag from step to step"),
-        Mistake("model's gradients never cleared", edits={CLEAR: "self.optimizer.zero_grad()"},
-                feedback="the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only the masters"),
-        Mistake("not cleared after a step that is taken", edits={CLEAR: "if not finite:\n    self.model.zero_grad()"},
-                feedback="gradients of a step that was taken are added to those of the next. Clear them, whether it is taken or "
-                         "not"),
-        Mistake("masters' gradients add up",
-                edits={UNSCALE: "new = p.grad.float() / scale\nmaster.grad = new if master.grad is None else master.grad + new"},
-                feedback="the masters' gradients add up from step to step. Assign `master.grad` at each step, or clear it"),
-        Mistake("masters keep their first gradient",
-                edits={UNSCALE: "master.grad = p.grad.float() / scale if master.grad is None else master.grad"},
-                feedback="the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It is empty by "
-                         "then"),
-        Mistake("never skips", violates="skips the update", edits={FINITE: "finite = True"},
-                feedback="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient "
-                         "first"),
-        Mistake("looks at the loss only", edits={FINITE: "finite = bool(loss.isfinite())"},
-                feedback="a step was taken although gradients overflowed: the loss is finite, but they are not. Test every "
-                         "`p.grad`"),
-        Mistake("looks at a norm",
-                edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
-                feedback="a step was skipped although every gradient is finite: the norm or the sum "
-                "of fp16 gradients can be inf "
-                "where none of them is. Test each element, by `p.grad.isfinite().all()`"),
-        Mistake("looks for NaN only", violates="inf or NaN",
-                edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
-                feedback="a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for both"),
-        Mistake("looks for inf only", edits={FINITE: "finite = not any(p.grad.isinf().any() for p, _ in pairs)"},
-                feedback="a step with inf was skipped, and one with NaN was taken. `torch.isfinite` is False for both"),
-        Mistake("tests the first gradient only", violates="any gradient",
-                edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
-                feedback="a step was taken although gradients of the bias are inf. Test every gradient, not only the weight's"),
-        Mistake("no copy back", violates="copies the masters back", edits={COPY: "pass"},
-                feedback="after the step, the model's weights are not the masters. Copy each back then: "
-                         "`parameter.copy_(master)`"),
-        Mistake("always True", violates="False if it was skipped", edits={"return finite": "return True"},
-                feedback="a step that was skipped returned True. Return False, so that the caller can lower the scale"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "steps the half weights",
+        "the optimizer updates the half weights, which lose small updates. Give it a float32 copy "
+        "of each",
+        edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
+    ),
+    Mistake(
+        "buffers left in float32",
+        "the model's weights were cast, and its buffers were not. Call `model.half()`, which "
+        "casts both",
+        edits={HALF: CAST},
+        violates="turns the model into fp16",
+    ),
+    Mistake(
+        "loss not scaled",
+        "backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * "
+        "scale).backward()`",
+        edits={BACKWARD: "loss.backward()"},
+        violates="scales it",
+    ),
+    Mistake(
+        "loss in fp16",
+        "the loss or its scale is in fp16, where 65,536 is inf. From `self.model(…).float()` on, "
+        "keep float32",
+        edits={BACKWARD: "(loss.half() * scale).backward()"},
+        violates="the loss in float32",
+    ),
+    Mistake(
+        "not unscaled",
+        "the gradients were not unscaled: divide them by the scale, in float32",
+        edits={UNSCALE: "master.grad = p.grad.float()"},
+        violates="unscales the gradients",
+    ),
+    Mistake(
+        "unscaled in fp16",
+        "the gradients were divided in fp16, which loses the small ones. Cast first: "
+        "`p.grad.float() / scale`",
+        edits={UNSCALE: "master.grad = (p.grad / scale).float()"},
+    ),
+    Mistake(
+        "not cleared after a skipped step",
+        "after a skipped step, later ones are skipped too: clear the model's gradients in each "
+        "step, skipped or not, and keep no flag from step to step",
+        edits={CLEAR: "if finite:\n    self.model.zero_grad()"},
+    ),
+    Mistake(
+        "model's gradients never cleared",
+        "the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only "
+        "the masters",
+        edits={CLEAR: "self.optimizer.zero_grad()"},
+    ),
+    Mistake(
+        "not cleared after a step that is taken",
+        "gradients of a step that was taken are added to those of the next. Clear them, whether "
+        "it is taken or not",
+        edits={CLEAR: "if not finite:\n    self.model.zero_grad()"},
+    ),
+    Mistake(
+        "masters' gradients add up",
+        "the masters' gradients add up from step to step. Assign `master.grad` at each step, or "
+        "clear it",
+        edits={
+            UNSCALE: "new = p.grad.float() / scale\nmaster.grad = new if master.grad is None else "
+            "master.grad + new"
+        },
+    ),
+    Mistake(
+        "masters keep their first gradient",
+        "the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It "
+        "is empty by then",
+        edits={
+            UNSCALE: "master.grad = p.grad.float() / scale if master.grad is None else master.grad"
+        },
+    ),
+    Mistake(
+        "never skips",
+        "a step was taken with gradients that are inf or NaN, so the masters are too. Test every "
+        "gradient first",
+        edits={FINITE: "finite = True"},
+        violates="skips the update",
+    ),
+    Mistake(
+        "looks at the loss only",
+        "a step was taken although gradients overflowed: the loss is finite, but they are not. "
+        "Test every `p.grad`",
+        edits={FINITE: "finite = bool(loss.isfinite())"},
+    ),
+    Mistake(
+        "looks at a norm",
+        "a step was skipped although every gradient is finite: the norm or the sum of fp16 "
+        "gradients can be inf where none of them is. Test each element, by "
+        "`p.grad.isfinite().all()`",
+        edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
+    ),
+    Mistake(
+        "looks for NaN only",
+        "a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for "
+        "both",
+        edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
+        violates="inf or NaN",
+    ),
+    Mistake(
+        "looks for inf only",
+        "a step with inf was skipped, and one with NaN was taken. `torch.isfinite` is False for "
+        "both",
+        edits={FINITE: "finite = not any(p.grad.isinf().any() for p, _ in pairs)"},
+    ),
+    Mistake(
+        "tests the first gradient only",
+        "a step was taken although gradients of the bias are inf. Test every gradient, not only "
+        "the weight's",
+        edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
+        violates="any gradient",
+    ),
+    Mistake(
+        "no copy back",
+        "after the step, the model's weights are not the masters. Copy each back then: "
+        "`parameter.copy_(master)`",
+        edits={COPY: "pass"},
+        violates="copies the masters back",
+    ),
+    Mistake(
+        "always True",
+        "a step that was skipped returned True. Return False, so that the caller can lower the "
+        "scale",
+        edits={"return finite": "return True"},
+        violates="False if it was skipped",
+    ),
+]
+
+o2_by_hand = Exercise(card, HalfTrainer, cases, mistakes, tolerance=1e-6, said=SAID)

@@ -1,4 +1,6 @@
-"""Measure a recipe in a live training step: the bytes it keeps in which dtype, and whether its update reaches the weights."""
+"""Measure a recipe in a live training step: the bytes it keeps in which dtype,
+and whether its update reaches the weights.
+"""
 
 from amp_course.recipes.measuring.table import (
     Bytes,

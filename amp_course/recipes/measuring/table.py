@@ -1,4 +1,6 @@
-"""Measure what a recipe keeps in which dtype, from a live training step: nothing in the table is written by hand."""
+"""Measure what a recipe keeps in which dtype, from a live training step:
+nothing in the table is written by hand.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
 from amp_course.recipes.training.scalers import StaticScaler
 
-Bytes = Mapping[str, int]  # of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
-_MOST_STEPS = 30  # before the optimizer must have made its state: a scale that starts too high skips some
+Bytes = Mapping[
+    str, int
+]  # of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
+_MOST_STEPS = (
+    30  # before the optimizer must have made its state: a scale that starts too high skips some
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class Measured:
     """What one recipe held in one step: bytes by format, for each kind of tensor.
 
     parameters:   how many numbers the model learns
-    at_step:      the most bytes of weights, masters, gradients and state together as the optimizer steps
+    at_step:      the most bytes of weights, masters, gradients and state together as the optimizer
+                  steps
     cast_copies:  bytes of low-precision weights that autocast made and kept
     skipped:      steps that the scaler skipped before one went through
     """
@@ -50,8 +57,13 @@ class Measured:
 
     @property
     def held(self) -> int:
-        """Bytes of weights, masters, gradients and optimizer state, when backward has just ended."""
-        return sum(sum(kind.values()) for kind in (self.weights, self.master, self.gradients, self.optimizer_state))
+        """Bytes of weights, masters, gradients and optimizer state,
+        when backward has just ended.
+        """
+        return sum(
+            sum(kind.values())
+            for kind in (self.weights, self.master, self.gradients, self.optimizer_state)
+        )
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -97,7 +109,9 @@ class RecipeTable(Page):
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"{name!r} was not measured: choose one of {', '.join(row.name for row in self.rows)}")
+        raise KeyError(
+            f"{name!r} was not measured: choose one of {', '.join(row.name for row in self.rows)}"
+        )
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its head first."""
@@ -116,10 +130,12 @@ def measure(
     loss_fn: LossFn = nn.functional.cross_entropy,
     make_optimizer: MakeOptimizer = torch.optim.Adam,
 ) -> Measured:
-    """Train a copy of the model under a recipe, and look at a step that is neither the first nor skipped.
+    """Train a copy of the model under a recipe, and look at a step that is neither the first nor
+    skipped.
 
-    How it counts: gradients when autograd has accumulated them; activations are what autograd saves, but for weights and
-    their cast copies; the optimizer's counters of steps, a number for each tensor, are left out.
+    How it counts: gradients when autograd has accumulated them; activations are what autograd
+    saves, but for weights and their cast copies; the optimizer's counters of steps, a number for
+    each tensor, are left out.
 
     Raises RuntimeError if every one of the first steps was skipped.
     Example: measure(O2(), DigitsResNet(32), x, y).gradients → {"fp16": …, "fp32": …}
@@ -150,13 +166,17 @@ def measure(
     )
 
 
-def measure_all(recipes: Iterable[AnyRecipe], model: nn.Module, *batch: Tensor, **options: Any) -> RecipeTable:
+def measure_all(
+    recipes: Iterable[AnyRecipe], model: nn.Module, *batch: Tensor, **options: Any
+) -> RecipeTable:
     """Measure several recipes on copies of the same model and the same batch."""
     return RecipeTable(tuple(measure(recipe, model, *batch, **options) for recipe in recipes))
 
 
 def by_format(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Return the bytes of some tensors by format, the largest share first: [fp16 of 3, fp32 of 1] → {"fp16": 6, "fp32": 4}."""
+    """Return the bytes of some tensors by format, the largest share first:
+    [fp16 of 3, fp32 of 1] → {"fp16": 6, "fp32": 4}.
+    """
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(_format_name(tensor.dtype), []).append(tensor)
@@ -164,7 +184,9 @@ def by_format(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 
 def formats_text(kind: Bytes) -> str:
-    """Write which formats a kind has, the largest share first: {"fp16": 90, "fp32": 10} → "fp16 + fp32"."""
+    """Write which formats a kind has, the largest share first: {"fp16": 90, "fp32":
+    10} → "fp16 + fp32".
+    """
     return " + ".join(kind) or "–"
 
 
@@ -195,7 +217,8 @@ def until_a_step_counts(session: Stepper, inputs: Tensor, targets: Tensor) -> No
         if session.skipped < done:
             return
     raise RuntimeError(
-        f"the scaler skipped the first {_MOST_STEPS} steps, so there is no step to measure: the loss or a gradient is inf or "
+        f"the scaler skipped the first {_MOST_STEPS} steps, so there is no step to measure: the "
+        f"loss or a gradient is inf or "
         "NaN at any scale. Look at one batch in fp32 first"
     )
 
@@ -238,10 +261,14 @@ class _Seen:
         stack = ExitStack()
         for parameter in self.session.model.parameters():
             if parameter.requires_grad:
-                stack.callback(parameter.register_post_accumulate_grad_hook(self._note_gradient).remove)
+                stack.callback(
+                    parameter.register_post_accumulate_grad_hook(self._note_gradient).remove
+                )
         stack.callback(self.session.optimizer.register_step_pre_hook(self._note_step).remove)
         stack.enter_context(self.activations)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.activations.pack, self.activations.unpack))
+        stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(self.activations.pack, self.activations.unpack)
+        )
         return stack
 
     def _note_gradient(self, parameter: Tensor) -> None:
@@ -250,6 +277,9 @@ class _Seen:
         self.gradients[name] = self.gradients.get(name, 0) + tensor_bytes([parameter.grad])
 
     def _note_step(self, *_: Any) -> None:
-        held = [*self.session.model.parameters(), *masters_of(self.session.model, self.session.optimizer)]
+        held = [
+            *self.session.model.parameters(),
+            *masters_of(self.session.model, self.session.optimizer),
+        ]
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
         self.at_step = max(self.at_step, tensor_bytes([*held, *gradients, *_state(self.session)]))

@@ -1,4 +1,6 @@
-"""Measure whether an update reaches the weights: how many of them differ after a recipe's first step that was not skipped."""
+"""Measure whether an update reaches the weights: how many of them differ after a recipe's first
+step that was not skipped.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,12 @@ def reach(
     loss_fn: LossFn = nn.functional.cross_entropy,
     make_optimizer: MakeOptimizer = torch.optim.Adam,
 ) -> Reach:
-    """Train a copy of the model under a recipe until a step is not skipped, and compare the weights before and after it.
+    """Train a copy of the model under a recipe until a step is not skipped, and compare the weights
+    before and after it.
 
     Raises RuntimeError if every one of the first steps was skipped.
-    Example: reach(PURE_BF16(), model, x, y, make_optimizer=lambda params: SGD(params, lr=1e-3)).weights → 0.2
+    Example: reach(PURE_BF16(), model, x, y, make_optimizer=lambda params: SGD(params,
+             lr=1e-3)).weights → 0.2
     """
     session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
     weights = list(session.model.parameters())

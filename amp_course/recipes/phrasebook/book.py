@@ -72,7 +72,9 @@ class Phrasebook:
         known = {library.slug: library for library in self.libraries}
         unknown = [slug for slug in slugs if slug not in known]
         if unknown:
-            raise ValueError(f"no library is called {unknown[0]!r}: the phrasebook has {', '.join(known)}.")
+            raise ValueError(
+                f"no library is called {unknown[0]!r}: the phrasebook has {', '.join(known)}."
+            )
         return replace(self, libraries=tuple(known[slug] for slug in slugs))
 
     def on(self, *topics: str) -> Phrasebook:
@@ -80,7 +82,9 @@ class Phrasebook:
         known = dict.fromkeys(phrase.topic for phrase in self.phrases)
         unknown = [topic for topic in topics if topic not in known]
         if unknown:
-            raise ValueError(f"no topic is called {unknown[0]!r}: the phrasebook has {', '.join(known)}.")
+            raise ValueError(
+                f"no topic is called {unknown[0]!r}: the phrasebook has {', '.join(known)}."
+            )
         return replace(self, phrases=tuple(one for one in self.phrases if one.topic in topics))
 
     @property
@@ -99,7 +103,9 @@ class Phrasebook:
             for library in self.libraries:
                 head = f"  {library.name:<{width}}  "
                 words = phrase.words[library.slug]
-                lines += textwrap.wrap(words, 110, initial_indent=head, subsequent_indent=" " * len(head))
+                lines += textwrap.wrap(
+                    words, 110, initial_indent=head, subsequent_indent=" " * len(head)
+                )
         return "\n".join([*lines, *map(_about, self.libraries)])
 
     def _repr_html_(self) -> str:
@@ -114,7 +120,9 @@ class Phrasebook:
             + "</tr>"
             for phrase in self.phrases
         )
-        notes = "".join(f"<div>{inline_html(_about(one))}</div>" for one in self.libraries if one.not_run)
+        notes = "".join(
+            f"<div>{inline_html(_about(one))}</div>" for one in self.libraries if one.not_run
+        )
         head = f"<thead><tr><th></th>{heads}</tr></thead>"
         return f"<table>{head}<tbody>{rows}</tbody></table>{notes}"
 
@@ -136,7 +144,9 @@ def read_book(file: str) -> Phrasebook:
 
 
 def _cell(phrase: Phrase, slug: str) -> str:
-    """Return a cell whose code may break after a dot, a bracket, an underscore: columns are narrow."""
+    """Return a cell whose code may break after a dot, a bracket, an underscore:
+    columns are narrow.
+    """
 
     def open_up(code: re.Match[str]) -> str:
         return re.sub(r"([.(_=])(?=\w)", r"\1<wbr>", code[0])
@@ -147,5 +157,9 @@ def _cell(phrase: Phrase, slug: str) -> str:
 
 
 def _about(library: Library) -> str:
-    run = f"not run, because {library.not_run}" if library.not_run else "run by `make test-phrasebook`"
+    run = (
+        f"not run, because {library.not_run}"
+        if library.not_run
+        else "run by `make test-phrasebook`"
+    )
     return f"{library.name}, {library.version}: {run}. Source: {library.source}"

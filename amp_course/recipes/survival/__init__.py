@@ -1,4 +1,6 @@
-"""Find out which recipe survives at which batch size: the training runs, and the map that records how each one ended."""
+"""Find out which recipe survives at which batch size:
+the training runs, and the map that records how each one ended.
+"""
 
 from amp_course.recipes.survival.records import IMAGENET, PublishedRun, SurvivalMap, load_survival
 from amp_course.recipes.survival.runs import (

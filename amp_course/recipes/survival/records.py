@@ -1,4 +1,5 @@
-"""The survival map: every fate of one run of it, kept as a record, and the published runs that it is compared with.
+"""The survival map: every fate of one run of it, kept as a record, and the published runs that it
+is compared with.
 
 `python -m benchmarks.survival` makes a record, in some minutes; `runs` trains the cells.
 """
@@ -28,7 +29,9 @@ class SurvivalMap:
     def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[RunResult, ...]:
         """Return one cell's outcomes, one for each seed."""
         wanted = (setting, recipe, batch_size)
-        return tuple(each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted)
+        return tuple(
+            each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted
+        )
 
     def recipes(self) -> tuple[str, ...]:
         """Return the recipes' names, in the order in which they ran."""
@@ -47,14 +50,18 @@ class SurvivalMap:
         return {size: count for size, count in counts.items() if count}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings; an infinite first loss as text, for JSON has none."""
+        """Return everything as plain numbers and strings;
+        an infinite first loss as text, for JSON has none.
+        """
         rows = [asdict(each) | {"first_loss": str(each.first_loss)} for each in self.outcomes]
         return {"machine": self.machine, "torch": self.torch, "day": self.day, "outcomes": rows}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SurvivalMap:
         """Make the map again from `to_dict`'s numbers."""
-        rows = tuple(RunResult(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"])
+        rows = tuple(
+            RunResult(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"]
+        )
         return cls(rows, data["machine"], data["torch"], data["day"])
 
 
@@ -65,11 +72,13 @@ def load_survival(path: Path | None = None) -> SurvivalMap:
     """
     if path is None:
         found = sorted(
-            (course_root() / "benchmarks" / "results").glob("survival-*.json"), key=lambda file: file.name[-15:]
+            (course_root() / "benchmarks" / "results").glob("survival-*.json"),
+            key=lambda file: file.name[-15:],
         )
         if not found:
             raise CourseError(
-                "there is no recorded survival map: make one with `python -m benchmarks.survival` (some minutes)."
+                "there is no recorded survival map: make one with `python -m benchmarks.survival` "
+                "(some minutes)."
             )
         path = found[-1]
     return SurvivalMap.from_dict(json.loads(path.read_text()))

@@ -1,6 +1,8 @@
-"""Which recipe lives at which batch size: train two small nets under every recipe, the rate growing with the batch.
+"""Which recipe lives at which batch size: train two small nets under every recipe, the rate growing
+with the batch.
 
-`train_to_the_end` makes one cell of the map; the whole takes minutes, so `survival_map` keeps it as a record.
+`train_to_the_end` makes one cell of the map; the whole takes minutes, so `survival_map` keeps it as
+a record.
 """
 
 from __future__ import annotations
@@ -21,17 +23,21 @@ from amp_course.loop.stepper import LossFn
 from amp_course.recipes.training.base import BaseRecipe
 
 SIZES = (16, 32, 64, 128, 256, 512)
-BASE_SIZE = 16  # the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE
+# the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE
+BASE_SIZE = 16
 MOMENTUM = 0.9
-WARM_UP = 0.1  # of all steps: the rate grows to its full value, and falls from there along half a cosine
+WARM_UP = (
+    0.1  # of all steps: the rate grows to its full value, and falls from there along half a cosine
+)
 _GIVEN_UP = 50  # steps in a row without an update: nothing changes any more, so the run is over
 
 
 class RawNet(nn.Module):
-    """Classify raw digits by five linear layers, nothing normalised anywhere: (batch, 1, 8, 8) → logits (batch, 10).
+    """Classify raw digits by five linear layers, nothing normalised anywhere: (batch, 1, 8, 8) →
+    logits (batch, 10).
 
-    He's initialisation keeps the size of what goes through, and so the grey levels 0 … 255 reach the loss: at the first
-    step it is some hundreds for a picture, where ln 10 = 2.3 is usual.
+    He's initialisation keeps the size of what goes through, and so the grey levels 0 … 255 reach
+    the loss: at the first step it is some hundreds for a picture, where ln 10 = 2.3 is usual.
     """
 
     def __init__(self, width: int = 128) -> None:
@@ -57,9 +63,12 @@ class Setting:
     """One net and how it is trained.
 
     rate:   the learning rate at batch 16 for a mean loss; it grows linearly with the batch
-    reduction: "mean", or "sum": then the loss itself grows with the batch, and a rate that stays is the same linear rule
-    epochs: passes over the 1,437 training digits; a pass drops the pictures that do not fill a batch
-    white:  the grey level of a white pixel: 1 where the pictures are normalised, 255 as picture files store it
+    reduction: "mean", or "sum": then the loss itself grows with the batch, and a rate that stays is
+               the same linear rule
+    epochs: passes over the 1,437 training digits; a pass drops the pictures that do not fill a
+            batch
+    white:  the grey level of a white pixel: 1 where the pictures are normalised, 255 as picture
+            files store it
     seeds:  each draws its own first weights and its own order of the pictures
     """
 
@@ -73,15 +82,25 @@ class Setting:
     reduction: Literal["mean", "sum"] = "mean"
 
     def rate_for(self, batch_size: int) -> float:
-        """Return the linear rule's rate: 0.03 at batch 16 → 0.96 at 512; with a summed loss 0.03 / 16 at any batch."""
-        return self.rate * batch_size / BASE_SIZE if self.reduction == "mean" else self.rate / BASE_SIZE
+        """Return the linear rule's rate: 0.03 at batch 16 → 0.96 at 512;
+        with a summed loss 0.03 / 16 at any batch.
+        """
+        return (
+            self.rate * batch_size / BASE_SIZE
+            if self.reduction == "mean"
+            else self.rate / BASE_SIZE
+        )
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy of logits (batch, 10) and targets (batch,), reduced as the setting says."""
+        """Return the cross-entropy of logits (batch, 10) and targets (batch,),
+        reduced as the setting says.
+        """
         return F.cross_entropy(logits, targets, reduction=self.reduction)
 
     def start(self, batch_size: int, seed: int) -> tuple[nn.Module, Batches, Digits]:
-        """Return a model with its first weights, the batches that it will see, and the data, as grey as `white`."""
+        """Return a model with its first weights, the batches that it will see, and the data,
+        as grey as `white`.
+        """
         raw = digits()
         data = Digits(raw.train_x * self.white, raw.train_y, raw.test_x * self.white, raw.test_y)
         with torch.random.fork_rng(devices=[]):
@@ -91,7 +110,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("resnet", "Digits ResNet, batch norm", lambda: DigitsResNet(8), 0.03, 12, 1.0, (0, 1, 2)),
+    Setting(
+        "resnet", "Digits ResNet, batch norm", lambda: DigitsResNet(8), 0.03, 12, 1.0, (0, 1, 2)
+    ),
     Setting("raw", "Raw net, mean loss", RawNet, 1.6e-5, 30, 255.0, (0, 1, 2)),
     Setting("raw_sum", "Raw net, summed loss", RawNet, 1.6e-5, 30, 255.0, (0, 1, 2), "sum"),
 )
@@ -102,8 +123,8 @@ class RunResult:
     """How one run ended.
 
     accuracy: share of right answers on the 360 held-out digits, 0 … 1; None if it died
-    died_at:  the step, counted from 0, that left a weight or a statistic infinite or NaN, or from which on every step was
-        skipped; None if it lived. No run comes back from either.
+    died_at:  the step, counted from 0, that left a weight or a statistic infinite or NaN, or from
+        which on every step was skipped; None if it lived. No run comes back from either.
     skipped:  how many steps its scaler skipped
     first_loss: the loss of the first step, which may be inf or nan
     """
@@ -121,9 +142,14 @@ class RunResult:
 
 
 def train_to_the_end(
-    setting: Setting | str, recipe: BaseRecipe, batch_size: int, seed: int = 0, loss_fn: LossFn | None = None
+    setting: Setting | str,
+    recipe: BaseRecipe,
+    batch_size: int,
+    seed: int = 0,
+    loss_fn: LossFn | None = None,
 ) -> RunResult:
-    """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say how it ended.
+    """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say
+    how it ended.
 
     loss_fn: (logits (batch, 10), targets (batch,)) → the loss; by default the setting's own
 
@@ -133,7 +159,9 @@ def train_to_the_end(
     model, batches, data = setting.start(batch_size, seed)
     rate = setting.rate_for(batch_size)
     session = recipe.prepare(
-        model, lambda weights: torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM), loss_fn or setting.loss
+        model,
+        lambda weights: torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM),
+        loss_fn or setting.loss,
     )
     losses: list[float] = []
     idle = 0
@@ -162,13 +190,17 @@ def train_to_the_end(
 
 
 def find_setting(setting: Setting | str) -> Setting:
-    """Return a setting given itself or its name: "raw"; ValueError, with the names that exist, for another."""
+    """Return a setting given itself or its name: "raw";
+    ValueError, with the names that exist, for another.
+    """
     if isinstance(setting, Setting):
         return setting
     for known in SETTINGS:
         if known.name == setting:
             return known
-    raise ValueError(f"unknown setting {setting!r}: choose one of {', '.join(known.name for known in SETTINGS)}")
+    raise ValueError(
+        f"unknown setting {setting!r}: choose one of {', '.join(known.name for known in SETTINGS)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -193,7 +225,9 @@ def first_step(setting: Setting | str, batch_size: int, seed: int = 0) -> FirstS
     inputs, targets = next(iter(batches))
     logits = model(inputs)
     setting.loss(logits, targets).backward()
-    largest = max(weight.grad.abs().max().item() for weight in model.parameters() if weight.grad is not None)
+    largest = max(
+        weight.grad.abs().max().item() for weight in model.parameters() if weight.grad is not None
+    )
     total = F.cross_entropy(logits.detach(), targets, reduction="sum").item()
     return FirstStep(setting.name, batch_size, seed, total, largest)
 
@@ -204,5 +238,10 @@ def _share(step: int, steps: int) -> float:
 
 
 def _finite(model: nn.Module) -> bool:
-    # Batch norm's statistics count: one infinite batch spoils them for good, and with them every evaluation.
-    return all(bool(value.isfinite().all()) for value in model.state_dict().values() if value.is_floating_point())
+    # Batch norm's statistics count: one infinite batch spoils them for good, and with them every
+    # evaluation.
+    return all(
+        bool(value.isfinite().all())
+        for value in model.state_dict().values()
+        if value.is_floating_point()
+    )

@@ -1,4 +1,6 @@
-"""The recipes as things that train: what each keeps in which dtype, its session, its scaler, its lists of ops."""
+"""The recipes as things that train: what each keeps in which dtype, its session, its scaler,
+its lists of ops.
+"""
 
 from amp_course.recipes.training.base import LOW_DTYPES, BaseRecipe
 from amp_course.recipes.training.half_step import HalfStep, record_half_step

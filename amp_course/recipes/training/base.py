@@ -26,10 +26,12 @@ SAVE_DTYPES = (torch.float32, *LOW_DTYPES)
 class BaseRecipe(ABC):
     """What all recipes have.
 
-    save_dtype: the dtype in which `session.state_dict()` writes the model's floats (Paddle's `decorate(save_dtype=…)`);
-        None leaves each as it is. Master weights and the optimizer's state are always saved as they are.
+    save_dtype: the dtype in which `session.state_dict()` writes the model's floats (Paddle's
+        `decorate(save_dtype=…)`); None leaves each as it is. Master weights and the optimizer's
+        state are always saved as they are.
 
-    Raises ValueError for an option that the recipe does not have, or a value that the option cannot take.
+    Raises ValueError for an option that the recipe does not have, or a value that the option cannot
+    take.
     """
 
     name: ClassVar[str]
@@ -39,10 +41,16 @@ class BaseRecipe(ABC):
     save_dtype: torch.dtype | None = None
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
-        known = [field.name for field in fields(cls)] if cls.__dict__.get("__dataclass_fields__") else []
+        known = (
+            [field.name for field in fields(cls)]
+            if cls.__dict__.get("__dataclass_fields__")
+            else []
+        )
         for option in options:
             if option not in known:
-                raise ValueError(f"{cls.__name__} has no option {option!r}: it takes {', '.join(known)}")
+                raise ValueError(
+                    f"{cls.__name__} has no option {option!r}: it takes {', '.join(known)}"
+                )
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -50,7 +58,9 @@ class BaseRecipe(ABC):
             value = getattr(self, option)
             if not any(value is choice for choice in allowed):
                 names = ", ".join(str(choice) for choice in allowed)
-                raise ValueError(f"{type(self).__name__}: {option} is {value!r}, and it has to be one of {names}")
+                raise ValueError(
+                    f"{type(self).__name__}: {option} is {value!r}, and it has to be one of {names}"
+                )
         if hasattr(self, "loss_scale"):
             _check_loss_scale(type(self).__name__, self.loss_scale)
         for option in ("fp32_ops", "lower_ops"):
@@ -58,12 +68,20 @@ class BaseRecipe(ABC):
                 object.__setattr__(self, option, checked_ops(option, getattr(self, option)))
         both = set(getattr(self, "fp32_ops", ())) & set(getattr(self, "lower_ops", ()))
         if both:
-            raise ValueError(f"{', '.join(sorted(both))} is in both fp32_ops and lower_ops: leave it in one of the two")
+            raise ValueError(
+                f"{', '.join(sorted(both))} is in both fp32_ops and lower_ops: leave it in one of "
+                f"the two"
+            )
 
     def _choices(self) -> Mapping[str, tuple[Any, ...]]:
-        choices: dict[str, tuple[Any, ...]] = {"save_dtype": (None, *SAVE_DTYPES), "dtype": LOW_DTYPES}
+        choices: dict[str, tuple[Any, ...]] = {
+            "save_dtype": (None, *SAVE_DTYPES),
+            "dtype": LOW_DTYPES,
+        }
         switches = dict.fromkeys(("keep_batchnorm_fp32", "master_weights"), (True, False))
-        return {name: allowed for name, allowed in (choices | switches).items() if hasattr(self, name)}
+        return {
+            name: allowed for name, allowed in (choices | switches).items() if hasattr(self, name)
+        }
 
     @property
     def low_dtype(self) -> torch.dtype | None:
@@ -71,17 +89,22 @@ class BaseRecipe(ABC):
         return getattr(self, "dtype", self._low)
 
     def precision(self) -> AbstractContextManager[None]:
-        """Keep CUDA's fp32 real fp32 while the body runs, so that TF32 is not mistaken for a recipe's gain."""
+        """Keep CUDA's fp32 real fp32 while the body runs,
+        so that TF32 is not mistaken for a recipe's gain.
+        """
         return FP32.precision()
 
     def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        """Turn an fp32 model, in place, into what the recipe trains, and return the session that steps it.
+        """Turn an fp32 model, in place, into what the recipe trains, and return the session that
+        steps it.
 
-        make_optimizer: parameters → their optimizer, as in lambda params: torch.optim.SGD(params, lr=0.1)
+        make_optimizer: parameters → their optimizer, as in lambda params: torch.optim.SGD(params,
+                        lr=0.1)
         loss_fn:        (outputs, targets) → a loss with one element
 
         Raises ValueError for a model without parameters, on two devices, or in 16 bits already.
-        Example: session = O2().prepare(model, make_sgd, cross_entropy); session.step(x, y) → tensor(2.3)
+        Example: session = O2().prepare(model, make_sgd, cross_entropy); session.step(x, y) →
+                 tensor(2.3)
         """
         require_fp32_model(model)
         return self._prepare(model, make_optimizer, loss_fn)
@@ -95,4 +118,6 @@ def _check_loss_scale(recipe: str, value: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or value == "dynamic" or (number and math.isfinite(value) and value > 0):
         return
-    raise ValueError(f'{recipe}: loss_scale is {value!r}, and it has to be "dynamic", a number above 0, or None')
+    raise ValueError(
+        f'{recipe}: loss_scale is {value!r}, and it has to be "dynamic", a number above 0, or None'
+    )

@@ -1,4 +1,6 @@
-"""Record one training step of a pure fp16 model next to the same step in fp32, to show how it dies."""
+"""Record one training step of a pure fp16 model next to the same step in fp32,
+to show how it dies.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,18 @@ class HalfStep:
 
 
 def record_half_step(
-    model: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor], lr: float
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    lr: float,
 ) -> HalfStep:
-    """Run forward and backward of a copy of `model` in fp16 and of another in float32; the model is left as it is.
+    """Run forward and backward of a copy of `model` in fp16 and of another in float32; the model is
+    left as it is.
 
     inputs, targets: floating ones are rounded to fp16 for both
-    Example: record_half_step(nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), mse_loss, 0.1).loss.dtype → torch.float16
+    Example: record_half_step(nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), mse_loss,
+             0.1).loss.dtype → torch.float16
     """
     half = copy.deepcopy(model).half()
     exact = copy.deepcopy(half).float()  # the rounded weights: only the arithmetic differs
@@ -44,7 +52,9 @@ def record_half_step(
     order: list[str] = []
     for name, module in half.named_modules():
         if not list(module.children()):
-            module.register_forward_hook(lambda _, args, output, name=name: outputs.update({name: output.detach()}))
+            module.register_forward_hook(
+                lambda _, args, output, name=name: outputs.update({name: output.detach()})
+            )
     for name, parameter in half.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     weights = {name: parameter.detach().clone() for name, parameter in half.named_parameters()}
@@ -53,7 +63,8 @@ def record_half_step(
     loss.backward()
     loss_fn(exact(_single(x)), _single(y)).backward()
     found, wanted = (
-        {name: p.grad for name, p in one.named_parameters() if p.grad is not None} for one in (half, exact)
+        {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+        for one in (half, exact)
     )
     return HalfStep(
         outputs,

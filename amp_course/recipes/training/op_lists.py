@@ -1,7 +1,9 @@
-"""Lists of ops that a reader wants in another precision than the recipe would choose: Paddle's white and black lists.
+"""Lists of ops that a reader wants in another precision than the recipe would choose: Paddle's
+white and black lists.
 
-An op is named as it is called: "softmax" is `torch.softmax`, `F.softmax` and `x.softmax(…)`, "matmul" is `@` too. What one
-op calls inside itself is not looked at: "log_softmax" does not reach into `F.cross_entropy`, which is an op of its own.
+An op is named as it is called: "softmax" is `torch.softmax`, `F.softmax` and `x.softmax(…)`,
+"matmul" is `@` too. What one op calls inside itself is not looked at: "log_softmax" does not reach
+into `F.cross_entropy`, which is an op of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ class OpLists(TorchFunctionMode):
     fp32_ops:    names of ops whose floating inputs are cast to float32
     lower_ops:   names of ops whose floating inputs are cast to `dtype`
     device_type: whose autocast is switched off while a listed op runs
-    back:        whether results are cast back to `dtype`: a half model has no autocast that would do it for the next op
+    back:        whether results are cast back to `dtype`: a half model has no autocast that would
+                 do it for the next op
 
-    Example: with OpLists(["linear"], [], "cpu", torch.bfloat16): F.linear(x16, w16).dtype → torch.float32
-    Source: custom_white_list and custom_black_list of paddle.amp.auto_cast; amp.register_float_function of Apex.
+    Example: with OpLists(["linear"], [], "cpu", torch.bfloat16): F.linear(x16, w16).dtype →
+             torch.float32
+    Source: custom_white_list and custom_black_list of paddle.amp.auto_cast;
+            amp.register_float_function of Apex.
     """
 
     def __init__(
@@ -42,7 +47,11 @@ class OpLists(TorchFunctionMode):
         self.device_type, self.dtype, self.back = device_type, dtype, back
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an op, a listed one with its inputs cast and without autocast."""
         target = self.targets.get(op_name(func))
@@ -61,15 +70,21 @@ def op_name(func: Callable[..., Any]) -> str:
 
 
 def checked_ops(option: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names as a tuple; ValueError for a lone string, or for a name that no torch function has."""
+    """Return the names as a tuple; ValueError for a lone string,
+    or for a name that no torch function has.
+    """
     if isinstance(names, str):
-        raise ValueError(f"{option} is a list of names, and this is one string: write {option}=[{names!r}]")
+        raise ValueError(
+            f"{option} is a list of names, and this is one string: write {option}=[{names!r}]"
+        )
     names = tuple(names)
     for name in names:
         if name not in _known_ops():
             close = difflib.get_close_matches(str(name), _known_ops(), n=3)
             hint = (
-                f": did you mean {' or '.join(close)}?" if close else ": write it as you call it, “softmax” or “linear”"
+                f": did you mean {' or '.join(close)}?"
+                if close
+                else ": write it as you call it, “softmax” or “linear”"
             )
             raise ValueError(f"{option}: torch has no op {name!r}{hint}")
     return names
@@ -78,8 +93,11 @@ def checked_ops(option: str, names: Iterable[str]) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _known_ops() -> frozenset[str]:
     functions = (func for group in get_overridable_functions().values() for func in group)
-    # An op that works in place would be given a copy to work on: those end in an underscore, and are left out.
-    return frozenset(name for name in map(op_name, functions) if name.isidentifier() and not name.endswith("_"))
+    # An op that works in place would be given a copy to work on: those end in an underscore, and
+    # are left out.
+    return frozenset(
+        name for name in map(op_name, functions) if name.isidentifier() and not name.endswith("_")
+    )
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

@@ -1,6 +1,7 @@
 """The recipes: one small class each over the loop of chapter 06, with the options of the originals.
 
-What a recipe keeps in which dtype is not written here: `amp_course.recipes.measuring.measure` looks at a live step.
+What a recipe keeps in which dtype is not written here: `amp_course.recipes.measuring.measure` looks
+at a live step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class O0(BaseRecipe):
 class _Autocast(BaseRecipe):
     """fp32 weights; autocast chooses each op's dtype. What O1 and AMP_BF16 share.
 
-    fp32_ops:  names of ops that run in float32 whatever autocast would do (Paddle's custom_black_list)
+    fp32_ops:  names of ops that run in float32 whatever autocast would do (Paddle's
+               custom_black_list)
     lower_ops: names of ops that run in the low dtype (Paddle's custom_white_list)
     """
 
@@ -56,17 +58,30 @@ class _Autocast(BaseRecipe):
         scaler: Scaler | None,
     ) -> Stepper:
         optimizer = made_optimizer(make_optimizer, list(model.parameters()))
-        options: dict[str, Any] = {"dtype": self.low_dtype, "scaler": scaler, "save_dtype": self.save_dtype}
+        options: dict[str, Any] = {
+            "dtype": self.low_dtype,
+            "scaler": scaler,
+            "save_dtype": self.save_dtype,
+        }
         if self.fp32_ops or self.lower_ops:
-            return ListedStepper(model, optimizer, loss_fn, fp32_ops=self.fp32_ops, lower_ops=self.lower_ops, **options)
+            return ListedStepper(
+                model,
+                optimizer,
+                loss_fn,
+                fp32_ops=self.fp32_ops,
+                lower_ops=self.lower_ops,
+                **options,
+            )
         return Stepper(model, optimizer, loss_fn, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class O1(_Autocast):
-    """fp32 weights, autocast to fp16, dynamic loss scale: torch AMP, Apex O1, Paddle O1, Colossal-AI 'fp16'.
+    """fp32 weights, autocast to fp16, dynamic loss scale: torch AMP, Apex O1, Paddle O1,
+    Colossal-AI 'fp16'.
 
-    The scaler is torch's. Apex's is the same, except that its scale never exceeds 2**24 (apex/amp/scaler.py, tag 25.05).
+    The scaler is torch's. Apex's is the same, except that its scale never exceeds 2**24
+    (apex/amp/scaler.py, tag 25.05).
 
     dtype:      what autocast casts to, torch.float16 or torch.bfloat16
     loss_scale: "dynamic", a number that stays, or None
@@ -99,7 +114,8 @@ class AMP_BF16(_Autocast):
 class _Half(BaseRecipe):
     """A model in 16 bits. What O2, O3 and the hand-made recipes share.
 
-    fp32_ops: names of ops that run in float32 regardless, their results cast back (Paddle O2's custom_black_list)
+    fp32_ops: names of ops that run in float32 regardless, their results cast back (Paddle O2's
+              custom_black_list)
     """
 
     fp32_ops: tuple[str, ...] = ()
@@ -119,7 +135,9 @@ class _Half(BaseRecipe):
         low = self.low_dtype
         assert low is not None
         to_half(model, low, keep_batchnorm_fp32)
-        owned, pairs = make_masters(model, low) if master_weights else (list(model.parameters()), [])
+        owned, pairs = (
+            make_masters(model, low) if master_weights else (list(model.parameters()), [])
+        )
         optimizer = made_optimizer(make_optimizer, owned)
         options: dict[str, Any] = {
             "low": low,
@@ -137,11 +155,13 @@ class _Half(BaseRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class _Level(_Half):
-    """An Apex level with a half model: its options, and the casts that Apex puts around the model's forward.
+    """An Apex level with a half model: its options, and the casts that Apex puts around the model's
+    forward.
 
     dtype:               torch.float16 or torch.bfloat16
     keep_batchnorm_fp32: leave batch norm's weights and statistics in float32
-    master_weights:      let the optimizer work on float32 copies of the 16-bit weights (Paddle's decorate(master_weight=…))
+    master_weights:      let the optimizer work on float32 copies of the 16-bit weights (Paddle's
+                         decorate(master_weight=…))
     loss_scale:          "dynamic", a number that stays, or None
     """
 
@@ -167,11 +187,12 @@ class O2(_Level):
     """fp16 model, fp32 batch norm, fp32 master weights, dynamic loss scale: Apex O2, tag 25.05.
 
     Relatives that differ in details which are not modelled here:
-    Paddle's fp16 O2 also keeps LayerNorm and InstanceNorm in fp32, runs an op in fp32 if one of its inputs is
-    (`auto_cast(use_promote=True)`), and divides fp16 gradients by the scale in fp16, unless `decorate(master_grad=True)`
-    (python/paddle/amp: `need_keep_fp32`, `amp_guard`, `AmpScaler._unscale`).
-    Colossal-AI's naive is O2(keep_batchnorm_fp32=False) with a scaler that doubles after 1,000 good steps and halves only from
-    the second overflow on (colossalai/amp/naive_amp, tag v0.5.0: `growth_interval=1000`, `hysteresis=2`).
+    Paddle's fp16 O2 also keeps LayerNorm and InstanceNorm in fp32, runs an op in fp32 if one of its
+    inputs is (`auto_cast(use_promote=True)`), and divides fp16 gradients by the scale in fp16,
+    unless `decorate(master_grad=True)` (python/paddle/amp: `need_keep_fp32`, `amp_guard`,
+    `AmpScaler._unscale`). Colossal-AI's naive is O2(keep_batchnorm_fp32=False) with a scaler that
+    doubles after 1,000 good steps and halves only from the second overflow on
+    (colossalai/amp/naive_amp, tag v0.5.0: `growth_interval=1000`, `hysteresis=2`).
     """
 
     name = "o2"
@@ -180,7 +201,9 @@ class O2(_Level):
 
 @dataclass(frozen=True, kw_only=True)
 class O3(_Level):
-    """fp16 everywhere, no master weights, loss scale 1: Apex O3, which saves its weights in fp32 (here: save_dtype)."""
+    """fp16 everywhere, no master weights, loss scale 1:
+    Apex O3, which saves its weights in fp32 (here: save_dtype).
+    """
 
     name = "o3"
     label = "O3"
@@ -192,7 +215,9 @@ class O3(_Level):
 
 @dataclass(frozen=True, kw_only=True)
 class HALF_BN32(_Half):
-    """fp16 model, fp32 batch norm, loss in fp16, nothing scaled: `model.half()` by hand, as many wrote it."""
+    """fp16 model, fp32 batch norm, loss in fp16, nothing scaled:
+    `model.half()` by hand, as many wrote it.
+    """
 
     name = "half_bn32"
     label = "half + BN fp32"
@@ -218,8 +243,8 @@ class PURE_BF16(_Half):
 class PURE_BF16_SR(_Half):
     """bf16 everywhere, the update computed in fp32 and rounded stochastically.
 
-    torchao's optimizers do so with `bf16_stochastic_round=True`; its Adam8bit, Adam4bit and AdamFp8 compress their state as well
-    (torchao/optim/adam.py, version 0.19), which is not done here.
+    torchao's optimizers do so with `bf16_stochastic_round=True`; its Adam8bit, Adam4bit and AdamFp8
+    compress their state as well (torchao/optim/adam.py, version 0.19), which is not done here.
 
     seed: of the draws that the rounding takes
     """
@@ -235,7 +260,8 @@ class PURE_BF16_SR(_Half):
 
 
 def find(name: str | BaseRecipe, **options: Any) -> BaseRecipe:
-    """Return a recipe by its name, with options: find("o2", keep_batchnorm_fp32=False) → O2(keep_batchnorm_fp32=False).
+    """Return a recipe by its name, with options: find("o2", keep_batchnorm_fp32=False) →
+    O2(keep_batchnorm_fp32=False).
 
     Raises ValueError for a name or an option that there is not, naming those that there are.
     """
@@ -245,13 +271,30 @@ def find(name: str | BaseRecipe, **options: Any) -> BaseRecipe:
     for recipe in ALL:
         if recipe.name == wanted:
             return type(recipe)(**options)
-    raise ValueError(f"unknown recipe {name!r}: choose one of {', '.join(recipe.name for recipe in ALL)}")
+    raise ValueError(
+        f"unknown recipe {name!r}: choose one of {', '.join(recipe.name for recipe in ALL)}"
+    )
 
 
-def _scaler(loss_scale: LossScale, model: nn.Module, dynamic: type[torch.amp.GradScaler]) -> Scaler | None:
+def _scaler(
+    loss_scale: LossScale, model: nn.Module, dynamic: type[torch.amp.GradScaler]
+) -> Scaler | None:
     if loss_scale is None:
         return None
-    return dynamic(next(model.parameters()).device.type) if loss_scale == "dynamic" else StaticScaler(loss_scale)
+    return (
+        dynamic(next(model.parameters()).device.type)
+        if loss_scale == "dynamic"
+        else StaticScaler(loss_scale)
+    )
 
 
-ALL: tuple[BaseRecipe, ...] = (O0(), O1(), O2(), O3(), HALF_BN32(), AMP_BF16(), PURE_BF16(), PURE_BF16_SR())
+ALL: tuple[BaseRecipe, ...] = (
+    O0(),
+    O1(),
+    O2(),
+    O3(),
+    HALF_BN32(),
+    AMP_BF16(),
+    PURE_BF16(),
+    PURE_BF16_SR(),
+)

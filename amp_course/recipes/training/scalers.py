@@ -1,4 +1,6 @@
-"""The two scalers that the recipes need besides `torch.amp.GradScaler`: one that is static, one that takes fp16 gradients."""
+"""The two scalers that the recipes need besides `torch.amp.GradScaler`:
+one that is static, one that takes fp16 gradients.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from torch import Tensor
 
 
 class StaticScaler:
-    """Multiply the loss by one number and divide the gradients by it; look for nothing, skip nothing.
+    """Multiply the loss by one number and divide the gradients by it; look for nothing, skip
+    nothing.
 
     Source: Apex's LossScaler, which skips a step only when it is dynamic.
     """
@@ -23,7 +26,9 @@ class StaticScaler:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Divide every gradient that the optimizer will use by the scale, in its own dtype; step."""
+        """Divide every gradient that the optimizer will use by the scale, in its own dtype;
+        step.
+        """
         if self._scale != 1.0:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -50,13 +55,18 @@ class StaticScaler:
 class HalfGradScaler(torch.amp.GradScaler):
     """`torch.amp.GradScaler` that unscales fp16 gradients too, which torch's refuses to.
 
-    A half model without master weights has no others. Dividing in fp16 rounds once more, and can lose what scaling saved:
-    that is why torch refuses, and one of the things that O3 shows.
-    Source: Apex, whose scaler does so for O3; Paddle, for O2 without `master_grad`; torch's own ShardedGradScaler, which also
+    A half model without master weights has no others. Dividing in fp16 rounds once more, and can
+    lose what scaling saved: that is why torch refuses, and one of the things that O3 shows.
+    Source: Apex, whose scaler does so for O3; Paddle, for O2 without `master_grad`; torch's own
+            ShardedGradScaler, which also
     allows it.
     """
 
     def _unscale_grads_(
-        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)

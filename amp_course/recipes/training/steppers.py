@@ -1,4 +1,6 @@
-"""What a half model changes in the loop: its casts, its master weights, its stochastically rounded update."""
+"""What a half model changes in the loop: its casts, its master weights,
+its stochastically rounded update.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from amp_course.underflow.stochastic import stochastic_round
 class ListedStepper(Stepper):
     """Autocast, with some ops moved to fp32 or to the low dtype by name."""
 
-    def __init__(self, *parts: Any, fp32_ops: tuple[str, ...], lower_ops: tuple[str, ...], **options: Any) -> None:
+    def __init__(
+        self, *parts: Any, fp32_ops: tuple[str, ...], lower_ops: tuple[str, ...], **options: Any
+    ) -> None:
         super().__init__(*parts, **options)
         assert self.dtype is not None
         self.lists = OpLists(fp32_ops, lower_ops, self.device.type, self.dtype)
@@ -41,7 +45,8 @@ class HalfStepper(Stepper):
 
     model:               as `to_half` left it
     low:                 the 16-bit dtype
-    fp32_outputs:        cast outputs to float32 before the loss, as Apex does; else the loss is computed in 16 bits
+    fp32_outputs:        cast outputs to float32 before the loss, as Apex does; else the loss is
+                         computed in 16 bits
     fp32_ops:            ops that run in float32 regardless, their results cast back
     """
 
@@ -73,20 +78,26 @@ class HalfStepper(Stepper):
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss in the dtype of the outputs."""
         outputs = self.forward(inputs)
-        return self.loss_fn(outputs, targets.to(outputs.dtype) if targets.is_floating_point() else targets)
+        return self.loss_fn(
+            outputs, targets.to(outputs.dtype) if targets.is_floating_point() else targets
+        )
 
 
 class MasterStepper(HalfStepper):
     """A half model whose optimizer works on float32 copies of the weights, the masters.
 
-    Gradients are cast to float32 and then divided by the loss scale. (Paddle divides them in fp16, unless `master_grad=True`.)
+    Gradients are cast to float32 and then divided by the loss scale. (Paddle divides them in fp16,
+    unless `master_grad=True`.)
 
     pairs: (16-bit parameter, its master); parameters that are float32 already are their own masters
 
-    Source: the steps of Apex O2, apex/amp/_process_optimizer.py; Micikevicius et al. 2018 (arXiv:1710.03740), section 3.1.
+    Source: the steps of Apex O2, apex/amp/_process_optimizer.py; Micikevicius et al. 2018
+            (arXiv:1710.03740), section 3.1.
     """
 
-    def __init__(self, *parts: Any, pairs: list[tuple[nn.Parameter, nn.Parameter]], **options: Any) -> None:
+    def __init__(
+        self, *parts: Any, pairs: list[tuple[nn.Parameter, nn.Parameter]], **options: Any
+    ) -> None:
         super().__init__(*parts, **options)
         self.pairs = pairs
 
@@ -94,7 +105,10 @@ class MasterStepper(HalfStepper):
         """Hand the gradients to the masters, step them, and copy them back into the model."""
         for parameter, master in self.pairs:
             if parameter.grad is not None:
-                master.grad, parameter.grad = parameter.grad.float(), None  # freed one by one: never all twice
+                master.grad, parameter.grad = (
+                    parameter.grad.float(),
+                    None,
+                )  # freed one by one: never all twice
         self.step_optimizer()
         self.optimizer.zero_grad()
         self._copy_back()
@@ -102,19 +116,35 @@ class MasterStepper(HalfStepper):
     @torch.no_grad()
     def _copy_back(self) -> None:
         for parameter, master in self.pairs:
-            parameter.copy_(master)  # the only rounding, and it is not what the next step starts from
+            parameter.copy_(
+                master
+            )  # the only rounding, and it is not what the next step starts from
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the base's state, and {"masters": [float32 tensors, in the order of the model's 16-bit parameters]}."""
-        return {**super().state_dict(), "masters": [master.detach().clone() for _, master in self.pairs]}
+        """Return the base's state, and {"masters": [float32 tensors,
+        in the order of the model's 16-bit parameters]}.
+        """
+        return {
+            **super().state_dict(),
+            "masters": [master.detach().clone() for _, master in self.pairs],
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state, the masters bit for bit as they were; ValueError for a state without them."""
+        """Go on from a saved state, the masters bit for bit as they were;
+        ValueError for a state without them.
+        """
         masters = state_dict.get("masters")
-        if masters is None or [tuple(m.shape) for m in masters] != [tuple(m.shape) for _, m in self.pairs]:
-            found = "none" if masters is None else f"{len(masters)} of other shapes or in another number"
+        if masters is None or [tuple(m.shape) for m in masters] != [
+            tuple(m.shape) for _, m in self.pairs
+        ]:
+            found = (
+                "none"
+                if masters is None
+                else f"{len(masters)} of other shapes or in another number"
+            )
             raise ValueError(
-                f"{len(self.pairs)} master weights are needed, and this state has {found}: load what the state_dict() of a "
+                f"{len(self.pairs)} master weights are needed, and this state has {found}: load "
+                f"what the state_dict() of a "
                 "session with master weights, of the same model, gave"
             )
         super().load_state_dict(state_dict)
@@ -125,10 +155,12 @@ class MasterStepper(HalfStepper):
 
 
 class StochasticStepper(HalfStepper):
-    """A bf16 model whose update is computed in float32 and rounded back stochastically, one parameter at a time.
+    """A bf16 model whose update is computed in float32 and rounded back stochastically, one
+    parameter at a time.
 
     The optimizer's state is kept in bf16 too, rounded to nearest.
-    Source: torchao/optim/adam.py with bf16_stochastic_round=True, without the 8-bit and 4-bit states of its optimizers; chapter
+    Source: torchao/optim/adam.py with bf16_stochastic_round=True, without the 8-bit and 4-bit
+            states of its optimizers; chapter
     02 has the rounding.
     """
 
@@ -138,7 +170,9 @@ class StochasticStepper(HalfStepper):
 
     @torch.no_grad()
     def step_optimizer(self) -> None:
-        """Step the optimizer on each parameter alone, in float32, so that only one is wide at a time."""
+        """Step the optimizer on each parameter alone, in float32,
+        so that only one is wide at a time.
+        """
         groups = self.optimizer.param_groups
         try:
             for group in groups:
@@ -181,29 +215,34 @@ class StochasticStepper(HalfStepper):
 
 
 def require_fp32_model(model: nn.Module) -> None:
-    """Raise ValueError for a model that no recipe can start from: no parameters, two devices, not in float32."""
+    """Raise ValueError for a model that no recipe can start from:
+    no parameters, two devices, not in float32.
+    """
     device_of(model)
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise ValueError(
-            f"the model's parameters are on {' and '.join(devices)}: a recipe trains on one device. Call model.to(device) "
+            f"the model's parameters are on {' and '.join(devices)}: a recipe trains on one "
+            f"device. Call model.to(device) "
             "before you prepare it"
         )
     for name, parameter in model.named_parameters():
         if parameter.dtype is not torch.float32:
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
-                f"{name} is {dtype} already, and a recipe starts from float32 weights and makes its own 16-bit ones: hand "
-                "over the model before half() or bfloat16(), or call "
-                "model.float() (which does not bring back the bits that were rounded away)"
+                f"{name} is {dtype} already, and a recipe starts from float32 weights and makes "
+                f"its own 16-bit ones: hand "
+                "over the model before half() or bfloat16(), or call model.float() (which does not "
+                "bring back the bits that were rounded away)"
             )
 
 
 def to_half(model: nn.Module, dtype: torch.dtype, keep_batchnorm_fp32: bool) -> None:
-    """Turn a model's floating parameters and buffers to a 16-bit dtype in place, batch norm's only if it is not kept.
+    """Turn a model's floating parameters and buffers to a 16-bit dtype in place, batch norm's only
+    if it is not kept.
 
-    A batch norm in float32 takes the half input as it is, computes its statistics in float32 and gives half back: torch's
-    kernels, on CPU and GPU, allow this mixture for batch norm.
+    A batch norm in float32 takes the half input as it is, computes its statistics in float32 and
+    gives half back: torch's kernels, on CPU and GPU, allow this mixture for batch norm.
     Source: convert_network of Apex, apex/fp16_utils/fp16util.py.
     """
     for module in model.modules():
@@ -219,9 +258,11 @@ def to_half(model: nn.Module, dtype: torch.dtype, keep_batchnorm_fp32: bool) -> 
 def make_masters(
     model: nn.Module, dtype: torch.dtype
 ) -> tuple[list[nn.Parameter], list[tuple[nn.Parameter, nn.Parameter]]]:
-    """Return what an optimizer is to own (masters, and what is float32 already), and the pairs (parameter, master).
+    """Return what an optimizer is to own (masters, and what is float32 already), and the pairs
+    (parameter, master).
 
-    A master starts at its parameter's rounded value, as in Apex and Paddle. A frozen parameter needs none.
+    A master starts at its parameter's rounded value, as in Apex and Paddle. A frozen parameter
+    needs none.
     """
     owned, pairs = [], []
     for parameter in model.parameters():
@@ -234,18 +275,26 @@ def make_masters(
     return owned, pairs
 
 
-def made_optimizer(make_optimizer: MakeOptimizer, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+def made_optimizer(
+    make_optimizer: MakeOptimizer, params: list[nn.Parameter]
+) -> torch.optim.Optimizer:
     """Return the optimizer for these parameters; ValueError for one that owns others."""
     optimizer = make_optimizer(params)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
-            f"the second argument made a {type(optimizer).__name__}: hand over a function that makes an optimizer, as in "
+            f"the second argument made a {type(optimizer).__name__}: hand over a function that "
+            f"makes an optimizer, as in "
             "lambda params: torch.optim.SGD(params, lr=0.1)"
         )
     known = {id(parameter) for parameter in params}
-    if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+    if any(
+        id(parameter) not in known
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ):
         raise ValueError(
-            "the optimizer owns parameters that it was not given: make it from the function's argument, not from "
-            "model.parameters(). Under a recipe with master weights these are not the same"
+            "the optimizer owns parameters that it was not given: make it from the function's "
+            "argument, not from model.parameters(). Under a recipe with master weights these are "
+            "not the same"
         )
     return optimizer

@@ -13,7 +13,9 @@ def gradients(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def watch_steps(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return a list to which every step adds its gradients, read after it: a hook of the answer may change them first."""
+    """Return a list to which every step adds its gradients, read after it:
+    a hook of the answer may change them first.
+    """
     used: list[Tensor] = []
     optimizer.register_step_post_hook(lambda *_: used.append(gradients(optimizer)))
     return used

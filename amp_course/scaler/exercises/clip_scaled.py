@@ -9,26 +9,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
 from amp_course.scaler.exercises._shared import gradients, watch_steps
 from amp_course.watching.scene import flat
 
-clip_scaled = Exercise(
-    chapter="scaler", name="clip_scaled", number=5, title="Clip under a scaler", difficulty=2, importance=5, minutes=8,
-    lines=6, task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, "
-    "clip the norm of all gradients to `max_norm`, step and update. `parameters` may be a "
-    "generator, as `model.parameters()` is. Scaled gradients of earlier micro-batches may be "
-    "there: they count. Clear nothing: that is up to the caller. A step that overflows must be "
-    "skipped and lower the scale. Return the norm of the true gradients before clipping, as you "
-    "would log it: after an overflow, no finite number.",
+card = Card(
+    chapter="scaler",
+    name="clip_scaled",
+    number=5,
+    title="Clip under a scaler",
+    difficulty=2,
+    importance=5,
+    minutes=8,
+    lines=6,
+    task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, clip the "
+    "norm of all gradients to `max_norm`, step and update. `parameters` may be a generator, as "
+    "`model.parameters()` is. Scaled gradients of earlier micro-batches may be there: they count. "
+    "Clear nothing: that is up to the caller. A step that overflows must be skipped and lower the "
+    "scale. Return the norm of the true gradients before clipping, as you would log it: after an "
+    "overflow, no finite number.",
     hints=(
         "After `backward()` the gradients carry the scale. Which norm would you clip then?",
-        "The scaler takes the scale out when you ask it to, and remembers that it did: `scaler.unscale_(optimizer)`.",
-        "Scale, `backward()`, `scaler.unscale_(optimizer)`, `norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)`, step.",
+        "The scaler takes the scale out when you ask it to, and remembers that it did: "
+        "`scaler.unscale_(optimizer)`.",
+        "Scale, `backward()`, `scaler.unscale_(optimizer)`, `norm = "
+        "torch.nn.utils.clip_grad_norm_(parameters, max_norm)`, step.",
     ),
-    why="Clip scaled gradients, and every step becomes tiny: the loop runs, the loss crawls, and nothing complains.",
-    alternative="clip the scaled gradients to `max_norm * scaler.get_scale()`, and return that norm divided by the scale.",
-)  # fmt: skip
+    why="Clip scaled gradients, and every step becomes tiny: the loop runs, the loss crawls, and "
+    "nothing complains.",
+    alternative="clip the scaled gradients to `max_norm * scaler.get_scale()`, and return that "
+    "norm divided by the scale.",
+)
 
 
 def right(loss: Any, parameters: Any, optimizer: Any, scaler: Any, max_norm: float) -> Any:
@@ -47,9 +58,13 @@ LIMITS = (2.0, 4.0, 2.0, 0.5, 4.0, 2.0, 0.5, 4.0, 1.0, 2.0)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Norms above and below the limit, an inf, a scale that is too large, a growth of the scale, and a NaN at the end."""
+    """Norms above and below the limit, an inf, a scale that is too large, a growth of the scale,
+    and a NaN at the end.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (2,), (5,))]
+    parameters = [
+        nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (2,), (5,))
+    ]
     optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
     used = watch_steps(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
@@ -58,9 +73,15 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         true = [torch.randn(p.shape, generator=generator) for p in parameters]
         if bad := isinstance(size, str) or size == OVERFLOW:
             true[2][3] = float(size)
-            case = f"at step {number}, with {'an overflow' if size == OVERFLOW else size} in the gradients"
+            case = (
+                f"at step {number}, with {'an overflow' if size == OVERFLOW else size} in the "
+                f"gradients"
+            )
         else:
-            case = f"at step {number}, with gradients of norm {limit * size:g} and a limit of {limit:g}"
+            case = (
+                f"at step {number}, with gradients of norm {limit * size:g} and a limit of "
+                f"{limit:g}"
+            )
             true = [g * (limit * size / flat(true).norm()) for g in true]
         optimizer.zero_grad()
         used.clear()
@@ -71,7 +92,10 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             for p, g in zip(parameters, earlier, strict=True):
                 p.grad = g * scale
             true = [g - part for g, part in zip(true, earlier, strict=True)]
-            given, case = (p for p in parameters), f"{case}, some of them from an earlier micro-batch"
+            given, case = (
+                (p for p in parameters),
+                f"{case}, some of them from an earlier micro-batch",
+            )
         loss = torch.stack([(p * g).sum() for p, g in zip(parameters, true, strict=True)]).sum()
         got = call_answer(answer, case, loss, given, optimizer, scaler, limit)
         outputs = {
@@ -80,9 +104,15 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             "the weights after the step": flat(parameters),
             "the loss scale after the step": scaler.get_scale(),
         }
-        outputs["the gradients after the call"] = "there" if gradients(optimizer).any() else "cleared"
-        norm = math.nan if bad and got is None else read_number(got, case)  # then there may be nothing to log
-        outputs["the norm that you return"] = float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
+        outputs["the gradients after the call"] = (
+            "there" if gradients(optimizer).any() else "cleared"
+        )
+        norm = (
+            math.nan if bad and got is None else read_number(got, case)
+        )  # then there may be nothing to log
+        outputs["the norm that you return"] = (
+            float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
+        )
         finite = [bool(one.isfinite().all()) for one in used]
         yield Case(case, outputs, {}, {"finite": finite, "new scale": scaler.get_scale()})
 
@@ -93,60 +123,145 @@ CLIP = "norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
 LIST = "parameters = list(parameters)"
 NORM = f"{LIST}\nnorm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
 EACH = "for p in parameters:\n    "
-CLEARED = "{case}, the gradients are gone after the call: clear nothing, since the caller may want to look at them"
+CLEARED = (
+    "{case}, the gradients are gone after the call: clear nothing, since the caller may want to "
+    "look at them"
+)
 
-clip_scaled.judge_by(
-    right=right, cases=cases, tolerance=1e-3, said={"the gradients after the call": CLEARED}, mistakes=[
-        Mistake("clips before unscaling", violates="clip the norm of all gradients to `max_norm`", edits={UNSCALE: "pass"},
-                feedback="the gradients were in effect clipped to `max_norm / scale`: unscale them first, then clip to "
-                         "`max_norm`"),
-        Mistake("clears what was there", violates="Clear nothing", edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
-                feedback="the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the caller"),
-        Mistake("no scaler", edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
-                feedback="the scaler took no part, so earlier gradients kept their scale: scale, unscale, clip, step, update"),
-        Mistake("unscales before backward", edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
-                feedback="there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and clear none in "
-                         "between"),
-        Mistake("no update", edits={UPDATE: "pass"},
-                feedback="`scaler.unscale_` ran twice with no `scaler.update()` in between: update after each step, skipped or "
-                         "not"),
-        Mistake("updates before the step", edits={STEP: UPDATE, UPDATE: STEP},
-                feedback="`scaler.update()` ran before the step, which then unscaled the gradients once more: update last"),
-        Mistake("steps by hand", violates="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},
-                feedback="the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; `optimizer.step()` "
-                         "cannot"),
-        Mistake("cleans inf away", edits={UNSCALE: f"{LIST}\n{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
-                feedback="inf and NaN were replaced by numbers, so the scaler could not find them and skip the step: leave them "
-                         "in"),
-        Mistake("unscales by hand", edits={UNSCALE: f"{LIST}\n{EACH}p.grad /= scaler.get_scale()"},
-                feedback="the gradients were divided by the scale twice. `scaler.step` does it, unless `scaler.unscale_` has"),
-        Mistake("loss not scaled", edits={BACKWARD: "loss.backward()"},
-                feedback="`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: scale the "
-                         "loss"),
-        Mistake("returns before the update", edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
-                feedback="`scaler.update()` does not run after an overflow, so the scale does not fall: call it every time"),
-        Mistake("no clipping", edits={CLIP: NORM},
-                feedback="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
-        Mistake("reads a generator twice", violates="may be a generator",
-                edits={CLIP: f"{NORM.partition(chr(10))[2]}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"},
-                feedback="nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it can be read only "
-                "once. Begin with `parameters = list(parameters)`, or leave norm and clipping to `clip_grad_norm_`"),
-        Mistake("always to max_norm", edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
-                feedback="gradients below the limit were made larger: clip only if the norm exceeds it"),
-        Mistake("clips values", edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},
-                feedback="each element was limited to ±`max_norm`, which changes the direction. Clip the norm of all together"),
-        Mistake("each parameter on its own", violates="of all gradients",
-                edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
-                feedback="each parameter was clipped on its own, which changes the direction. Clip the norm of all together"),
-        Mistake("returns the norm of the scaled gradients", edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
-                feedback="the norm that you return carries the scale: log the norm of the true gradients, before clipping"),
-        Mistake("returns the norm after clipping", violates="before clipping",
-                edits={CLIP: f"{LIST}\n{CLIP}", "return norm": f"{NORM}\nreturn norm"},
-                feedback="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from "
-                         "before"),
-        Mistake("no step", edits={STEP: "pass"}, feedback="no step was taken: call `scaler.step(optimizer)` before the update"),
-        Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
-                feedback="an overflow stops the training: leave `error_if_nonfinite` out, for the scaler is there to skip that "
-                         "step"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "clips before unscaling",
+        "the gradients were in effect clipped to `max_norm / scale`: unscale them first, then "
+        "clip to `max_norm`",
+        edits={UNSCALE: "pass"},
+        violates="clip the norm of all gradients to `max_norm`",
+    ),
+    Mistake(
+        "clears what was there",
+        "the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the "
+        "caller",
+        edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
+        violates="Clear nothing",
+    ),
+    Mistake(
+        "no scaler",
+        "the scaler took no part, so earlier gradients kept their scale: scale, unscale, clip, "
+        "step, update",
+        edits={
+            BACKWARD: "loss.backward()",
+            UNSCALE: "pass",
+            STEP: "optimizer.step()",
+            UPDATE: "pass",
+        },
+    ),
+    Mistake(
+        "unscales before backward",
+        "there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and "
+        "clear none in between",
+        edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
+    ),
+    Mistake(
+        "no update",
+        "`scaler.unscale_` ran twice with no `scaler.update()` in between: update after each "
+        "step, skipped or not",
+        edits={UPDATE: "pass"},
+    ),
+    Mistake(
+        "updates before the step",
+        "`scaler.update()` ran before the step, which then unscaled the gradients once more: "
+        "update last",
+        edits={STEP: UPDATE, UPDATE: STEP},
+    ),
+    Mistake(
+        "steps by hand",
+        "the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; "
+        "`optimizer.step()` cannot",
+        edits={STEP: "optimizer.step()"},
+        violates="A step that overflows must be skipped",
+    ),
+    Mistake(
+        "cleans inf away",
+        "inf and NaN were replaced by numbers, so the scaler could not find them and skip the "
+        "step: leave them in",
+        edits={UNSCALE: f"{LIST}\n{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
+    ),
+    Mistake(
+        "unscales by hand",
+        "the gradients were divided by the scale twice. `scaler.step` does it, unless "
+        "`scaler.unscale_` has",
+        edits={UNSCALE: f"{LIST}\n{EACH}p.grad /= scaler.get_scale()"},
+    ),
+    Mistake(
+        "loss not scaled",
+        "`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: "
+        "scale the loss",
+        edits={BACKWARD: "loss.backward()"},
+    ),
+    Mistake(
+        "returns before the update",
+        "`scaler.update()` does not run after an overflow, so the scale does not fall: call it "
+        "every time",
+        edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
+    ),
+    Mistake(
+        "no clipping",
+        "the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step",
+        edits={CLIP: NORM},
+    ),
+    Mistake(
+        "reads a generator twice",
+        "nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it "
+        "can be read only once. Begin with `parameters = list(parameters)`, or leave norm and "
+        "clipping to `clip_grad_norm_`",
+        edits={
+            CLIP: f"{NORM.partition(chr(10))[2]}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"
+        },
+        violates="may be a generator",
+    ),
+    Mistake(
+        "always to max_norm",
+        "gradients below the limit were made larger: clip only if the norm exceeds it",
+        edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
+    ),
+    Mistake(
+        "clips values",
+        "each element was limited to ±`max_norm`, which changes the direction. Clip the norm of "
+        "all together",
+        edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},
+    ),
+    Mistake(
+        "each parameter on its own",
+        "each parameter was clipped on its own, which changes the direction. Clip the norm of all "
+        "together",
+        edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
+        violates="of all gradients",
+    ),
+    Mistake(
+        "returns the norm of the scaled gradients",
+        "the norm that you return carries the scale: log the norm of the true gradients, before "
+        "clipping",
+        edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
+    ),
+    Mistake(
+        "returns the norm after clipping",
+        "the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the "
+        "one from before",
+        edits={CLIP: f"{LIST}\n{CLIP}", "return norm": f"{NORM}\nreturn norm"},
+        violates="before clipping",
+    ),
+    Mistake(
+        "no step",
+        "no step was taken: call `scaler.step(optimizer)` before the update",
+        edits={STEP: "pass"},
+    ),
+    Mistake(
+        "raises on an overflow",
+        "an overflow stops the training: leave `error_if_nonfinite` out, for the scaler is there "
+        "to skip that step",
+        edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
+    ),
+]
+
+clip_scaled = Exercise(
+    card, right, cases, mistakes, tolerance=1e-3, said={"the gradients after the call": CLEARED}
+)

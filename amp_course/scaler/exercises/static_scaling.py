@@ -8,30 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
 from amp_course.scaler.exercises._shared import watch_steps
 from amp_course.watching.scene import Scene, flat
 
-static_scaling = Exercise(
-    chapter="scaler", name="static_scaling", number=1, title="A fixed loss scale", difficulty=2, importance=5, minutes=10,
-    lines=8, task="Write `static_scaling(model, batches, loss_fn, optimizer, scale)`: one optimizer step on the mean of the "
-    "losses of a few micro-batches, which may differ in size, with `scale` as a fixed loss scale. The model opens its own fp16 "
-    "region, and its gradients are too small for fp16; the optimizer must get the true ones. A parameter may have no gradient, "
-    "and then gets none. Gradients of one step must not reach the next.",
+card = Card(
+    chapter="scaler",
+    name="static_scaling",
+    number=1,
+    title="A fixed loss scale",
+    difficulty=2,
+    importance=5,
+    minutes=10,
+    lines=8,
+    task="Write `static_scaling(model, batches, loss_fn, optimizer, scale)`: one optimizer step "
+    "on the mean of the losses of a few micro-batches, which may differ in size, with `scale` as "
+    "a fixed loss scale. The model opens its own fp16 region, and its gradients are too small for "
+    "fp16; the optimizer must get the true ones. A parameter may have no gradient, and then gets "
+    "none. Gradients of one step must not reach the next.",
     hints=(
-        "The scale goes into one number and has to come out of many. Which number is it, and when is the last moment to divide?",
-        "`(loss * scale).backward()` for each micro-batch; the gradients add up. For their mean, divide each by `len(batches)`.",
-        "After the loop, once: `parameter.grad.div_(scale)` where there is a gradient; then step, then `optimizer.zero_grad()`.",
+        "The scale goes into one number and has to come out of many. Which number is it, and when "
+        "is the last moment to divide?",
+        "`(loss * scale).backward()` for each micro-batch; the gradients add up. For their mean, "
+        "divide each by `len(batches)`.",
+        "After the loop, once: `parameter.grad.div_(scale)` where there is a gradient; then step, "
+        "then `optimizer.zero_grad()`.",
     ),
-    why="That is all there is to loss scaling. A GradScaler adds two things: it finds the scale, and it survives a bad step.",
+    why="That is all there is to loss scaling. A GradScaler adds two things: it finds the scale, "
+    "and it survives a bad step.",
     alternative="divide by `scale * len(batches)` after the loop, and leave the losses unchanged.",
-)  # fmt: skip
+)
 
 _TINY = 2.0**-17  # of the model's outputs: without a scale, many gradients are 0 in fp16
 
 
 class Fp16Model(nn.Module):
-    """A model that opens its own fp16 region; its outputs, and so its gradients, are multiplied by `factor`."""
+    """A model that opens its own fp16 region; its outputs, and so its gradients,
+    are multiplied by `factor`.
+    """
 
     def __init__(self, body: nn.Module, factor: float = _TINY) -> None:
         super().__init__()
@@ -55,18 +69,27 @@ def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scale: float) 
 
 
 OFF = "the number of inexact gradients at the step"
-INEXACT = "at step {number}, {got} of 712 gradients are off by more than 0.1 %: were they rounded on the way?"
-# micro-batches, scale, factor of the model: the second step has large gradients, which reach the third if nobody clears them
+INEXACT = (
+    "at step {number}, {got} of 712 gradients are off by more than 0.1 %: were they rounded on the "
+    "way?"
+)
+# micro-batches, scale, factor of the model: the second step has large gradients, which reach the
+# third if nobody clears them
 STEPS = (1, 2.0**17, _TINY), (2, 1.0, 8.0), (1, 4.0, _TINY), (3, 2.0**27, _TINY)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Four steps with small, large and no scale; the optimizer has two groups, and one parameter that is not used."""
+    """Four steps with small, large and no scale; the optimizer has two groups,
+    and one parameter that is not used.
+    """
     scene = Scene(draw, 7)
     body, batches, factors = scene.model, iter(scene.batches), list[float]()
     body.register_parameter("idle", nn.Parameter(torch.ones(3)))
     weights: list[Any] = [*body[0].parameters(), *body[2].parameters(), body.idle]
-    groups: list[dict[str, Any]] = [{"params": weights[:2]}, {"params": weights[2:], "weight_decay": 1.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": weights[:2]},
+        {"params": weights[2:], "weight_decay": 1.0},
+    ]
     scene.optimizer = torch.optim.SGD(groups, lr=0.1)
     used, model = watch_steps(scene.optimizer), Fp16Model(body)
 
@@ -77,69 +100,151 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         return loss
 
     for number, (size, scale, model.factor) in enumerate(STEPS, 1):
-        case = f"at step {number}, with {size} micro-batch{'es' if size > 1 else ''} and a scale of {scale:,.0f}"
+        case = (
+            f"at step {number}, with {size} micro-batch{'es' if size > 1 else ''} and a scale of "
+            f"{scale:,.0f}"
+        )
         mine = [next(batches) for _ in range(size)]
         mine[1:] = [(inputs[:5], targets[:5]) for inputs, targets in mine[1:]]
         loss = loss_fn(model(mine[0][0]), mine[0][1])
-        true = flat(torch.autograd.grad(loss * scale, weights, allow_unused=True, materialize_grads=True)) / scale
+        true = (
+            flat(
+                torch.autograd.grad(
+                    loss * scale, weights, allow_unused=True, materialize_grads=True
+                )
+            )
+            / scale
+        )
         del used[:], factors[:]
         with scene.watch() as update:
             call_answer(answer, case, model, mine, loss_fn, scene.optimizer, scale)
         fits = (scale, scale / size)  # the mean may be taken in the losses or in the gradients
-        others = [one for one in factors if not any(math.isclose(one, fit, rel_tol=1e-3) for fit in fits)]
+        others = [
+            one for one in factors if not any(math.isclose(one, fit, rel_tol=1e-3) for fit in fits)
+        ]
         factor = others[0] if others and size == 1 else scale
         done = scene.outputs(update)
         done |= {"the number of optimizer steps": len(used), "the gradient at the step": list(used)}
         if size == 1:  # then every right answer has the same gradients
             off = [int(((one - true).abs() > 1e-3 * true.abs()).sum()) for one in used]
             done[OFF] = sum(off)
-        outputs: dict[str, Any] = {"the number that the loss is multiplied by before `backward()`": factor}
-        outputs |= {output: done[output] for output in done if "step" in output or "weights" in output}
-        outputs["the learning rate that you leave"] = [float(group["lr"]) for group in scene.optimizer.param_groups]
-        outputs["the mode that you leave the model in"] = "train" if model.training and body.training else "eval"
-        yield Case(case, outputs, {"size": size, "number": number}, {"losses": len(factors), "scaled": not others})
+        outputs: dict[str, Any] = {
+            "the number that the loss is multiplied by before `backward()`": factor
+        }
+        outputs |= {
+            output: done[output] for output in done if "step" in output or "weights" in output
+        }
+        outputs["the learning rate that you leave"] = [
+            float(group["lr"]) for group in scene.optimizer.param_groups
+        ]
+        outputs["the mode that you leave the model in"] = (
+            "train" if model.training and body.training else "eval"
+        )
+        yield Case(
+            case,
+            outputs,
+            {"size": size, "number": number},
+            {"losses": len(factors), "scaled": not others},
+        )
 
 
 LOOP, EACH = "for inputs, targets in batches:", "for parameter in model.parameters():"
-MEAN, BACKWARD = "loss = loss_fn(model(inputs), targets) / len(batches)", "(loss * scale).backward()"
+MEAN, BACKWARD = (
+    "loss = loss_fn(model(inputs), targets) / len(batches)",
+    "(loss * scale).backward()",
+)
 HAS, DIVIDE = "if parameter.grad is not None:", "parameter.grad.div_(scale)"
 STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
 
-static_scaling.judge_by(
-    right=right, cases=cases, tolerance=1e-2, said={OFF: INEXACT}, mistakes=[
-        Mistake("forgets to unscale", violates="the optimizer must get the true ones", edits={DIVIDE: "pass"},
-                feedback="the gradients still carry the scale at the optimizer step: divide every `parameter.grad` first, in "
-                         "place"),
-        Mistake("unscales the first group only", edits={EACH: 'for parameter in optimizer.param_groups[0]["params"]:'},
-                feedback="the second parameter group still carries the scale: divide the gradients of every group"),
-        Mistake("backward from the plain "
-                "loss", violates="with `scale` as a fixed loss scale", edits={BACKWARD: "loss.backward()"},
-                feedback="the loss was not scaled, and fp16 loses small gradients of a plain loss: call `(loss * "
-                         "scale).backward()`"),
-        Mistake("ignores the scale that it gets", edits={LOOP: f"scale = 2.0**16\n{LOOP}"},
-                feedback="the loss is always scaled by the same number, whatever is passed in: use the argument `scale`"),
-        Mistake("unscales inside the loop", edits={BACKWARD: f"{BACKWARD}\n{EACH}\n    {HAS}\n        {DIVIDE}", DIVIDE: "pass"},
-                feedback="the gradients of earlier micro-batches are divided again and again: unscale once, after the loop"),
-        Mistake("sum instead of mean", violates="the mean of the losses", edits={MEAN: MEAN.removesuffix(" / len(batches)")},
-                feedback="the gradients of {size} micro-batches were added up. For their mean, divide each loss by "
-                         "`len(batches)`"),
-        Mistake("clears inside the loop", edits={MEAN: f"{CLEAR}\n{MEAN}"},
-                feedback="the gradients are cleared before each micro-batch, so only the last one counts: clear once a step"),
-        Mistake("never clears", violates="Gradients of one step must not reach the next", edits={CLEAR: "pass"},
-                feedback="the gradients are never cleared, so they add up: call `optimizer.zero_grad()` once a step"),
-        Mistake("clears before the step", edits={STEP: f"{CLEAR}\n{STEP}"},
-                feedback="the gradients were gone when the optimizer stepped. The order is: `backward()`, unscale, step, clear"),
-        Mistake("a step for each micro-batch", violates="one optimizer step",
-                answer=lambda model, batches, *rest: any(map(lambda one: right(model, [one], *rest), batches)),
-                feedback="the optimizer stepped once for each micro-batch. Together they are one batch: step once, after the "
-                         "loop"),
-        Mistake("trips on a missing gradient", violates="A parameter may have no gradient", edits={HAS: "if True:"},
-                feedback="`parameter.grad` is None: as in an unused layer, or anywhere after `zero_grad()`. Skip such a "
-                         "parameter"),
-        Mistake("fills in missing gradients", violates="and then gets none",
-                edits={HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\nif True:"},
-                feedback="a weight without a gradient moved: it got one of zeros, and weight decay did the rest. Leave it None"),
-        Mistake("weights by the sizes", edits={MEAN: MEAN.replace("len(b", "sum(len(x) for x, _ in b") + " * len(inputs)"},
-                feedback="larger micro-batches count for more. The mean of the losses gives each the same weight, 1/{size}"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "forgets to unscale",
+        "the gradients still carry the scale at the optimizer step: divide every `parameter.grad` "
+        "first, in place",
+        edits={DIVIDE: "pass"},
+        violates="the optimizer must get the true ones",
+    ),
+    Mistake(
+        "unscales the first group only",
+        "the second parameter group still carries the scale: divide the gradients of every group",
+        edits={EACH: 'for parameter in optimizer.param_groups[0]["params"]:'},
+    ),
+    Mistake(
+        "backward from the plain loss",
+        "the loss was not scaled, and fp16 loses small gradients of a plain loss: call `(loss * "
+        "scale).backward()`",
+        edits={BACKWARD: "loss.backward()"},
+        violates="with `scale` as a fixed loss scale",
+    ),
+    Mistake(
+        "ignores the scale that it gets",
+        "the loss is always scaled by the same number, whatever is passed in: use the argument "
+        "`scale`",
+        edits={LOOP: f"scale = 2.0**16\n{LOOP}"},
+    ),
+    Mistake(
+        "unscales inside the loop",
+        "the gradients of earlier micro-batches are divided again and again: unscale once, after "
+        "the loop",
+        edits={BACKWARD: f"{BACKWARD}\n{EACH}\n    {HAS}\n        {DIVIDE}", DIVIDE: "pass"},
+    ),
+    Mistake(
+        "sum instead of mean",
+        "the gradients of {size} micro-batches were added up. For their mean, divide each loss by "
+        "`len(batches)`",
+        edits={MEAN: MEAN.removesuffix(" / len(batches)")},
+        violates="the mean of the losses",
+    ),
+    Mistake(
+        "clears inside the loop",
+        "the gradients are cleared before each micro-batch, so only the last one counts: clear "
+        "once a step",
+        edits={MEAN: f"{CLEAR}\n{MEAN}"},
+    ),
+    Mistake(
+        "never clears",
+        "the gradients are never cleared, so they add up: call `optimizer.zero_grad()` once a step",
+        edits={CLEAR: "pass"},
+        violates="Gradients of one step must not reach the next",
+    ),
+    Mistake(
+        "clears before the step",
+        "the gradients were gone when the optimizer stepped. The order is: `backward()`, unscale, "
+        "step, clear",
+        edits={STEP: f"{CLEAR}\n{STEP}"},
+    ),
+    Mistake(
+        "a step for each micro-batch",
+        "the optimizer stepped once for each micro-batch. Together they are one batch: step once, "
+        "after the loop",
+        answer=lambda model, batches, *rest: any(
+            map(lambda one: right(model, [one], *rest), batches)
+        ),
+        violates="one optimizer step",
+    ),
+    Mistake(
+        "trips on a missing gradient",
+        "`parameter.grad` is None: as in an unused layer, or anywhere after `zero_grad()`. Skip "
+        "such a parameter",
+        edits={HAS: "if True:"},
+        violates="A parameter may have no gradient",
+    ),
+    Mistake(
+        "fills in missing gradients",
+        "a weight without a gradient moved: it got one of zeros, and weight decay did the rest. "
+        "Leave it None",
+        edits={
+            HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\nif "
+            "True:"
+        },
+        violates="and then gets none",
+    ),
+    Mistake(
+        "weights by the sizes",
+        "larger micro-batches count for more. The mean of the losses gives each the same weight, "
+        "1/{size}",
+        edits={MEAN: MEAN.replace("len(b", "sum(len(x) for x, _ in b") + " * len(inputs)"},
+    ),
+]
+
+static_scaling = Exercise(card, right, cases, mistakes, tolerance=1e-2, said={OFF: INEXACT})

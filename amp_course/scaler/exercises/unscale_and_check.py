@@ -8,24 +8,52 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, read_bool, read_number
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Wrong,
+    call_answer,
+    read_bool,
+    read_number,
+)
 
-unscale_and_check = Exercise(
-    chapter="scaler", name="unscale_and_check", number=2, title="Unscale, and find inf", difficulty=2, importance=5, minutes=8,
-    lines=7, task="Write `unscale_and_check(optimizer, scale)`: divide every gradient of the optimizer by the scale, so that "
-    "`parameter.grad` holds the result, and return whether any of them contains inf or NaN. A parameter may have no gradient. "
-    "The result has to match torch's `unscale_` to the last bit.",
+card = Card(
+    chapter="scaler",
+    name="unscale_and_check",
+    number=2,
+    title="Unscale, and find inf",
+    difficulty=2,
+    importance=5,
+    minutes=8,
+    lines=7,
+    task="Write `unscale_and_check(optimizer, scale)`: divide every gradient of the optimizer by "
+    "the scale, so that `parameter.grad` holds the result, and return whether any of them "
+    "contains inf or NaN. A parameter may have no gradient. The result has to match torch's "
+    "`unscale_` to the last bit.",
     hints=(
-        "Where does an optimizer keep its parameters? There may be several groups. And which of them have no gradient?",
-        "`for group in optimizer.param_groups: for parameter in group['params']: …`. Do not leave the loop at the first inf.",
-        "`parameter.grad.div_(scale)`, then `found = found or not torch.isfinite(parameter.grad).all()`; return `found`.",
+        "Where does an optimizer keep its parameters? There may be several groups. And which of "
+        "them have no gradient?",
+        "`for group in optimizer.param_groups: for parameter in group['params']: …`. Do not leave "
+        "the loop at the first inf.",
+        "`parameter.grad.div_(scale)`, then `found = found or not "
+        "torch.isfinite(parameter.grad).all()`; return `found`.",
     ),
-    why="One inf among a million gradients ruins every weight it touches, and NaN slips through every comparison.",
-    alternative="`torch._foreach_div_(gradients, scale)` divides all of them in a few calls; torch's kernel also checks them.",
-)  # fmt: skip
+    why="One inf among a million gradients ruins every weight it touches, and NaN slips through "
+    "every comparison.",
+    alternative="`torch._foreach_div_(gradients, scale)` divides all of them in a few calls; "
+    "torch's kernel also checks them.",
+)
 
 INF = float("inf")
-_SHAPES = ((3, 4), (2, 2), (5,), (), (2, 3))  # the second has no gradient; the last two are a group of their own
+_SHAPES = (
+    (3, 4),
+    (2, 2),
+    (5,),
+    (),
+    (2, 3),
+)  # the second has no gradient; the last two are a group of their own
 _HUGE = 3.1e38  # twice this is inf in float32, and so are a sum and a norm with it
 
 
@@ -43,7 +71,9 @@ _BAD = [{place: bad} for place in (0, 2, 3, 4) for bad in ("inf", "NaN", "-inf")
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Nothing to find; huge gradients with no scale; an inf, NaN or −inf in each gradient; two of them at once; nothing again."""
+    """Nothing to find; huge gradients with no scale; an inf, NaN or −inf in each gradient;
+    two of them at once; nothing again.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for number, planted in enumerate(({}, {}, *_BAD[:6], {}, *_BAD[6:], {0: "inf", 3: "NaN"}, {})):
         scale, top = (1.0, _HUGE) if number == 1 else (4.0 ** ((number + 4) % 5), 2e5)
@@ -61,67 +91,127 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         optimizer = torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}])
         got = call_answer(answer, case, optimizer, scale)
         changed = sum(int((p != b).sum()) for p, b in zip(parameters, before, strict=True))
-        yield Case(case, {
-            "the number of changed weights": changed,
-            "the gradient": [None if p.grad is None else p.grad.detach().clone() for p in parameters],
-            "what you return": _read_found(got, case),
-        })  # fmt: skip
+        yield Case(
+            case,
+            {
+                "the number of changed weights": changed,
+                "the gradient": [
+                    None if p.grad is None else p.grad.detach().clone() for p in parameters
+                ],
+                "what you return": _read_found(got, case),
+            },
+        )
 
 
 def _read_found(got: Any, case: str) -> bool:
-    """Return whether something was found; a number will do, 0.0 or 1.0 as in torch's own kernel, or a count."""
+    """Return whether something was found; a number will do, 0.0 or 1.0 as in torch's own kernel,
+    or a count.
+    """
     with contextlib.suppress(Wrong):
         got = read_number(got, case) != 0
     return read_bool(got, case)
 
 
-GRADS = "grads = [p.grad for g in optimizer.param_groups for p in g['params'] if p.grad is not None]"
+GRADS = (
+    "grads = [p.grad for g in optimizer.param_groups for p in g['params'] if p.grad is not None]"
+)
 LOOP, HAS = "for group in optimizer.param_groups:", "if parameter.grad is not None:"
 DIVIDE = "parameter.grad.div_(scale)"
 FIND, RETURN = "found = found or not bool(torch.isfinite(parameter.grad).all())", "return found"
 
 
 def _finds(expression: str) -> dict[str, str]:
-    """Edit the right code to look for something else, in each gradient `g`, before it is divided."""
+    """Edit the right code to look for something else, in each gradient `g`,
+    before it is divided.
+    """
     return {LOOP: f"{GRADS}\nfound = any(bool({expression}) for g in grads)\n{LOOP}", FIND: "pass"}
 
 
 MISSES = {
-    "NaN, which is neither inf nor above a limit,": "g.isinf().any()", "inf, which is not NaN,": "g.isnan().any()",
-    "−inf": "(g == INF).any() or g.isnan().any()", "NaN or −inf, neither of which equals inf,": "(g == INF).any()",
+    "NaN, which is neither inf nor above a limit,": "g.isinf().any()",
+    "inf, which is not NaN,": "g.isnan().any()",
+    "−inf": "(g == INF).any() or g.isnan().any()",
+    "NaN or −inf, neither of which equals inf,": "(g == INF).any()",
     "one bad element among good ones": "not g.isfinite().any()",
-}  # fmt: skip
+}
 
-unscale_and_check.judge_by(
-    right=right, cases=cases, mistakes=[
-        Mistake("new tensors", violates="so that `parameter.grad` holds the result", edits={DIVIDE: "pass"},
-                feedback="the gradients are unchanged: divide each in place, `parameter.grad.div_(scale)`, or assign the "
-                         "quotient"),
-        Mistake("stops at the first parameter", violates="divide every gradient",
-                edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
-                feedback="only the first gradient was unscaled: look for a `return` or a `break` that ends the loop too early"),
-        Mistake("returns before the rest", edits={FIND: "if not parameter.grad.isfinite().all():\n    return True"},
-                feedback="gradients after an inf or NaN are not divided: no `return`, `break`, `or` or `any(…)` may skip them"),
-        Mistake("skips what is not finite", edits={DIVIDE: "if parameter.grad.isfinite().all():\n    parameter.grad.div_(scale)"},
-                feedback="a gradient with inf or NaN in it still carries the scale: unscale that one as well"),
-        Mistake("first group only", edits={LOOP: "for group in optimizer.param_groups[:1]:"},
-                feedback="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
-        Mistake("cleans inf away", edits={FIND: f"{FIND}\nparameter.grad.nan_to_num_()"},
-                feedback="inf and NaN were replaced by numbers. Report them and leave them in: the step is skipped anyway"),
-        Mistake("trips on a missing gradient", violates="A parameter may have no gradient", edits={HAS: "if True:"},
-                feedback="a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. Skip it"),
-        *[Mistake(f"misses {what.split(',')[0]}", violates="contains inf or NaN", edits=_finds(test),
-                  feedback=f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN alike")
-          for what, test in MISSES.items()],
-        Mistake("leaves the loop at a missing gradient", edits={HAS: "if parameter.grad is None:\n    break\nif True:"},
-                feedback="after a parameter without a gradient, others in its group still carry the scale. Skip it with "
-                         "`continue`"),
-        Mistake("checks a sum or a norm", edits=_finds("not g.sum().isfinite()"),
-                feedback="you return True for large but finite gradients. Ask `torch.isfinite` of each element, and set no "
-                         "limit"),
-        Mistake("the last gradient decides", edits={FIND: FIND.replace("found or ", "")},
-                feedback="only the last gradient counts: keep what an earlier one has found, `found = found or …`"),
-        Mistake("the other way round", edits={RETURN: "return not found"},
-                feedback="the answer is the wrong way round: return True if there is inf or NaN"),
+mistakes = [
+    Mistake(
+        "new tensors",
+        "the gradients are unchanged: divide each in place, `parameter.grad.div_(scale)`, or "
+        "assign the quotient",
+        edits={DIVIDE: "pass"},
+        violates="so that `parameter.grad` holds the result",
+    ),
+    Mistake(
+        "stops at the first parameter",
+        "only the first gradient was unscaled: look for a `return` or a `break` that ends the "
+        "loop too early",
+        edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
+        violates="divide every gradient",
+    ),
+    Mistake(
+        "returns before the rest",
+        "gradients after an inf or NaN are not divided: no `return`, `break`, `or` or `any(…)` "
+        "may skip them",
+        edits={FIND: "if not parameter.grad.isfinite().all():\n    return True"},
+    ),
+    Mistake(
+        "skips what is not finite",
+        "a gradient with inf or NaN in it still carries the scale: unscale that one as well",
+        edits={DIVIDE: "if parameter.grad.isfinite().all():\n    parameter.grad.div_(scale)"},
+    ),
+    Mistake(
+        "first group only",
+        "the second parameter group still carries the scale: loop over all of "
+        "`optimizer.param_groups`",
+        edits={LOOP: "for group in optimizer.param_groups[:1]:"},
+    ),
+    Mistake(
+        "cleans inf away",
+        "inf and NaN were replaced by numbers. Report them and leave them in: the step is skipped "
+        "anyway",
+        edits={FIND: f"{FIND}\nparameter.grad.nan_to_num_()"},
+    ),
+    Mistake(
+        "trips on a missing gradient",
+        "a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. "
+        "Skip it",
+        edits={HAS: "if True:"},
+        violates="A parameter may have no gradient",
+    ),
+    *[
+        Mistake(
+            f"misses {what.split(',')[0]}",
+            f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN "
+            f"alike",
+            edits=_finds(test),
+            violates="contains inf or NaN",
+        )
+        for what, test in MISSES.items()
     ],
-)  # fmt: skip
+    Mistake(
+        "leaves the loop at a missing gradient",
+        "after a parameter without a gradient, others in its group still carry the scale. Skip it "
+        "with `continue`",
+        edits={HAS: "if parameter.grad is None:\n    break\nif True:"},
+    ),
+    Mistake(
+        "checks a sum or a norm",
+        "you return True for large but finite gradients. Ask `torch.isfinite` of each element, "
+        "and set no limit",
+        edits=_finds("not g.sum().isfinite()"),
+    ),
+    Mistake(
+        "the last gradient decides",
+        "only the last gradient counts: keep what an earlier one has found, `found = found or …`",
+        edits={FIND: FIND.replace("found or ", "")},
+    ),
+    Mistake(
+        "the other way round",
+        "the answer is the wrong way round: return True if there is inf or NaN",
+        edits={RETURN: "return not found"},
+    ),
+]
+
+unscale_and_check = Exercise(card, right, cases, mistakes)

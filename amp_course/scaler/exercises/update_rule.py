@@ -1,4 +1,6 @@
-"""Exercise 3 of chapter 05: the rule that finds the loss scale, against the kernel that torch's scaler calls."""
+"""Exercise 3 of chapter 05: the rule that finds the loss scale,
+against the kernel that torch's scaler calls.
+"""
 
 import itertools
 import random
@@ -7,28 +9,51 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number, read_pair, show_number
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Results,
+    call_answer,
+    read_number,
+    read_pair,
+    show_number,
+)
 
-update_rule = Exercise(
-    chapter="scaler", name="update_rule", number=3, title="The rule that finds the scale", difficulty=2, importance=4, minutes=8,
-    lines=8, task="Write `update_rule(scale, streak, found_inf, growth, backoff, interval)`: given the state and whether this "
-    "step found inf or NaN, return the next scale and the next streak of clean steps, as torch's scaler computes them.",
+card = Card(
+    chapter="scaler",
+    name="update_rule",
+    number=3,
+    title="The rule that finds the scale",
+    difficulty=2,
+    importance=4,
+    minutes=8,
+    lines=8,
+    task="Write `update_rule(scale, streak, found_inf, growth, backoff, interval)`: given the "
+    "state and whether this step found inf or NaN, return the next scale and the next streak of "
+    "clean steps, as torch's scaler computes them.",
     hints=(
         "There are two branches: found, or clean. Which of them sets the streak to 0, and when?",
-        "Found: the scale times backoff, and 0. Clean: count this step, then ask whether the streak has reached the interval.",
-        "A scale never grows beyond float32: ask `torch.tensor(scale * growth).isfinite()`, which is in float32. The streak "
-        "restarts at 0 either way.",
+        "Found: the scale times backoff, and 0. Clean: count this step, then ask whether the "
+        "streak has reached the interval.",
+        "A scale never grows beyond float32: ask `torch.tensor(scale * growth).isfinite()`, which "
+        "is in float32. The streak restarts at 0 either way.",
     ),
-    why="A larger scale every 2,000 steps costs at most one skipped step; one that is too small loses gradients at every step.",
-    alternative="leave it to torch's own kernel, `torch._amp_update_scale_`, which changes a scale and a streak in tensors.",
-)  # fmt: skip
+    why="A larger scale every 2,000 steps costs at most one skipped step; one that is too small "
+    "loses gradients at every step.",
+    alternative="leave it to torch's own kernel, `torch._amp_update_scale_`, which changes a "
+    "scale and a streak in tensors.",
+)
 
 _NEAR_TOP = 1.9990234375 * 2.0**126  # twice that is in float32, but more than 3.4e38
 _TOP, FOUND = torch.finfo(torch.float32).max, ("nothing found", "inf found")
 Next = tuple[float, float]
 
 
-def right(scale: float, streak: int, found: bool, growth: float, backoff: float, interval: int) -> Next:
+def right(
+    scale: float, streak: int, found: bool, growth: float, backoff: float, interval: int
+) -> Next:
     """Return what torch's kernel makes of a state."""
     now, clean = torch.tensor(scale), torch.tensor(streak, dtype=torch.int32)
     torch._amp_update_scale_(now, clean, torch.tensor(float(found)), growth, backoff, interval)
@@ -36,9 +61,20 @@ def right(scale: float, streak: int, found: bool, growth: float, backoff: float,
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Every streak, clean and found, at usual and tiny scales, which have no floor, and where growth may leave float32."""
-    usual = [1.25 * 2.0**10, 2.0 ** draw.randint(11, 16), *(2.0**power for power in (-3, -9, -20, -40, -126))]
-    for growth, backoff, interval in ((2.0, 0.5, draw.randint(3, 5)), (4.0, 0.25, 6), (1.5, 0.75, 2), (2.0, 0.5, 1)):
+    """Every streak, clean and found, at usual and tiny scales, which have no floor,
+    and where growth may leave float32.
+    """
+    usual = [
+        1.25 * 2.0**10,
+        2.0 ** draw.randint(11, 16),
+        *(2.0**power for power in (-3, -9, -20, -40, -126)),
+    ]
+    for growth, backoff, interval in (
+        (2.0, 0.5, draw.randint(3, 5)),
+        (4.0, 0.25, 6),
+        (1.5, 0.75, 2),
+        (2.0, 0.5, 1),
+    ):
         rule = growth, backoff, interval
         words = f"growth {growth:g}, backoff {backoff:g}, interval {interval}"
         for output, scales in (
@@ -47,12 +83,22 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         ):
             results = Results(what="the next scale"), Results(what="the next streak")
             for scale, streak, found in itertools.product(scales, range(interval), (False, True)):
-                case = f"with scale {show_number(scale)}, streak {streak}, {words} and {FOUND[found]}"
+                case = (
+                    f"with scale {show_number(scale)}, streak {streak}, {words} and {FOUND[found]}"
+                )
                 got = call_answer(answer, case, scale, streak, found, *rule)
-                for result, one in zip(results, read_pair(got, case, "the pair (scale, streak)"), strict=True):
+                for result, one in zip(
+                    results, read_pair(got, case, "the pair (scale, streak)"), strict=True
+                ):
                     number = read_number(one, case)
-                    result[case] = int(number) if result is results[1] and number.is_integer() else number
-            yield Case("", {f"the next {output}": results[0], "the next streak": results[1]}, {"interval": interval})
+                    result[case] = (
+                        int(number) if result is results[1] and number.is_integer() else number
+                    )
+            yield Case(
+                "",
+                {f"the next {output}": results[0], "the next streak": results[1]},
+                {"interval": interval},
+            )
 
 
 def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
@@ -61,39 +107,84 @@ def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
 
 def _streak(change: Callable[..., float]) -> Callable[..., Next]:
     """Spoil the streak of the right rule, and nothing else."""
-    return lambda s, k, f, *rule: (right(s, k, f, *rule)[0], change(s, k, f, *right(s, k, f, *rule)))
+    return lambda s, k, f, *rule: (
+        right(s, k, f, *rule)[0],
+        change(s, k, f, *right(s, k, f, *rule)),
+    )
 
 
-update_rule.judge_by(
-    right=right, cases=cases, mistakes=[
-        Mistake("grows on a skipped step", violates="whether this step found inf or NaN",
-                answer=lambda s, k, f, g, b, n: right(s, k, f and k + 1 < n, g, b, n),
-                feedback="the scale grows on a skipped step: after inf or NaN it backs off, whatever the streak"),
-        Mistake("keeps the streak on backoff", violates="streak of clean steps",
-                answer=_streak(lambda s, k, f, scale, streak: k if f else streak),
-                feedback="the streak goes on after a backoff. A skipped step ends it, and the next growth needs a whole new one"),
-        Mistake("grows late or never", answer=lambda s, k, f, g, b, n: (s * b, 0.0) if f else (s, k + 1.0),
-                feedback="the scale does not grow at clean step number {interval} in a row: count this step first, then compare"),
-        Mistake("grows one step early",
-                answer=lambda s, k, f, g, b, n: (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n),
-                feedback="the scale grows too early: only after {interval} clean steps in a row"),
-        Mistake("keeps the streak after growth", answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
-                feedback="the streak goes on after a growth: it counts clean steps since then, so set it to 0"),
-        Mistake("grows to inf", violates="as torch's scaler computes them", answer=_unguarded,
-                feedback="the scale grows past float32's largest number, to inf: grow only if the result is finite in float32"),
-        Mistake("clamps at the top", answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),
-                feedback="where growth would be inf, torch leaves the scale unchanged"),
-        Mistake("the streak goes on at the top", answer=_streak(lambda s, k, f, new, streak: streak if f or new != s else k + 1),
-                feedback="the streak goes on where the scale may not grow: it restarts at 0 there, as after a growth"),
-        Mistake("tests the old scale", answer=lambda *state: (right if state[0] >= 2.0**127 else _unguarded)(*state),
-                feedback="a scale below 2^127 grows to inf if growth is above 2: ask whether `scale * growth` is finite in "
-                         "float32"),
-        Mistake("floor of 1", answer=lambda *state: (max(right(*state)[0], 1.0), right(*state)[1]),
-                feedback="the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of a real "
-                         "fault"),
-        Mistake("always halves", answer=lambda s, k, f, g, b, n: right(s, k, f, g, 0.5, n),
-                feedback="the scale backs off by a factor other than the `backoff` that was passed in"),
-        Mistake("always doubles", answer=lambda s, k, f, g, b, n: right(s, k, f, 2.0, b, n),
-                feedback="the scale grows by a factor other than the `growth` that was passed in"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "grows on a skipped step",
+        "the scale grows on a skipped step: after inf or NaN it backs off, whatever the streak",
+        answer=lambda s, k, f, g, b, n: right(s, k, f and k + 1 < n, g, b, n),
+        violates="whether this step found inf or NaN",
+    ),
+    Mistake(
+        "keeps the streak on backoff",
+        "the streak goes on after a backoff. A skipped step ends it, and the next growth needs a "
+        "whole new one",
+        answer=_streak(lambda s, k, f, scale, streak: k if f else streak),
+        violates="streak of clean steps",
+    ),
+    Mistake(
+        "grows late or never",
+        "the scale does not grow at clean step number {interval} in a row: count this step first, "
+        "then compare",
+        answer=lambda s, k, f, g, b, n: (s * b, 0.0) if f else (s, k + 1.0),
+    ),
+    Mistake(
+        "grows one step early",
+        "the scale grows too early: only after {interval} clean steps in a row",
+        answer=lambda s, k, f, g, b, n: (
+            (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n)
+        ),
+    ),
+    Mistake(
+        "keeps the streak after growth",
+        "the streak goes on after a growth: it counts clean steps since then, so set it to 0",
+        answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
+    ),
+    Mistake(
+        "grows to inf",
+        "the scale grows past float32's largest number, to inf: grow only if the result is finite "
+        "in float32",
+        answer=_unguarded,
+        violates="as torch's scaler computes them",
+    ),
+    Mistake(
+        "clamps at the top",
+        "where growth would be inf, torch leaves the scale unchanged",
+        answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),
+    ),
+    Mistake(
+        "the streak goes on at the top",
+        "the streak goes on where the scale may not grow: it restarts at 0 there, as after a "
+        "growth",
+        answer=_streak(lambda s, k, f, new, streak: streak if f or new != s else k + 1),
+    ),
+    Mistake(
+        "tests the old scale",
+        "a scale below 2^127 grows to inf if growth is above 2: ask whether `scale * growth` is "
+        "finite in float32",
+        answer=lambda *state: (right if state[0] >= 2.0**127 else _unguarded)(*state),
+    ),
+    Mistake(
+        "floor of 1",
+        "the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign "
+        "of a real fault",
+        answer=lambda *state: (max(right(*state)[0], 1.0), right(*state)[1]),
+    ),
+    Mistake(
+        "always halves",
+        "the scale backs off by a factor other than the `backoff` that was passed in",
+        answer=lambda s, k, f, g, b, n: right(s, k, f, g, 0.5, n),
+    ),
+    Mistake(
+        "always doubles",
+        "the scale grows by a factor other than the `growth` that was passed in",
+        answer=lambda s, k, f, g, b, n: right(s, k, f, 2.0, b, n),
+    ),
+]
+
+update_rule = Exercise(card, right, cases, mistakes)

@@ -1,1 +1,3 @@
-"""`amp-course bench`: measure a machine, write its page (text, JSON, PNG), recommend one recipe; compare two pages."""
+"""`amp-course bench`: measure a machine, write its page (text, JSON, PNG), recommend one recipe;
+compare two pages.
+"""

@@ -1,7 +1,8 @@
 """Recommend one recipe for a machine, from the numbers on its page and nothing else.
 
-A recipe helps a training if it makes it at least a tenth faster and the quartiles agree. The recipe that helps most is
-recommended; bf16 goes before fp16 where the two are close, since it needs no scaler. Nothing is promised for other models.
+A recipe helps a training if it makes it at least a tenth faster and the quartiles agree. The recipe
+that helps most is recommended; bf16 goes before fp16 where the two are close, since it needs no
+scaler. Nothing is promised for other models.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from amp_course.speed.machine import Machine
 HELPED = 1.1  # speed-ups below this are called no gain
 CLOSE = 1.05  # fp16 has to be faster than bf16 by this factor to go before it
 FORMATS = {"amp_bf16": "bf16", "amp_fp16": "fp16"}  # recipe → the format of its matmuls
-_NOISY, _TOO_NOISY = 1.5, 3.0  # the median step over the fastest: above these, a word of warning, and no recommendation
-_LAUNCHING = 0.5  # of the fp32 step spent on starting ops: above it, the training is too small for the machine
+_NOISY, _TOO_NOISY = (
+    1.5,
+    3.0,
+)  # the median step over the fastest: above these, a word of warning, and no recommendation
+# of the fp32 step spent on starting ops: above it, the training is too small for the machine
+_LAUNCHING = 0.5
 _NOTABLE = 0.05  # of the AMP step: a part of the gap above it is worth a line
 _PARTS = {
     "casts": "casts to 16 bits and back",
     "other ops": "ops other than matmuls, which are slower under AMP",
     "memory": "memory that the system handed out again",
-    "unexplained": "something that the ops' own times do not show, such as Python, autocast's bookkeeping or noise",
+    "unexplained": "something that the ops' own times do not show, such as Python, autocast's "
+    "bookkeeping or noise",
 }
 
 
@@ -40,7 +46,9 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a recipe did to one training: its speed-up, from a comparison or from a step that was too slow for one."""
+    """What a recipe did to one training: its speed-up,
+    from a comparison or from a step that was too slow for one.
+    """
 
     name: str
     speedup: float
@@ -48,34 +56,60 @@ class _Outcome:
 
 
 def recommend(page: Page) -> Recommendation:
-    """Return the recommendation for a page's machine. Example: an AVX2 laptop's → "Stay in fp32 on this machine …" """
+    """Return the recommendation for a page's machine. Example:
+    an AVX2 laptop's → "Stay in fp32 on this machine …"
+    """
     if page.busy:
-        return Recommendation(f"No recommendation: {TOO_BUSY[0].lower()}{TOO_BUSY[1:]}.", (page.busy,))
+        return Recommendation(
+            f"No recommendation: {TOO_BUSY[0].lower()}{TOO_BUSY[1:]}.", (page.busy,)
+        )
     outcomes = {recipe: _outcomes(page, recipe) for recipe in FORMATS}
     if page.measured is None or not any(outcomes.values()):
-        why = "no training could be compared with fp32" if page.complete else "the run was interrupted too early"
+        why = (
+            "no training could be compared with fp32"
+            if page.complete
+            else "the run was interrupted too early"
+        )
         return Recommendation(f"No recommendation: {why}.")
     best = max(FORMATS, key=lambda recipe: _score(recipe, outcomes[recipe]))
     results = [one for one in page.results if one.recipe == best]
     factor = max(page.measured.factor(fmt) or 0.0 for fmt in FORMATS.values())
     tf32 = _describe_tf32(page)
     reasons = [_describe_format(page.measured, fmt) for fmt in FORMATS.values()]
-    details = [*_describe_ceiling(results), *_describe_losses(results, page.measured), *_describe_memory(results)]
+    details = [
+        *_describe_ceiling(results),
+        *_describe_losses(results, page.measured),
+        *_describe_memory(results),
+    ]
     ratio, noise = _find_noise(page)
     if ratio > _TOO_NOISY and factor >= HELPED:
-        return Recommendation("No recommendation: the times of this run are too uneven.", tuple(noise))
+        return Recommendation(
+            "No recommendation: the times of this run are too uneven.", tuple(noise)
+        )
     if any(one.helped for one in outcomes[best]):
         headline = _headline_for_gain(best, outcomes[best])
         reasons += details
         if best == "amp_fp16":
-            reasons.append("AMP fp16 needs a GradScaler: without one, small gradients underflow in fp16.")
+            reasons.append(
+                "AMP fp16 needs a GradScaler: without one, small gradients underflow in fp16."
+            )
     elif factor < HELPED:
         pace = "slower" if factor < 1 / HELPED else "no faster"
-        headline = f"Stay in fp32 on this machine: 16-bit matmuls are {pace} here. Use AMP only to save memory."
+        headline = (
+            f"Stay in fp32 on this machine: 16-bit matmuls are {pace} here. Use AMP only to "
+            f"save memory."
+        )
         slower = [1 / one.speedup for found in outcomes.values() for one in found]
-        reasons += [f"The steps take {range_text(slower)} times as long under AMP."] if min(slower) > 1 else []
+        reasons += (
+            [f"The steps take {range_text(slower)} times as long under AMP."]
+            if min(slower) > 1
+            else []
+        )
     else:
-        headline = f"Stay in fp32 for trainings like {_count(outcomes[best], 'this one', 'these')}: AMP gained nothing."
+        headline = (
+            f"Stay in fp32 for trainings like "
+            f"{_count(outcomes[best], 'this one', 'these')}: AMP gained nothing."
+        )
         reasons += details
     if tf32:
         headline = headline.replace("Stay in fp32", "Stay in fp32, with TF32 turned on,")
@@ -95,12 +129,19 @@ def short(title: str) -> str:
 def range_text(values: Iterable[float]) -> str:
     """Write the range of some ratios: [1.84, 1.31] → "1.3 to 1.8"; [1.31, 1.34] → "1.3"."""
     values = list(values)
-    low, high = (f"{one:.{2 if one < 0.095 else 1 if one < 9.95 else 0}f}" for one in (min(values), max(values)))
+    low, high = (
+        f"{one:.{2 if one < 0.095 else 1 if one < 9.95 else 0}f}"
+        for one in (min(values), max(values))
+    )
     return low if low == high else f"{low} to {high}"
 
 
 def _outcomes(page: Page, recipe: str) -> list[_Outcome]:
-    compared = [_Outcome(short(one.title), one.measured, helped(one)) for one in page.results if one.recipe == recipe]
+    compared = [
+        _Outcome(short(one.title), one.measured, helped(one))
+        for one in page.results
+        if one.recipe == recipe
+    ]
     return compared + [
         _Outcome(short(one.title), 1 / one.times_fp32, False)
         for one in page.left_out
@@ -118,19 +159,27 @@ def _headline_for_gain(best: str, outcomes: Sequence[_Outcome]) -> str:
     train = f"Train in {label_of(best)}{', with a GradScaler' if best == 'amp_fp16' else ''}"
     if all(one.helped for one in outcomes):
         gain = range_text(one.speedup for one in outcomes)
-        return f"{train}: it made {_count(outcomes, 'this training', 'these trainings')} {gain} times as fast as fp32."
+        return (
+            f"{train}: it made {_count(outcomes, 'this training', 'these trainings')} {gain} "
+            f"times as fast as fp32."
+        )
     gained = [f"{one.name} {range_text([one.speedup])} times" for one in outcomes if one.helped]
-    others = [f"{one.name} ({range_text([one.speedup])} times)" for one in outcomes if not one.helped]
+    others = [
+        f"{one.name} ({range_text([one.speedup])} times)" for one in outcomes if not one.helped
+    ]
     return (
-        f"{train} where it pays, and time your own model first: it made {_list(gained)} as fast as fp32, and did not "
-        f"help {_list(others)}."
+        f"{train} where it pays, and time your own model first: it made {_list(gained)} as fast as "
+        f"fp32, and did not help {_list(others)}."
     )
 
 
 def _describe_format(machine: Machine, fmt: str) -> str:
     factor = machine.factor(fmt)
     if factor is None:
-        why = next((rate.why for rate in machine.rates if rate.fmt == fmt and rate.why), "they were not timed")
+        why = next(
+            (rate.why for rate in machine.rates if rate.fmt == fmt and rate.why),
+            "they were not timed",
+        )
         return f"There is no rate for {fmt} matmuls here: {why.removeprefix('left out: ')}."
     if factor >= HELPED:
         return f"Large {fmt} matmuls run {range_text([factor])} times as fast as fp32's here."
@@ -142,10 +191,14 @@ def _describe_format(machine: Machine, fmt: str) -> str:
 def _describe_ceiling(results: Sequence[Result]) -> list[str]:
     if not results:
         return []
-    shares = [f"{share:.0%}" for share in (min(one.share for one in results), max(one.share for one in results))]
+    shares = [
+        f"{share:.0%}"
+        for share in (min(one.share for one in results), max(one.share for one in results))
+    ]
     return [
-        f"Matmuls take {' to '.join(dict.fromkeys(shares))} of the fp32 steps. With nothing but them in 16 bits, the "
-        f"steps would be {range_text(one.ceiling for one in results)} times as fast."
+        f"Matmuls take {' to '.join(dict.fromkeys(shares))} of the fp32 steps. With nothing but "
+        f"them in 16 bits, the steps would be {range_text(one.ceiling for one in results)} times "
+        f"as fast."
     ]
 
 
@@ -158,8 +211,10 @@ def _describe_losses(results: Sequence[Result], machine: Machine) -> list[str]:
             continue
         if launching > _LAUNCHING:
             said.append(
-                f"{short(one.title)} is too small for this machine: starting its {one.ops['fp32']} ops takes {launching:.0%} of "
-                "the fp32 step, whatever their dtype. A larger batch or wider layers give AMP more to speed up."
+                f"{short(one.title)} is too small for this machine: starting its {one.ops['fp32']} "
+                f"ops takes {launching:.0%} of "
+                "the fp32 step, whatever their dtype. A larger batch or wider layers give AMP more "
+                "to speed up."
             )
         elif seconds > _NOTABLE * one.seconds["amp"]:
             step = f"{seconds_text(seconds)} of an AMP step of {seconds_text(one.seconds['amp'])}"
@@ -173,22 +228,33 @@ def _describe_memory(results: Sequence[Result]) -> list[str]:
     if worst < _NOTABLE:
         return []
     return [
-        f"Fetching freed memory from the system again takes {worst:.0%} of {shares[worst]}'s AMP step, more than in fp32. You "
-        f"can tell malloc to keep it: set `{CURE}` before Python starts."
+        f"Fetching freed memory from the system again takes {worst:.0%} of {shares[worst]}'s AMP "
+        f"step, more than in fp32. You can tell malloc to keep it: set `{CURE}` before Python "
+        f"starts."
     ]
 
 
 def _find_noise(page: Page) -> tuple[float, list[str]]:
-    """Return how many times as long as the fastest of its kind the worst median step took, and what to say about it."""
+    """Return how many times as long as the fastest of its kind the worst median step took,
+    and what to say about it.
+    """
     fastest: dict[tuple[str, str], float] = {}  # fp32's steps are timed once for each recipe
-    steps = [(one, side, (one.title, side if side == "fp32" else one.recipe)) for one in page.results for side in SIDES]
+    steps = [
+        (one, side, (one.title, side if side == "fp32" else one.recipe))
+        for one in page.results
+        for side in SIDES
+    ]
     for one, side, key in steps:
         fastest[key] = min(fastest.get(key, math.inf), one.seconds[side])
-    ratio, title = max(((one.median[side] / fastest[key], one.title) for one, side, key in steps), default=(1.0, ""))
+    ratio, title = max(
+        ((one.median[side] / fastest[key], one.title) for one, side, key in steps),
+        default=(1.0, ""),
+    )
     if ratio < _NOISY:
         return ratio, []
     return ratio, [
-        f"Something else was using this machine: a median step of {short(title)} took {range_text([ratio])} times as long as the "
+        f"Something else was using this machine: a median step of {short(title)} took "
+        f"{range_text([ratio])} times as long as the "
         "fastest one. Close other programs and run this again before you rely on these numbers."
     ]
 
@@ -198,7 +264,10 @@ def _describe_tf32(page: Page) -> list[str]:
     if not found or not all(map(helped, found)):
         return []
     gain = range_text(one.measured for one in found)
-    return [f'TF32 alone, without autocast: {gain} times as fast, by torch.set_float32_matmul_precision("high").']
+    return [
+        f"TF32 alone, without autocast: {gain} times as fast, by "
+        f'torch.set_float32_matmul_precision("high").'
+    ]
 
 
 def _count(outcomes: Sequence[_Outcome], one: str, as_list: str) -> str:

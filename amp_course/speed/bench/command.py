@@ -1,4 +1,6 @@
-"""The command `amp-course bench`: decide where the results go, show progress, and keep what is done when Ctrl-C ends it."""
+"""The command `amp-course bench`: decide where the results go, show progress,
+and keep what is done when Ctrl-C ends it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ INTERRUPTED = 130  # the exit code of a program that SIGINT ends
 class Targets:
     """Where the results go.
 
-    folder: for a JSON and a PNG under names that no file there has; None takes the reader's folder, unless a file is named
+    folder: for a JSON and a PNG under names that no file there has; None takes the reader's folder,
+            unless a file is named
     json:   a file, or "-" for the standard output, which then has nothing else
     png:    a file
     force:  whether a file that exists may be replaced
@@ -45,16 +48,26 @@ class Targets:
         named = [Path(name) for name in (self.json, self.png) if name and name != "-"]
         for path in named:
             if path.exists() and not path.is_file():  # --force would replace a device, too
-                raise CourseError(f"{path} is a folder or a device: name a file, or give a folder by `--out`.")
+                raise CourseError(
+                    f"{path} is a folder or a device: name a file, or give a folder by `--out`."
+                )
             if path.exists() and not self.force:
-                raise CourseError(f"{path} already exists: choose another name, or add --force to replace it.")
+                raise CourseError(
+                    f"{path} already exists: choose another name, or add --force to replace it."
+                )
         if len(named) == 2 and named[0].resolve() == named[1].resolve():
-            raise CourseError(f"--json and --png both name {named[0]}: give each a file of its own.")
-        for folder in {path.parent for path in named} or ({self.chosen_folder()} if self.json is None else set()):
+            raise CourseError(
+                f"--json and --png both name {named[0]}: give each a file of its own."
+            )
+        for folder in {path.parent for path in named} or (
+            {self.chosen_folder()} if self.json is None else set()
+        ):
             _check_folder(folder)
 
     def chosen_folder(self) -> Path:
-        """Return the folder for files without a name of their own; the reader's is made if need be."""
+        """Return the folder for files without a name of their own;
+        the reader's is made if need be.
+        """
         if self.folder is None:
             work_dir().mkdir(parents=True, exist_ok=True)
         return self.folder or work_dir()
@@ -78,15 +91,20 @@ class Targets:
 
 
 def bench(device_name: str | None, plan: Plan, targets: Targets) -> int:
-    """Measure, print the page and write the files. Returns the exit code: 0, or 130 if Ctrl-C ended it early.
+    """Measure, print the page and write the files. Returns the exit code: 0, or 130 if Ctrl-C ended
+    it early.
 
-    Raises CourseError for a device that is not there, and for files that cannot be written, if possible before it measures.
+    Raises CourseError for a device that is not there, and for files that cannot be written, if
+    possible before it measures.
     """
     device = _device(device_name)
     targets.check()
     run = Bench(device, plan)
     minutes = max(1, round((1.25 * run.planned_seconds + 10) / 60))  # models and data are made, too
-    _say(f"Measuring {device}: about {minutes} minute{'s' * (minutes > 1)}. Ctrl-C ends it and keeps what is done.")
+    _say(
+        f"Measuring {device}: about {minutes} minute{'s' * (minutes > 1)}. Ctrl-C ends it and "
+        f"keeps what is done."
+    )
     try:
         with _progress(run.planned_seconds) as tick:
             run.run(tick)
@@ -111,11 +129,16 @@ def _write(page: Page, data: str, targets: Targets) -> None:
             write_text(json_path, data + "\n")
             _say(f"written: {json_path}")
     except OSError as error:
-        print(f"\nThe JSON could not be saved, so here it is:\n{json.dumps(json.loads(data))}", flush=True)
+        print(
+            f"\nThe JSON could not be saved, so here it is:\n{json.dumps(json.loads(data))}",
+            flush=True,
+        )
         raise CourseError(describe_os_error(error, "the results could not be saved")) from None
     try:
         if png_path:
-            from amp_course.speed.bench.figures import bench_figure  # here: matplotlib takes a second to load
+            from amp_course.speed.bench.figures import (
+                bench_figure,
+            )  # here: matplotlib takes a second to load
 
             with replacing(png_path) as part:
                 bench_figure(page, recommend(page)).savefig(part, format="png")
@@ -126,7 +149,10 @@ def _write(page: Page, data: str, targets: Targets) -> None:
 
 def _device(name: str | None) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise CourseError("torch finds no CUDA device here: leave --device out, or measure the CPU by `--device cpu`.")
+        raise CourseError(
+            "torch finds no CUDA device here: leave --device out, or measure the CPU by `--device "
+            "cpu`."
+        )
     return torch.device(name) if name else pick_device()
 
 
@@ -141,7 +167,9 @@ def _check_folder(folder: Path) -> None:
 
 def _stem(page: Page) -> str:
     """Return "bench-cpu-amd-epyc-2026-11-23"."""
-    model = re.sub(r"[^a-z0-9]+", "-", page.machine["device_name"].lower()).strip("-")[:40] or "unknown"
+    model = (
+        re.sub(r"[^a-z0-9]+", "-", page.machine["device_name"].lower()).strip("-")[:40] or "unknown"
+    )
     return f"{BENCHMARK}-{torch.device(page.machine['device']).type}-{model}-{page.date[:10]}"
 
 
@@ -153,7 +181,9 @@ def _progress(seconds: float) -> Iterator[Tick]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what, done: None
         return
-    with tqdm(total=seconds, leave=False, bar_format="{desc:<32.32} {percentage:3.0f}% |{bar}| {elapsed}") as bar:
+    with tqdm(
+        total=seconds, leave=False, bar_format="{desc:<32.32} {percentage:3.0f}% |{bar}| {elapsed}"
+    ) as bar:
 
         def tick(what: str, done: float) -> None:
             bar.set_description_str(what, refresh=False)
@@ -164,6 +194,8 @@ def _progress(seconds: float) -> Iterator[Tick]:
 
 
 def _say(words: str) -> None:
-    """Write a line to stderr, so that a page or JSON on stdout can be piped; a closed stderr costs nothing."""
+    """Write a line to stderr, so that a page or JSON on stdout can be piped;
+    a closed stderr costs nothing.
+    """
     with contextlib.suppress(OSError, ValueError):
         print(words, file=sys.stderr, flush=True)

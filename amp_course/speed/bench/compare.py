@@ -1,4 +1,6 @@
-"""Put two machines' pages next to each other: what differs between them, and how many times faster the second is."""
+"""Put two machines' pages next to each other: what differs between them,
+and how many times faster the second is.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +24,47 @@ _RATIO = "B's speed / A's"  # also where times are given: above 1, B is the fast
 def read_page(path: Path) -> Page:
     """Read a page from the JSON that `amp-course bench` wrote.
 
-    Raises CourseError, with cause and cure, for a file that cannot be read, is no such JSON, or is of another schema.
+    Raises CourseError, with cause and cure, for a file that cannot be read, is no such JSON, or is
+    of another schema.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CourseError(describe_os_error(error, f"{path} could not be read")) from None
     except (ValueError, RecursionError):  # also UnicodeDecodeError
-        raise CourseError(f"{path} is not JSON: give the .json file that `amp-course bench` wrote.") from None
+        raise CourseError(
+            f"{path} is not JSON: give the .json file that `amp-course bench` wrote."
+        ) from None
     if not isinstance(data, dict) or data.get("benchmark") != BENCHMARK:
-        raise CourseError(f"{path} is JSON, but not from `amp-course bench`: give a file that this command wrote.")
+        raise CourseError(
+            f"{path} is JSON, but not from `amp-course bench`: give a file that this command wrote."
+        )
     schema = data.get("schema")
     if schema != SCHEMA:
         newer = isinstance(schema, int) and schema > SCHEMA
-        cure = "run `amp-course update`" if newer else "make it again, with the current course's `amp-course bench`"
+        cure = (
+            "run `amp-course update`"
+            if newer
+            else "make it again, with the current course's `amp-course bench`"
+        )
         raise CourseError(
-            f"{path} has schema {schema!r}, and this version of the course reads schema {SCHEMA}: {cure}."
+            f"{path} has schema {schema!r}, and this version of the course reads schema {SCHEMA}: "
+            f"{cure}."
         )
     try:
         return Page.from_dict(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CourseError(
-            f"{path} is damaged or was edited ({what}): make it again with `amp-course bench`, or get a new copy."
+            f"{path} is damaged or was edited ({what}): make it again with `amp-course bench`, or "
+            f"get a new copy."
         ) from None
 
 
 def compare_files(first: Path, second: Path) -> str:
-    """Read two pages and return their comparison as text. Raises CourseError as `read_page`, and for one file given twice."""
+    """Read two pages and return their comparison as text.
+    Raises CourseError as `read_page`, and for one file given twice.
+    """
     pages = read_page(first), read_page(second)
     if os.path.samefile(first, second):
         raise CourseError(f"{first} and {second} are the same file: give two.")
@@ -84,7 +99,9 @@ def _differences(a: Page, b: Page) -> str:
     different = [row for row in rows if row[1] != row[2]]
     same = [f"{name}: {value}" for name, value, other in rows if value == other]
     lines = [
-        line for name, one, other in different for line in (wrap(f"{name:<8}A: {one}"), wrap(f"        B: {other}"))
+        line
+        for name, one, other in different
+        for line in (wrap(f"{name:<8}A: {one}"), wrap(f"        B: {other}"))
     ]
     said = ["Machine and versions", *(lines or ["no difference"])]
     return "\n".join([*said, wrap(f"The same in both: {'; '.join(same)}.")] if same else said)
@@ -97,13 +114,17 @@ def _machine_rows(a: Page, b: Page) -> Iterator[Row]:
     for fmt in dict.fromkeys([*one.peaks, *two.peaks]):
         yield _row(f"{fmt} matmul, best rate, GFLOP/s", one.peaks.get(fmt), two.peaks.get(fmt), 1e9)
     yield _row("memory bandwidth, GB/s", one.bandwidth, two.bandwidth, 1e9)
-    yield _row("launching one op, µs", one.launch_seconds, two.launch_seconds, 1e-6, smaller_is_faster=True)
+    yield _row(
+        "launching one op, µs", one.launch_seconds, two.launch_seconds, 1e-6, smaller_is_faster=True
+    )
     left, right = ridges(one), ridges(two)
     for fmt in [fmt for fmt in left if fmt in right]:
         yield [f"{fmt} ridge, FLOPs per byte", f"{left[fmt]:.1f}", f"{right[fmt]:.1f}", ""]
 
 
-def _row(name: str, one: float | None, two: float | None, unit: float, smaller_is_faster: bool = False) -> Row:
+def _row(
+    name: str, one: float | None, two: float | None, unit: float, smaller_is_faster: bool = False
+) -> Row:
     shown = ["–" if value is None else _figures(value / unit) for value in (one, two)]
     if one is None or two is None:
         return [name, *shown, "–"]
@@ -128,7 +149,8 @@ def _trainings(a: Page, b: Page) -> str:
     said = text_table(rows, right=head[1:])
     if other_sizes:
         said += "\n" + wrap(
-            "Where the sizes of a training differ, only its speed-ups compare: no step times are given."
+            "Where the sizes of a training differ, only its speed-ups compare: no step times are "
+            "given."
         )
     return said
 
@@ -136,7 +158,13 @@ def _trainings(a: Page, b: Page) -> str:
 def _training_rows(one: Result, two: Result) -> list[Row]:
     rows = [[f"{short(one.title)}, {one.label}", "", "", ""]]
     rows.append(["  speed-up over fp32", f"{one.measured:.2f}", f"{two.measured:.2f}", ""])
-    rows.append(["  quartiles allow", *(f"{low:.2f} to {high:.2f}" for low, high in (one.spread, two.spread)), ""])
+    rows.append(
+        [
+            "  quartiles allow",
+            *(f"{low:.2f} to {high:.2f}" for low, high in (one.spread, two.spread)),
+            "",
+        ]
+    )
     rows.append(["  ceiling", f"{one.ceiling:.2f}", f"{two.ceiling:.2f}", ""])
     if one.title == two.title:
         for side, words in (("fp32", "  fp32 step"), ("amp", "  its step")):

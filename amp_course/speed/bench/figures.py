@@ -1,4 +1,6 @@
-"""The picture of a machine's page: matmul rates, the roofline, speed-ups. It takes a page and computes nothing."""
+"""The picture of a machine's page: matmul rates, the roofline, speed-ups.
+It takes a page and computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,33 @@ from amp_course.speed.bench.page import Page, Result, label_of, ridges
 from amp_course.speed.machine import Machine
 
 _MARKS = {"fp32": "o", "tf32": "D", "bf16": "s", "fp16": "^"}
-_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # keeps words readable on a line
+_ON_WHITE = {
+    "facecolor": "white",
+    "edgecolor": "none",
+    "pad": 0.4,
+}  # keeps words readable on a line
 
 
 def bench_figure(page: Page, advice: Recommendation) -> Figure:
-    """Draw a page: rates by size and the roofline above, speed-ups below, the recommendation on top."""
+    """Draw a page: rates by size and the roofline above, speed-ups below,
+    the recommendation on top.
+    """
     rows = max(1, len(page.results) + len(page.left_out))
     said = (
         page.busy
-        or "; ".join(f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results)
+        or "; ".join(
+            f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results
+        )
         or "none"
     )
     tall = 0.5 + 0.3 * rows + 0.25 * len(page.titles())
-    alt = f"Matmul rates by format and size, the roofline, and speed-ups over fp32: {said}. {advice.headline}"
-    figure, axes = new_figure(9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=FEWER_DOTS)
+    alt = (
+        f"Matmul rates by format and size, the roofline, and speed-ups over fp32: {said}. "
+        f"{advice.headline}"
+    )
+    figure, axes = new_figure(
+        9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=FEWER_DOTS
+    )
     if page.measured:
         _draw_rates(axes[0][0], page.measured)
         _draw_roofline(axes[0][1], page.measured)
@@ -39,7 +54,8 @@ def bench_figure(page: Page, advice: Recommendation) -> Figure:
         _draw_speedups(lower, page)
     when = f"{page.date[:10]}{'' if page.complete else ', INCOMPLETE'}"
     about = (
-        f"{page.machine['device_name']}, torch {page.versions.get('torch')}, {page.settings.get('plan')} run, {when}"
+        f"{page.machine['device_name']}, torch {page.versions.get('torch')}, "
+        f"{page.settings.get('plan')} run, {when}"
     )
     words = textwrap.fill(advice.headline, 100)
     figure.suptitle(f"{words}\n{about}", fontsize=9.5, x=0.01, ha="left", color=INK)
@@ -51,7 +67,10 @@ def _draw_rates(axis: Any, machine: Machine) -> None:
     for fmt in formats:
         timed = [rate for rate in machine.rates if rate.fmt == fmt and rate.flops]
         axis.plot(
-            [rate.size for rate in timed], [(rate.flops or 0.0) / 1e9 for rate in timed], label=fmt, **_style(fmt)
+            [rate.size for rate in timed],
+            [(rate.flops or 0.0) / 1e9 for rate in timed],
+            label=fmt,
+            **_style(fmt),
         )
     sizes = sorted({rate.size for rate in machine.rates})
     axis.set_xscale("log", base=2)
@@ -59,7 +78,9 @@ def _draw_rates(axis: Any, machine: Machine) -> None:
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.set_xlabel("n, of two n × n matrices", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
-    out = [fmt for fmt in formats if any(rate.fmt == fmt and not rate.flops for rate in machine.rates)]
+    out = [
+        fmt for fmt in formats if any(rate.fmt == fmt and not rate.flops for rate in machine.rates)
+    ]
     under = f"GFLOP/s; {' and '.join(out)} left out where too slow" if out else "GFLOP/s"
     title(axis, "Matmul rate", under)
 
@@ -71,7 +92,9 @@ def _draw_roofline(axis: Any, machine: Machine) -> None:
     for fmt, ridge in found.items():
         rates = [roofline.attainable(intensity, fmt) / 1e9 for intensity in (left, ridge, right)]
         label = f"{fmt}, ridge at {ridge:.{0 if ridge >= 10 else 1}f}"
-        axis.plot([left, ridge, right], rates, markevery=[1], label=label, **{**_style(fmt), "ms": 6})
+        axis.plot(
+            [left, ridge, right], rates, markevery=[1], label=label, **{**_style(fmt), "ms": 6}
+        )
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("FLOPs per byte", fontsize=8)
@@ -80,7 +103,9 @@ def _draw_roofline(axis: Any, machine: Machine) -> None:
 
 
 def _draw_speedups(axis: Any, page: Page) -> None:
-    most = max([1.5, *(max(min(one.spread[1], 2 * one.measured), one.ceiling) for one in page.results)])
+    most = max(
+        [1.5, *(max(min(one.spread[1], 2 * one.measured), one.ceiling) for one in page.results)]
+    )
     axis.set_xlim(0, most * 1.2)
     ticks, labels, y = [], [], 0.0
     for name in page.titles():
@@ -118,14 +143,29 @@ def _draw_speedups(axis: Any, page: Page) -> None:
 
 def _draw_one(axis: Any, y: float, one: Result) -> None:
     low, high = one.spread
-    axis.barh(y, one.measured, color=COLOURS[one.recipe], hatch=HATCHES[one.recipe], edgecolor="white", height=0.75)
+    axis.barh(
+        y,
+        one.measured,
+        color=COLOURS[one.recipe],
+        hatch=HATCHES[one.recipe],
+        edgecolor="white",
+        height=0.75,
+    )
     axis.plot([low, high], [y, y], color=INK, lw=1.2, marker="|", ms=6)
     axis.plot([one.ceiling], [y], "v", mfc="white", mec=INK, ms=6, zorder=3)
     if one.predicted:
         axis.plot([one.predicted], [y], "D", color=INK, ms=4, zorder=3)
-    right = max(min(high, 2 * one.measured), one.ceiling, one.predicted or 0.0)  # a wild whisker may end outside
+    right = max(
+        min(high, 2 * one.measured), one.ceiling, one.predicted or 0.0
+    )  # a wild whisker may end outside
     axis.text(
-        right + 0.03 * axis.get_xlim()[1], y, f"{one.measured:.2f} ×", va="center", fontsize=8, bbox=_ON_WHITE, zorder=4
+        right + 0.03 * axis.get_xlim()[1],
+        y,
+        f"{one.measured:.2f} ×",
+        va="center",
+        fontsize=8,
+        bbox=_ON_WHITE,
+        zorder=4,
     )
 
 

@@ -1,7 +1,8 @@
-"""The page of a machine as data: what `amp-course bench` measured, and how it is read back from JSON.
+"""The page of a machine as data: what `amp-course bench` measured, and how it is read back from
+JSON.
 
-People send each other these files. They hold no user or host names and no paths, and a number that makes no sense is refused
-when one is read.
+People send each other these files. They hold no user or host names and no paths, and a number that
+makes no sense is refused when one is read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Result:
     share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None on
         older pages, where the ops' prices added up to nonsense
     seconds: of the fastest step, for each of SIDES; median, quartiles: of all that were timed
-    gap_seconds: what lies between the ceiling and the step, for each of GAP; a negative part is a gain
+    gap_seconds: what lies between the ceiling and the step, for each of GAP; a negative part is a
+                 gain
     ops:         of forward and backward, for each of SIDES
     """
 
@@ -57,7 +59,9 @@ class Result:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The least and the most speed-up that the quartiles allow: fp32's lower over the recipe's upper one, and vice versa."""
+        """The least and the most speed-up that the quartiles allow:
+        fp32's lower over the recipe's upper one, and vice versa.
+        """
         fp32, amp = self.quartiles["fp32"], self.quartiles["amp"]
         return fp32[0] / amp[1], fp32[1] / amp[0]
 
@@ -68,7 +72,9 @@ class Result:
 
     @classmethod
     def of(cls, workload: str, prediction: Prediction) -> Result:
-        """Keep what a page needs of a prediction. Raises ValueError for one whose times are 0 or not finite."""
+        """Keep what a page needs of a prediction. Raises ValueError for one whose times are 0 or
+        not finite.
+        """
         sides = {"fp32": prediction.fp32, "amp": prediction.amp}
         more = {
             "workload": workload,
@@ -100,7 +106,9 @@ class Result:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A training that was not compared with fp32, and why; `times_fp32` is how many times as long its step takes, if known."""
+    """A training that was not compared with fp32, and why;
+    `times_fp32` is how many times as long its step takes, if known.
+    """
 
     title: str
     recipe: str
@@ -133,13 +141,19 @@ class Page:
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from these numbers; "" on a quiet machine, or where it is not known."""
+        """Why nothing can be told from these numbers;
+        "" on a quiet machine, or where it is not known.
+        """
         waited = self.settings.get("waited")
         return busy_text(waited if isinstance(waited, int | float) else None)
 
     def titles(self) -> tuple[str, ...]:
         """Return the trainings' titles, those with a result first."""
-        return tuple(dict.fromkeys([*(one.title for one in self.results), *(one.title for one in self.left_out)]))
+        return tuple(
+            dict.fromkeys(
+                [*(one.title for one in self.results), *(one.title for one in self.left_out)]
+            )
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""
@@ -148,7 +162,9 @@ class Page:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Page:
-        """Read what `to_dict` wrote. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        """Read what `to_dict` wrote. Raises KeyError, TypeError,
+        ValueError or AttributeError for anything else.
+        """
         measured = None if data["measured"] is None else Machine.from_dict(data["measured"])
         if measured:
             measured.roofline()  # refuses rates, a bandwidth and a launch that no machine has
@@ -162,19 +178,28 @@ class Page:
             measured=measured,
             results=tuple(map(Result.from_dict, data["results"])),
             left_out=tuple(
-                LeftOut(_text(one["title"]), _text(one["recipe"]), _text(one["why"]), _maybe(one["times_fp32"]))
+                LeftOut(
+                    _text(one["title"]),
+                    _text(one["recipe"]),
+                    _text(one["why"]),
+                    _maybe(one["times_fp32"]),
+                )
                 for one in data["left_out"]
             ),
         )
 
 
 def label_of(recipe: str) -> str:
-    """Write a recipe as people read it: "amp_bf16" → "AMP bf16"; a newer course's recipe keeps its name."""
+    """Write a recipe as people read it: "amp_bf16" → "AMP bf16";
+    a newer course's recipe keeps its name.
+    """
     return RECIPES[recipe].label if recipe in RECIPES else recipe
 
 
 def ridges(machine: Machine) -> dict[str, float]:
-    """Return the FLOPs per byte from which on a format's matmuls are bound by compute, by format."""
+    """Return the FLOPs per byte from which on a format's matmuls are bound by compute,
+    by format.
+    """
     roofline = machine.roofline()
     return {fmt: roofline.ridge(fmt) for fmt in roofline.peak_flops}
 
@@ -186,7 +211,11 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any, least: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (math.isfinite(value) and value >= least)
+    ):
         raise ValueError(f"{value!r} is not a number that can be measured")
     return float(value)
 

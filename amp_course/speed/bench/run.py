@@ -1,7 +1,9 @@
-"""Measure a machine for its page, part by part: what is done when the run is interrupted is on the page.
+"""Measure a machine for its page, part by part: what is done when the run is interrupted is on the
+page.
 
-malloc is left as it is. It may give freed memory back to the system and fetch it again in every step, but so it does in your
-training script; the page shows what that costs as a part of the gap. `faults.keep_freed_memory` would hide it.
+malloc is left as it is. It may give freed memory back to the system and fetch it again in every
+step, but so it does in your training script; the page shows what that costs as a part of the gap.
+`faults.keep_freed_memory` would hide it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _ENVIRONMENT = (  # variables that change such times
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
 )
-_SLOW_STEPS = 7  # that a comparison takes of a slow recipe: one to warm up, two timed, the ops of a step four times
+# that a comparison takes of a slow recipe: one to warm up, two timed, the ops of a step four times
+_SLOW_STEPS = 7
 _ROUNDS = 10_000  # no limit: the time is one
 
 Tick = Callable[[str, float], None]  # what comes next, and the planned seconds of what is done
@@ -73,7 +76,11 @@ class Bench:
         self.left_out: list[LeftOut] = []
         self.complete = False
         self._wait = CpuWait()
-        self._began, self._date, self._load = time.monotonic(), datetime.datetime.now(datetime.UTC), _load()
+        self._began, self._date, self._load = (
+            time.monotonic(),
+            datetime.datetime.now(datetime.UTC),
+            _load(),
+        )
 
     @property
     def planned_seconds(self) -> float:
@@ -110,24 +117,38 @@ class Bench:
             if slow:
                 self.left_out.append(slow)
                 return
-            prediction = predict_workload(workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS)
+            prediction = predict_workload(
+                workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS
+            )
             self.results.append(Result.of(workload.name, prediction))
-        except (RuntimeError, ArithmeticError, ValueError, MemoryError) as error:  # not enough memory, above all
+        except (
+            RuntimeError,
+            ArithmeticError,
+            ValueError,
+            MemoryError,
+        ) as error:  # not enough memory, above all
             why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
             self.left_out.append(LeftOut(workload.title, recipe.name, f"left out: {why}"))
 
     def _too_slow(self, workload: Workload, recipe: Recipe) -> LeftOut | None:
-        """Take a step or two; say why the recipe is left out if a comparison would take longer than planned."""
+        """Take a step or two; say why the recipe is left out if a comparison would take longer than
+        planned.
+        """
         most = self.plan.seconds / _SLOW_STEPS
         seconds = self._step_seconds(workload, recipe, most)
         if seconds <= most:
             return None
         times = seconds / self._step_seconds(workload, FP32, most)
-        why = f"left out: one step takes {seconds_text(seconds)}, {times:.{0 if times >= 9.95 else 1}f} times as long as in fp32"
+        why = (
+            f"left out: one step takes {seconds_text(seconds)}, "
+            f"{times:.{0 if times >= 9.95 else 1}f} times as long as in fp32"
+        )
         return LeftOut(workload.title, recipe.name, why, times)
 
     def _step_seconds(self, workload: Workload, recipe: Recipe, most: float) -> float:
-        """Return the seconds of a step; a second one is taken where the first, which loads and allocates, took too long."""
+        """Return the seconds of a step; a second one is taken where the first,
+        which loads and allocates, took too long.
+        """
         session = workload.start(recipe)
         batch, best = next(session.batches), float("inf")
         for _ in range(2):
@@ -144,7 +165,11 @@ class Bench:
             date=self._date.isoformat(timespec="seconds"),
             complete=self.complete,
             took_seconds=round(time.monotonic() - self._began, 1),
-            versions={"course": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            versions={
+                "course": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
             settings=self._settings(),
             machine=self.report.to_dict(),
             measured=self.measured,

@@ -32,7 +32,9 @@ def page_text(page: Page) -> str:
         blocks.append("\n".join(wrap(line) for line in _trainings(page)))
         blocks.append(LEGEND)
     if not page.complete:
-        blocks.append("INCOMPLETE: this run was interrupted. Only what had been measured by then is shown.")
+        blocks.append(
+            "INCOMPLETE: this run was interrupted. Only what had been measured by then is shown."
+        )
     advice = recommend(page)
     lines = [wrap(advice.headline), *(wrap(f"- {reason}") for reason in advice.reasons)]
     return "\n\n".join([*blocks, "Recommendation\n" + "\n".join(lines)])
@@ -45,7 +47,8 @@ def machine_facts(page: Page) -> dict[str, str]:
     environment = page.settings.get("environment") or {}
     facts = {
         "device": f"{machine.get('device')}: {machine['device_name']}",
-        "CPU": f"{machine.get('cpu_cores')} cores, torch uses {threads} thread{'s' * (threads != 1)}",
+        "CPU": f"{machine.get('cpu_cores')} cores, torch uses {threads} "
+        f"thread{'s' * (threads != 1)}",
         "torch": str(machine.get("torch_version")),
         "Python": f"{machine.get('python_version')} on {machine.get('platform')}",
         "course": str(page.versions.get("course")),
@@ -64,13 +67,17 @@ def _head(page: Page) -> str:
     minutes, seconds = divmod(round(page.took_seconds), 60)
     when = page.date[:16].replace("T", " ")
     said = f"What this machine makes of mixed precision, {when} UTC ({minutes} min {seconds} s)"
-    return "\n".join([said, "", *(wrap(f"{name:<8}{value}") for name, value in machine_facts(page).items())])
+    return "\n".join(
+        [said, "", *(wrap(f"{name:<8}{value}") for name, value in machine_facts(page).items())]
+    )
 
 
 def _rates(machine: Machine) -> str:
     sizes = sorted({rate.size for rate in machine.rates})
     rates = {(rate.fmt, rate.size): rate for rate in machine.rates}
-    unit, name = (1e12, "TFLOP/s") if max(machine.peaks.values(), default=0.0) >= 1e13 else (1e9, "GFLOP/s")
+    unit, name = (
+        (1e12, "TFLOP/s") if max(machine.peaks.values(), default=0.0) >= 1e13 else (1e9, "GFLOP/s")
+    )
     head = ["n", *(f"{size:,}" for size in sizes), "ridge"]
     rows, why = [head], []
     found = ridges(machine)
@@ -86,8 +93,8 @@ def _rates(machine: Machine) -> str:
 
 def _other_numbers(machine: Machine) -> str:
     return (
-        f"Memory bandwidth {machine.bandwidth / 1e9:.1f} GB/s (a large copy, read and written); launching one small op takes "
-        f"{seconds_text(machine.launch_seconds)}"
+        f"Memory bandwidth {machine.bandwidth / 1e9:.1f} GB/s (a large copy, read and written); "
+        f"launching one small op takes {seconds_text(machine.launch_seconds)}"
     )
 
 
@@ -97,12 +104,18 @@ def _trainings(page: Page) -> Iterator[str]:
     for title in page.titles():
         results = [one for one in page.results if one.title == title]
         yield f"\n{title}"
-        table = text_table([head, *map(_cells, results)], right=head[1:-1]).split("\n") if results else []
+        table = (
+            text_table([head, *map(_cells, results)], right=head[1:-1]).split("\n")
+            if results
+            else []
+        )
         yield from table[:1]
         for row, one in zip(table[1:], results, strict=True):
             yield row
             yield f"            gap: {_gap(one)}"
-        yield from (f"  {label_of(one.recipe)}  {one.why}" for one in page.left_out if one.title == title)
+        yield from (
+            f"  {label_of(one.recipe)}  {one.why}" for one in page.left_out if one.title == title
+        )
 
 
 def _cells(one: Result) -> list[str]:
@@ -110,7 +123,14 @@ def _cells(one: Result) -> list[str]:
     predicted = "–" if one.predicted is None else f"{one.predicted:.2f}"
     times = [seconds_text(one.seconds[side]) for side in ("fp32", "amp")]
     medians = f"{one.median_speedup:.2f} ({low:.2f} to {high:.2f})"
-    return [f"  {one.label}", *times, f"{one.ceiling:.2f}", predicted, f"{one.measured:.2f}", medians]
+    return [
+        f"  {one.label}",
+        *times,
+        f"{one.ceiling:.2f}",
+        predicted,
+        f"{one.measured:.2f}",
+        medians,
+    ]
 
 
 def _gap(one: Result) -> str:
@@ -118,11 +138,21 @@ def _gap(one: Result) -> str:
 
 
 def _signed(seconds: float) -> str:
-    return f"{'−' if seconds < 0 else '+'}{seconds_text(abs(seconds))}" if abs(seconds) >= 1e-8 else "0"
+    return (
+        f"{'−' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
+        if abs(seconds) >= 1e-8
+        else "0"
+    )
 
 
 def _rate(number: float) -> str:
-    return f"{number:,.0f}" if number >= 99.5 else f"{number:.1f}" if number >= 9.95 else f"{number:.2f}"
+    return (
+        f"{number:,.0f}"
+        if number >= 99.5
+        else f"{number:.1f}"
+        if number >= 9.95
+        else f"{number:.2f}"
+    )
 
 
 def wrap(line: str) -> str:
@@ -130,4 +160,8 @@ def wrap(line: str) -> str:
     if line.startswith("\n"):
         return line
     indent = " " * (12 if line.startswith("  ") else 2 if line.startswith("- ") else 0)
-    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False) if len(line) > WIDTH else line
+    return (
+        textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False)
+        if len(line) > WIDTH
+        else line
+    )

@@ -5,23 +5,34 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
 
-amp_ceiling = Exercise(
-    chapter="speed", name="amp_ceiling", number=2, title="What AMP can buy at most", difficulty=1, importance=5, minutes=6,
+card = Card(
+    chapter="speed",
+    name="amp_ceiling",
+    number=2,
+    title="What AMP can buy at most",
+    difficulty=1,
+    importance=5,
+    minutes=6,
     lines=3,
-    task="Write `amp_ceiling(parts)`: how many times as fast does a step get? `parts` is a list of pairs (share, factor): a "
-    "part's share of the step's time today, from 0 to 1, and how many times as fast it gets. A factor below 1 makes the part "
-    "slower; `math.inf` makes it take no time. Time that no pair names stays as it is.",
+    task="Write `amp_ceiling(parts)`: how many times as fast does a step get? `parts` is a list "
+    "of pairs (share, factor): a part's share of the step's time today, from 0 to 1, and how many "
+    "times as fast it gets. A factor below 1 makes the part slower; `math.inf` makes it take no "
+    "time. Time that no pair names stays as it is.",
     hints=(
-        "Let the step take 1 second. How long does a part with share 0.6 take afterwards, if it gets 4 times as fast?",
-        "Each part takes `share / factor` afterwards, and the rest takes 1 minus all shares. Then compare before and after.",
-        "`after = 1 - sum(share for share, _ in parts) + sum(share / factor for share, factor in parts)`; return `1 / after`.",
+        "Let the step take 1 second. How long does a part with share 0.6 take afterwards, if it "
+        "gets 4 times as fast?",
+        "Each part takes `share / factor` afterwards, and the rest takes 1 minus all shares. Then "
+        "compare before and after.",
+        "`after = 1 - sum(share for share, _ in parts) + sum(share / factor for share, factor in "
+        "parts)`; return `1 / after`.",
     ),
-    why="If matmuls are half of the step, no GPU in the world makes it more than twice as fast by lowering them.",
-    alternative="a weighted harmonic mean: `statistics.harmonic_mean(factors, weights=shares)`, with the rest as one more part "
-    "of factor 1.",
-)  # fmt: skip
+    why="If matmuls are half of the step, no GPU in the world makes it more than twice as fast by "
+    "lowering them.",
+    alternative="a weighted harmonic mean: `statistics.harmonic_mean(factors, weights=shares)`, "
+    "with the rest as one more part of factor 1.",
+)
 
 Parts = Sequence[tuple[float, float]]
 
@@ -40,7 +51,10 @@ CASES: tuple[list[tuple[float, float]], ...] = (
     [(0.6, 8.0), (0.1, 0.5), (0.05, 0.25)],
     [(0.4, 0.05)],
     [(0.75, 4.0), (0.25, 2.0)],
-    [(0.4, math.inf), (0.1, 0.5)],  # with a second part, so that leaving out the rest divides by no zero
+    [
+        (0.4, math.inf),
+        (0.1, 0.5),
+    ],  # with a second part, so that leaving out the rest divides by no zero
     [(0.5, math.inf), (0.3, 3.0)],
     [(0.2, 2.0), (0.2, 4.0)],
     [(0.2, 2.0), (0.2, 2.0)],
@@ -50,8 +64,14 @@ CASES: tuple[list[tuple[float, float]], ...] = (
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """One part, several, slower ones, no rest, infinite factors, and drawn parts."""
-    drawn = [[(draw.uniform(0.05, 0.3), draw.uniform(0.3, 12.0)) for _ in range(count)] for count in (1, 2, 3)]
-    for parts in (*CASES, *([(round(share, 2), round(factor, 1)) for share, factor in one] for one in drawn)):
+    drawn = [
+        [(draw.uniform(0.05, 0.3), draw.uniform(0.3, 12.0)) for _ in range(count)]
+        for count in (1, 2, 3)
+    ]
+    for parts in (
+        *CASES,
+        *([(round(share, 2), round(factor, 1)) for share, factor in one] for one in drawn),
+    ):
         case = f"for {parts}"
         number = read_number(call_answer(answer, case, list(parts)), case)
         factors = " and ".join(f"{factor:g}" for _, factor in parts)
@@ -67,60 +87,118 @@ def _gains(parts: Parts) -> list[float]:
 
 AFTER = "after, the step takes {after} of its time"
 
-amp_ceiling.judge_by(
-    right=right, cases=cases, tolerance=1e-6, mistakes=[
-        Mistake("averages the factors", violates="how many times as fast does a step get",
-                answer=lambda parts: _rest(parts) + sum(s * f for s, f in parts),
-                feedback="this is the mean of the factors, weighted by the shares. Times add up, factors do not: divide each "
-                         "share "
-                "by its factor"),
-        Mistake("averages the factors, without the rest", answer=lambda parts: sum(s * f for s, f in parts),
-                feedback="this multiplies shares by factors. A part that gets faster takes less time: divide its share by its "
-                "factor"),
-        Mistake("applies the factors to the whole step", violates="a part's share of the step's time",
-                answer=lambda parts: math.prod(f for _, f in parts),
-                feedback="this applies {factors} to the whole step: each factor speeds up only its own share"),
-        Mistake("the largest factor", answer=lambda parts: max(f for _, f in parts),
-                feedback="this is the largest factor, as if the whole step got that much faster: it speeds up only its own "
-                         "share"),
-        Mistake("adds the factors", answer=lambda parts: sum(f for _, f in parts),
-                feedback="this is the sum of the factors: speed-ups cannot be added. Add up times, and divide at the end"),
-        Mistake("the mean factor", answer=lambda parts: sum(f for _, f in parts) / len(parts),
-                feedback="this is the plain mean of the factors: it does not depend on the shares, and they decide"),
-        Mistake("forgets the rest", violates="Time that no pair names stays as it is",
-                answer=lambda parts: 1 / sum(s / f for s, f in parts),
-                feedback=f"the rest of the step is missing, which runs as before: {AFTER}"),
-        Mistake("the named parts alone", answer=lambda parts: sum(s for s, _ in parts) / sum(s / f for s, f in parts),
-                feedback=f"this is the speed-up of the named parts alone. The rest runs as before: {AFTER}"),
-        Mistake("inverts the factors", violates="A factor below 1 makes the part slower",
-                answer=lambda parts: 1 / (_rest(parts) + sum(s * f for s, f in parts)),
-                feedback="a part that gets f times as fast takes `share / f`, not `share * f`"),
-        Mistake("the time that is left", answer=lambda parts: 1 / right(parts),
-                feedback="this is the time after, as a share of the time before. The speed-up is the time before divided by it"),
-        Mistake("the time that is saved", answer=lambda parts: 1 - 1 / right(parts),
-                feedback="this is the share of the time that is saved. The speed-up is the time before divided by the time "
-                         "after"),
-        Mistake("in percent", answer=lambda parts: 100 * right(parts),
-                feedback="this is in percent: twice as fast is 2"),
-        Mistake("the gain alone", answer=lambda parts: right(parts) - 1,
-                feedback="this is 1 too low: a step that stays as it is has a speed-up of 1"),
-        Mistake("one part after the other", answer=lambda parts: math.prod(_gains(parts)),
-                feedback="this multiplies the speed-ups that the parts bring one by one. The shares are of today's step, and a "
-                "part's "
-                f"share grows when another shrinks: {AFTER}"),
-        Mistake("adds speed-ups", answer=lambda parts: 1 + sum(gain - 1 for gain in _gains(parts)),
-                feedback="this adds up what each part would gain alone. Add up the times that are left instead, and divide at "
-                         "the "
-                "end"),
-        Mistake("ignores slower parts", violates="makes the part slower",
-                answer=lambda parts: right([(s, max(f, 1.0)) for s, f in parts]),
-                feedback=f"a factor below 1 counts too: the part takes longer. {AFTER[0].upper()}{AFTER[1:]}"),
-        Mistake("skips infinite factors", violates="`math.inf` makes it take no time",
-                answer=lambda parts: right([(s, f) for s, f in parts if f < math.inf]),
-                feedback="a part with an infinite factor is left as it was: it takes no time at all, since share / inf is 0"),
-        Mistake("the first part alone", answer=lambda parts: right(parts[:1]),
-                feedback=f"only the first part gets faster here: {AFTER}"),
-        Mistake("the best part alone", answer=lambda parts: max(_gains(parts)),
-                feedback=f"this is the best of the parts alone, and all of them change: {AFTER}"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "averages the factors",
+        "this is the mean of the factors, weighted by the shares. Times add up, factors do not: "
+        "divide each share by its factor",
+        answer=lambda parts: _rest(parts) + sum(s * f for s, f in parts),
+        violates="how many times as fast does a step get",
+    ),
+    Mistake(
+        "averages the factors, without the rest",
+        "this multiplies shares by factors. A part that gets faster takes less time: divide its "
+        "share by its factor",
+        answer=lambda parts: sum(s * f for s, f in parts),
+    ),
+    Mistake(
+        "applies the factors to the whole step",
+        "this applies {factors} to the whole step: each factor speeds up only its own share",
+        answer=lambda parts: math.prod(f for _, f in parts),
+        violates="a part's share of the step's time",
+    ),
+    Mistake(
+        "the largest factor",
+        "this is the largest factor, as if the whole step got that much faster: it speeds up only "
+        "its own share",
+        answer=lambda parts: max(f for _, f in parts),
+    ),
+    Mistake(
+        "adds the factors",
+        "this is the sum of the factors: speed-ups cannot be added. Add up times, and divide at "
+        "the end",
+        answer=lambda parts: sum(f for _, f in parts),
+    ),
+    Mistake(
+        "the mean factor",
+        "this is the plain mean of the factors: it does not depend on the shares, and they decide",
+        answer=lambda parts: sum(f for _, f in parts) / len(parts),
+    ),
+    Mistake(
+        "forgets the rest",
+        f"the rest of the step is missing, which runs as before: {AFTER}",
+        answer=lambda parts: 1 / sum(s / f for s, f in parts),
+        violates="Time that no pair names stays as it is",
+    ),
+    Mistake(
+        "the named parts alone",
+        f"this is the speed-up of the named parts alone. The rest runs as before: {AFTER}",
+        answer=lambda parts: sum(s for s, _ in parts) / sum(s / f for s, f in parts),
+    ),
+    Mistake(
+        "inverts the factors",
+        "a part that gets f times as fast takes `share / f`, not `share * f`",
+        answer=lambda parts: 1 / (_rest(parts) + sum(s * f for s, f in parts)),
+        violates="A factor below 1 makes the part slower",
+    ),
+    Mistake(
+        "the time that is left",
+        "this is the time after, as a share of the time before. The speed-up is the time before "
+        "divided by it",
+        answer=lambda parts: 1 / right(parts),
+    ),
+    Mistake(
+        "the time that is saved",
+        "this is the share of the time that is saved. The speed-up is the time before divided by "
+        "the time after",
+        answer=lambda parts: 1 - 1 / right(parts),
+    ),
+    Mistake(
+        "in percent",
+        "this is in percent: twice as fast is 2",
+        answer=lambda parts: 100 * right(parts),
+    ),
+    Mistake(
+        "the gain alone",
+        "this is 1 too low: a step that stays as it is has a speed-up of 1",
+        answer=lambda parts: right(parts) - 1,
+    ),
+    Mistake(
+        "one part after the other",
+        "this multiplies the speed-ups that the parts bring one by one. The shares are of today's "
+        "step, and a part's "
+        f"share grows when another shrinks: {AFTER}",
+        answer=lambda parts: math.prod(_gains(parts)),
+    ),
+    Mistake(
+        "adds speed-ups",
+        "this adds up what each part would gain alone. Add up the times that are left instead, "
+        "and divide at the end",
+        answer=lambda parts: 1 + sum(gain - 1 for gain in _gains(parts)),
+    ),
+    Mistake(
+        "ignores slower parts",
+        f"a factor below 1 counts too: the part takes longer. {AFTER[0].upper()}{AFTER[1:]}",
+        answer=lambda parts: right([(s, max(f, 1.0)) for s, f in parts]),
+        violates="makes the part slower",
+    ),
+    Mistake(
+        "skips infinite factors",
+        "a part with an infinite factor is left as it was: it takes no time at all, since share / "
+        "inf is 0",
+        answer=lambda parts: right([(s, f) for s, f in parts if f < math.inf]),
+        violates="`math.inf` makes it take no time",
+    ),
+    Mistake(
+        "the first part alone",
+        f"only the first part gets faster here: {AFTER}",
+        answer=lambda parts: right(parts[:1]),
+    ),
+    Mistake(
+        "the best part alone",
+        f"this is the best of the parts alone, and all of them change: {AFTER}",
+        answer=lambda parts: max(_gains(parts)),
+    ),
+]
+
+amp_ceiling = Exercise(card, right, cases, mistakes, tolerance=1e-6)

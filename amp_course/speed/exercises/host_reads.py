@@ -1,7 +1,9 @@
-"""Note where Python asks for a tensor's value. On a GPU, that is where the host waits until all queued work is done.
+"""Note where Python asks for a tensor's value. On a GPU, that is where the host waits until all
+queued work is done.
 
-It works on a CPU's tensors too, so a training loop can be examined where there is no GPU. Where there is one,
-`torch.cuda.set_sync_debug_mode("warn")` warns at most of these places, and also sees those inside libraries.
+It works on a CPU's tensors too, so a training loop can be examined where there is no GPU. Where
+there is one, `torch.cuda.set_sync_debug_mode("warn")` warns at most of these places, and also sees
+those inside libraries.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Read:
     """One value that the host asked for.
 
     call:  the method or function: "item", "__bool__"
-    kind:  what it was for: "value", "condition" (an `if`), "text" (a print), or "shape" (of a result that depends on values)
+    kind:  what it was for: "value", "condition" (an `if`), "text" (a print), or "shape" (of a
+           result that depends on values)
     place: what `HostReads.place()` returned at that time
     """
 
@@ -41,7 +44,8 @@ class Read:
 
 
 class HostReads(TorchFunctionMode):
-    """Note every read in `reads`. What `.cpu()` or `.to("cpu")` has copied to the host can be read again for free.
+    """Note every read in `reads`. What `.cpu()` or `.to("cpu")` has copied to the host can be read
+    again for free.
 
     place: tells where in the training the read happens: the number of the step, say
 
@@ -52,7 +56,9 @@ class HostReads(TorchFunctionMode):
         super().__init__()
         self.place = place
         self.reads: list[Read] = []
-        self._arrays: list[Tensor] = []  # NumPy has just asked these for their arrays, and asks for their numbers next
+        self._arrays: list[
+            Tensor
+        ] = []  # NumPy has just asked these for their arrays, and asks for their numbers next
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function, and note what it reads."""
@@ -68,7 +74,10 @@ class HostReads(TorchFunctionMode):
         kinds = [] if on_host or again else _kinds(name, args, kwargs)
         self.reads += [Read(name, kind, self.place()) for kind in kinds]
         if kinds and isinstance(out, Tensor) and name in ("cpu", "to"):
-            out, on_host = out.view_as(out), True  # a new object: on a CPU, `.cpu()` returns the tensor itself
+            out, on_host = (
+                out.view_as(out),
+                True,
+            )  # a new object: on a CPU, `.cpu()` returns the tensor itself
         if on_host:
             for one in tree_leaves(out):
                 if isinstance(one, Tensor):
@@ -84,7 +93,9 @@ def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
         return [VALUE for one in (*args[1:], *kwargs.values()) if _is_host(one)]
     if name == "type":
         return [VALUE for one in args[1:] if _is_host(one)]
-    if name in ("tensor", "as_tensor") and args and isinstance(args[0], (list, tuple)):  # reads each tensor in the list
+    if (
+        name in ("tensor", "as_tensor") and args and isinstance(args[0], (list, tuple))
+    ):  # reads each tensor in the list
         return [VALUE for one in tree_leaves(args[0]) if isinstance(one, Tensor)]
     masks = name == "__getitem__" and any(
         isinstance(one, Tensor) and one.dtype == torch.bool for one in tree_leaves(args[1])
@@ -93,9 +104,11 @@ def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
 
 
 def _is_host(target: Any) -> bool:
-    """Return True if what was passed to `.to()` or `.type()` names the CPU: "cpu:0", torch.FloatTensor, "torch.FloatTensor".
+    """Return True if what was passed to `.to()` or `.type()` names the CPU: "cpu:0",
+    torch.FloatTensor, "torch.FloatTensor".
 
-    A torch.device does not count: here `.to(inputs.device)` gives the CPU, and on a GPU it means that.
+    A torch.device does not count: here `.to(inputs.device)` gives the CPU, and on a GPU it means
+    that.
     """
     if isinstance(target, str):
         is_type = target.startswith("torch.") and target.endswith("Tensor") and "cuda" not in target

@@ -1,4 +1,6 @@
-"""Exercise 6 of chapter 09: a slow AMP training made fast, judged by its results and by what it launches; never by a clock."""
+"""Exercise 6 of chapter 09: a slow AMP training made fast,
+judged by its results and by what it launches; never by a clock.
+"""
 
 import copy
 import random
@@ -10,33 +12,44 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
-from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer, read_number
 from amp_course.kit.dtypes import dtype_name
 from amp_course.speed.counting import CAST, MATMUL, OpCounter, totals
 from amp_course.speed.exercises.host_reads import HostReads
 from amp_course.watching.scene import flat
 
-make_fast = Exercise(
-    chapter="speed", name="make_fast", number=6, title="Make a slow step fast", difficulty=4, importance=5, minutes=20, lines=13,
-    task="Write `make_fast(model, batches, depth)`, which trains like the slow loop below: SGD with lr=0.1 and momentum=0.9, "
-    "one update per batch, under bf16 autocast. It returns the loss of each batch, and losses "
-    "and weights are the same, up to the "
-    "rounding of bf16. But five things are gone: the Python loop over rows, the separate autocast region for each call (weights "
-    "are cast again in each), the fp32 matmul in the head, the read of each loss, and the separate optimizer kernels for each "
-    "parameter.",
+card = Card(
+    chapter="speed",
+    name="make_fast",
+    number=6,
+    title="Make a slow step fast",
+    difficulty=4,
+    importance=5,
+    minutes=20,
+    lines=13,
+    task="Write `make_fast(model, batches, depth)`, which trains like the slow loop below: SGD "
+    "with lr=0.1 and momentum=0.9, one update per batch, under bf16 autocast. It returns the loss "
+    "of each batch, and losses and weights are the same, up to the rounding of bf16. But five "
+    "things are gone: the Python loop over rows, the separate autocast region for each call "
+    "(weights are cast again in each), the fp32 matmul in the head, the read of each loss, and "
+    "the separate optimizer kernels for each parameter.",
     hints=(
-        "Three of the five are in the forward pass, and one region around a whole batch and its loss cures them together.",
-        "`model['block']` and `model['head']` take a whole batch, and `cross_entropy` returns the mean over its rows. Keep the "
-        "losses as tensors until the end.",
-        "`torch.optim.SGD(…, fused=True)` changes all weights in one kernel; keep `loss.detach()` and return "
-        "`torch.stack(losses).tolist()`.",
+        "Three of the five are in the forward pass, and one region around a whole batch and its "
+        "loss cures them together.",
+        "`model['block']` and `model['head']` take a whole batch, and `cross_entropy` returns the "
+        "mean over its rows. Keep the losses as tensors until the end.",
+        "`torch.optim.SGD(…, fused=True)` changes all weights in one kernel; keep `loss.detach()` "
+        "and return `torch.stack(losses).tolist()`.",
     ),
-    why="Not one of the five changes a result, and none shows in a profile as one large item: you have to know what to count.",
-    alternative="`foreach=True`, which is the default on a GPU, or `torch.compile` of the forward pass; a CUDA graph of the "
-    "whole step removes the launches themselves.",
-)  # fmt: skip
+    why="Not one of the five changes a result, and none shows in a profile as one large item: you "
+    "have to know what to count.",
+    alternative="`foreach=True`, which is the default on a GPU, or `torch.compile` of the forward "
+    "pass; a CUDA graph of the whole step removes the launches themselves.",
+)
 
-_SPARE_CASTS = 3  # more than the 11 per update that autocast needs here: 5 forward, 5 backward, 1 for the loss
+_SPARE_CASTS = (
+    3  # more than the 11 per update that autocast needs here: 5 forward, 5 backward, 1 for the loss
+)
 
 
 def right(model: Any, batches: Any, depth: int) -> list[float]:
@@ -56,7 +69,9 @@ def right(model: Any, batches: Any, depth: int) -> list[float]:
 
 
 class Watch(OpCounter):
-    """Counts ops, and those among them that write to a parameter: to any of them, and to the first."""
+    """Counts ops, and those among them that write to a parameter:
+    to any of them, and to the first.
+    """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
@@ -78,20 +93,39 @@ class Watch(OpCounter):
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Train three drawn models: for batches of unequal size, one that is deeper, and one for more updates."""
+    """Train three drawn models: for batches of unequal size, one that is deeper,
+    and one for more updates.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for depth, sizes in ((3, (4, 4, 3)), (4, (3, 5)), (2, (4,) * 6)):
         model = nn.ModuleDict({"block": nn.Linear(16, 16), "head": nn.Linear(16, 5)})
         for parameter in model.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
         batches = [
-            (torch.randn(rows, 16, generator=generator) * 2, torch.randint(0, 5, (rows,), generator=generator))
+            (
+                torch.randn(rows, 16, generator=generator) * 2,
+                torch.randint(0, 5, (rows,), generator=generator),
+            )
             for rows in sizes
         ]
         yield _turn(answer, model, batches, depth)
 
 
-def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]], depth: int) -> Case:
+CHANGE = "the change of the weights"
+MATMULS, FP32, CASTS = (
+    "the number of matmuls",
+    "the number of matmuls in float32",
+    "the number of casts",
+)
+READS, WRITES = (
+    "the values that are read during training",
+    "the number of kernels that change weights",
+)
+
+
+def _turn(
+    answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]], depth: int
+) -> Case:
     case = f"in {len(batches)} updates with depth={depth}"
     before, parameters, count = flat(model.parameters()), [*model.parameters()], len(batches)
     watch = Watch(parameters)
@@ -106,11 +140,20 @@ def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]
     if len(losses) != count:
         raise Wrong(f"{case}, your function returned {len(losses)} losses for {count} batches")
     matmuls = [call.dtype for call in watch.calls if call.kind == MATMUL]
-    low = sorted({dtype_name(dtype) for dtype in matmuls if dtype is not None and dtype.itemsize == 2})
-    casts, early = totals(watch.calls, CAST).kernels, [read for read in host.reads if read.place < len(matmuls)]
-    needed = count * (3 * depth + 2)  # each layer once forward and twice backward; the inputs need no gradient
+    low = sorted(
+        {dtype_name(dtype) for dtype in matmuls if dtype is not None and dtype.itemsize == 2}
+    )
+    casts, early = (
+        totals(watch.calls, CAST).kernels,
+        [read for read in host.reads if read.place < len(matmuls)],
+    )
+    needed = count * (
+        3 * depth + 2
+    )  # each layer once forward and twice backward; the inputs need no gradient
     outputs: dict[str, Any] = {
-        "the dtype of the weights": " and ".join(sorted({dtype_name(one.dtype) for one in model.parameters()})),
+        "the dtype of the weights": " and ".join(
+            sorted({dtype_name(one.dtype) for one in model.parameters()})
+        ),
         "the format of the 16-bit matmuls": " and ".join(low) or "none",
         MATMULS: "as few as needed" if len(matmuls) <= needed else f"{len(matmuls)}",
         FP32: matmuls.count(torch.float32),
@@ -119,98 +162,177 @@ def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]
         "the losses": losses,
         READS: "some" if early else "none",
         WRITES: "one or two" if watch.writes <= 2 * count else f"{watch.writes / count:g}",
-    }  # fmt: skip
+    }
     facts = {
-        "matmuls": len(matmuls), "needed": needed,
-        "casts": f"{casts / count:.0f}", "writes": f"{watch.writes / count:.0f}",
+        "matmuls": len(matmuls),
+        "needed": needed,
+        "casts": f"{casts / count:.0f}",
+        "writes": f"{watch.writes / count:.0f}",
         "calls": " and ".join(f"`{call}`" for call in dict.fromkeys(read.call for read in early)),
-    }  # fmt: skip
+    }
     return Case(case, outputs, facts, _clues(model, watch, losses))
 
 
 def _clues(model: nn.Module, watch: Watch, losses: list[float]) -> dict[str, Any]:
-    """Return what tells mistakes apart; of a converted model nothing does: its weights lie elsewhere, and its losses vary."""
+    """Return what tells mistakes apart; of a converted model nothing does:
+    its weights lie elsewhere, and its losses vary.
+    """
     converted = any(parameter.dtype != torch.float32 for parameter in model.parameters())
     return {} if converted else {"updates": watch.updates, "losses": losses}
 
 
-CHANGE = "the change of the weights"
-MATMULS, FP32, CASTS = "the number of matmuls", "the number of matmuls in float32", "the number of casts"
-READS, WRITES = "the values that are read during training", "the number of kernels that change weights"
 OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)"
-REGION, BATCHES = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):", "for inputs, targets in batches:"
+REGION, BATCHES = (
+    "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):",
+    "for inputs, targets in batches:",
+)
 DEPTH, CALL = "for _ in range(depth):", 'hidden = torch.tanh(model["block"](hidden))'
 LOSS = 'loss = cross_entropy(model["head"](hidden), targets)'
 BACKWARD, STEP, CLEAR = "loss.backward()", "optimizer.step()", "optimizer.zero_grad()"
 KEEP, RETURN = "losses.append(loss.detach())", "return torch.stack(losses).tolist()"
 
-make_fast.judge_by(
-    right=right, cases=cases, tolerance=3e-2,
-    said={MATMULS: "{case}, {matmuls} matmuls run, and {needed} would do: run each layer once for a whole batch",
-          READS: "{case}, the host waits for values before all work is launched, by {calls}: read the losses at the end",
-          CASTS: "{case}, there are {casts} casts in each update, and 11 would do: one region for each batch, the layers once "
-          "for all of its rows, and nothing cast by hand",
-          WRITES: "{case}, {writes} kernels change weights in each update: let the optimizer change all of them in one"},
-    mistakes=[
-        Mistake("rows one at a time", violates="the Python loop over rows", edits={
-                CALL: 'hidden = torch.stack([torch.tanh(model["block"](row)) for row in hidden])',
-                LOSS: 'pairs = zip(hidden, targets, strict=True)\n'
-                      'loss = torch.stack([cross_entropy(model["head"](row), target) for row, target in pairs]).mean()'},
-                feedback="the rows still run one at a time, in {matmuls} matmuls where {needed} would do: give the layers the "
-                         "whole "
-                "batch"),
-        Mistake("a region for each call", violates="the separate autocast region for each call", edits={
-                REGION: "if True:", CALL: f"{REGION}\n    {CALL}", LOSS: f"{REGION}\n    {LOSS}"},
-                feedback="the weights are cast again for each call, {casts} casts in each update: autocast keeps its copies only "
-                "while a region is open, and only with its cache. Open one region around the batch and its loss"),
-        Mistake("an fp32 island", violates="the fp32 matmul in the head", edits={
-                LOSS: 'with torch.autocast(inputs.device.type, enabled=False):\n    logits = model["head"](hidden.float())\n'
-                      "loss = cross_entropy(logits, targets)"},
-                feedback="the head's matmul is still in fp32, forward and backward. Autocast computes cross_entropy in fp32 "
-                "anyway: let it lower the head"),
-        Mistake("reads each loss", violates="the read of each loss",
-                edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
-                feedback="the host still waits for a value in each batch, by {calls}. If that is the loss, keep "
-                         "`loss.detach()`, and "
-                "read all losses at the end"),
-        Mistake("each parameter on its own", violates="the separate optimizer kernels for each parameter",
-                edits={OPTIMIZER: OPTIMIZER.replace("fused=True", "foreach=False")},
-                feedback="the optimizer changes each parameter on its own, {writes} kernels for weights in each update. Ask for "
-                "`fused=True` or `foreach=True`, which is the default on a GPU but not on a CPU"),
-        Mistake("one region around all updates", answer=torch.autocast("cpu", dtype=torch.bfloat16)(right),
-                feedback="one region is open during all updates, and its cache keeps the first bf16 weights: open one per batch"),
-        Mistake("no autocast", violates="under bf16 autocast", edits={REGION: "if True:"},
-                feedback="everything runs in fp32: open a bf16 region around the forward pass and the loss, for the device that "
-                         "the "
-                "inputs are on"),
-        Mistake("fp16 instead of bf16", edits={REGION: REGION.replace("bfloat16", "float16")},
-                feedback="the region is in fp16, where gradients can underflow without a scaler: the slow loop trains in bf16"),
-        Mistake("converts the model", edits={OPTIMIZER: f"model.bfloat16()\n{OPTIMIZER}"},
-                feedback="the weights were converted to bf16, where small updates are lost: leave them in float32, and let "
-                "autocast cast"),
-        Mistake("the sum over the rows", violates="losses and weights are the same",
-                edits={LOSS: LOSS.replace("targets)", 'targets, reduction="sum")')},
-                feedback="the loss is the sum over the rows of a batch: the slow loop divides it by their number"),
-        Mistake("one row of each batch", edits={BATCHES: f"{BATCHES}\n    inputs, targets = inputs[:1], targets[:1]"},
-                feedback="only the first row of each batch is trained on: give the layers the whole batch"),
-        Mistake("one call of the block", edits={DEPTH: "for _ in range(1):"},
-                feedback="the block runs once: it is called `depth` times, each time on its own output"),
-        Mistake("no tanh after the block", edits={CALL: 'hidden = model["block"](hidden)'},
-                feedback="the tanh is missing, which follows every call of the block"),
-        Mistake("no momentum", violates="momentum=0.9", edits={OPTIMIZER: OPTIMIZER.replace("momentum=0.9, ", "")},
-                feedback="the updates have no momentum: make one SGD with momentum=0.9, before the first batch"),
-        Mistake("never steps", edits={STEP: "pass"},
-                feedback="the weights never change: first `backward()`, then `step()`, and `zero_grad()` after that"),
-        Mistake("trains a copy", answer=lambda model, batches, depth: right(copy.deepcopy(model), batches, depth),
-                feedback="the losses are right, and the weights of `model` are as before: train the model that you are given, "
-                         "not a "
-                "copy of it"),
-        Mistake("never clears", edits={CLEAR: "pass"},
-                feedback="the gradients are never cleared, so each update uses those of earlier batches as well"),
-        Mistake("one update at the end", violates="update per batch",
-                edits={STEP: f"if len(losses) == len(batches) - 1:\n    {STEP}", CLEAR: "pass"},
-                feedback="the weights change only once, after the last batch: update after each"),
-        Mistake("the short batch left out", edits={STEP: f"if len(targets) >= len(batches[0][1]):\n    {STEP}"},
-                feedback="the short last batch makes no update: every batch does"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "rows one at a time",
+        "the rows still run one at a time, in {matmuls} matmuls where {needed} would do: give the "
+        "layers the whole batch",
+        edits={
+            CALL: 'hidden = torch.stack([torch.tanh(model["block"](row)) for row in hidden])',
+            LOSS: "pairs = zip(hidden, targets, strict=True)\n"
+            'loss = torch.stack([cross_entropy(model["head"](row), target) for row, target in '
+            "pairs]).mean()",
+        },
+        violates="the Python loop over rows",
+    ),
+    Mistake(
+        "a region for each call",
+        "the weights are cast again for each call, {casts} casts in each update: autocast keeps "
+        "its copies only while a region is open, and only with its cache. Open one region around "
+        "the batch and its loss",
+        edits={REGION: "if True:", CALL: f"{REGION}\n    {CALL}", LOSS: f"{REGION}\n    {LOSS}"},
+        violates="the separate autocast region for each call",
+    ),
+    Mistake(
+        "an fp32 island",
+        "the head's matmul is still in fp32, forward and backward. Autocast computes "
+        "cross_entropy in fp32 anyway: let it lower the head",
+        edits={
+            LOSS: "with torch.autocast(inputs.device.type, enabled=False):\n    logits = "
+            'model["head"](hidden.float())\n'
+            "loss = cross_entropy(logits, targets)"
+        },
+        violates="the fp32 matmul in the head",
+    ),
+    Mistake(
+        "reads each loss",
+        "the host still waits for a value in each batch, by {calls}. If that is the loss, keep "
+        "`loss.detach()`, and read all losses at the end",
+        edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
+        violates="the read of each loss",
+    ),
+    Mistake(
+        "each parameter on its own",
+        "the optimizer changes each parameter on its own, {writes} kernels for weights in each "
+        "update. Ask for `fused=True` or `foreach=True`, which is the default on a GPU but not on "
+        "a CPU",
+        edits={OPTIMIZER: OPTIMIZER.replace("fused=True", "foreach=False")},
+        violates="the separate optimizer kernels for each parameter",
+    ),
+    Mistake(
+        "one region around all updates",
+        "one region is open during all updates, and its cache keeps the first bf16 weights: open "
+        "one per batch",
+        answer=torch.autocast("cpu", dtype=torch.bfloat16)(right),
+    ),
+    Mistake(
+        "no autocast",
+        "everything runs in fp32: open a bf16 region around the forward pass and the loss, for "
+        "the device that the inputs are on",
+        edits={REGION: "if True:"},
+        violates="under bf16 autocast",
+    ),
+    Mistake(
+        "fp16 instead of bf16",
+        "the region is in fp16, where gradients can underflow without a scaler: the slow loop "
+        "trains in bf16",
+        edits={REGION: REGION.replace("bfloat16", "float16")},
+    ),
+    Mistake(
+        "converts the model",
+        "the weights were converted to bf16, where small updates are lost: leave them in float32, "
+        "and let autocast cast",
+        edits={OPTIMIZER: f"model.bfloat16()\n{OPTIMIZER}"},
+    ),
+    Mistake(
+        "the sum over the rows",
+        "the loss is the sum over the rows of a batch: the slow loop divides it by their number",
+        edits={LOSS: LOSS.replace("targets)", 'targets, reduction="sum")')},
+        violates="losses and weights are the same",
+    ),
+    Mistake(
+        "one row of each batch",
+        "only the first row of each batch is trained on: give the layers the whole batch",
+        edits={BATCHES: f"{BATCHES}\n    inputs, targets = inputs[:1], targets[:1]"},
+    ),
+    Mistake(
+        "one call of the block",
+        "the block runs once: it is called `depth` times, each time on its own output",
+        edits={DEPTH: "for _ in range(1):"},
+    ),
+    Mistake(
+        "no tanh after the block",
+        "the tanh is missing, which follows every call of the block",
+        edits={CALL: 'hidden = model["block"](hidden)'},
+    ),
+    Mistake(
+        "no momentum",
+        "the updates have no momentum: make one SGD with momentum=0.9, before the first batch",
+        edits={OPTIMIZER: OPTIMIZER.replace("momentum=0.9, ", "")},
+        violates="momentum=0.9",
+    ),
+    Mistake(
+        "never steps",
+        "the weights never change: first `backward()`, then `step()`, and `zero_grad()` after that",
+        edits={STEP: "pass"},
+    ),
+    Mistake(
+        "trains a copy",
+        "the losses are right, and the weights of `model` are as before: train the model that you "
+        "are given, not a copy of it",
+        answer=lambda model, batches, depth: right(copy.deepcopy(model), batches, depth),
+    ),
+    Mistake(
+        "never clears",
+        "the gradients are never cleared, so each update uses those of earlier batches as well",
+        edits={CLEAR: "pass"},
+    ),
+    Mistake(
+        "one update at the end",
+        "the weights change only once, after the last batch: update after each",
+        edits={STEP: f"if len(losses) == len(batches) - 1:\n    {STEP}", CLEAR: "pass"},
+        violates="update per batch",
+    ),
+    Mistake(
+        "the short batch left out",
+        "the short last batch makes no update: every batch does",
+        edits={STEP: f"if len(targets) >= len(batches[0][1]):\n    {STEP}"},
+    ),
+]
+
+make_fast = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=3e-2,
+    said={
+        MATMULS: "{case}, {matmuls} matmuls run, and {needed} would do: run each layer once for a "
+        "whole batch",
+        READS: "{case}, the host waits for values before all work is launched, by {calls}: read "
+        "the losses at the end",
+        CASTS: "{case}, there are {casts} casts in each update, and 11 would do: one region for "
+        "each batch, the layers once for all of its rows, and nothing cast by hand",
+        WRITES: "{case}, {writes} kernels change weights in each update: let the optimizer change "
+        "all of them in one",
+    },
+)

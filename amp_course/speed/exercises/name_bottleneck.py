@@ -1,4 +1,6 @@
-"""Exercise 5 of chapter 09: read a trace. What is right is tested by curing each cause and running the step again."""
+"""Exercise 5 of chapter 09: read a trace. What is right is tested by curing each cause and running
+the step again.
+"""
 
 import dataclasses
 import itertools
@@ -6,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer
 from amp_course.speed.traces import (
     BOTTLENECKS,
     FP32,
@@ -19,25 +21,34 @@ from amp_course.speed.traces import (
     scaled,
 )
 
-name_bottleneck = Exercise(
-    chapter="speed", name="name_bottleneck", number=5, title="Name the bottleneck", difficulty=3, importance=5, minutes=15,
+card = Card(
+    chapter="speed",
+    name="name_bottleneck",
+    number=5,
+    title="Name the bottleneck",
+    difficulty=3,
+    importance=5,
+    minutes=15,
     lines=7,
-    task="Write `name_bottleneck(trace)`: what limits the step that was traced? Return the name of the cause whose cure would "
-    "shorten the step the most: 'data' (batches arrive too late), 'launch' (the host launches too slowly), 'sync' (it reads "
-    "values too often), 'fp32' (matmuls in fp32) or 'memory' (casts and other kernels, which move bytes). The check uses the "
-    "five traces below, and others like them.",
+    task="Write `name_bottleneck(trace)`: what limits the step that was traced? Return the name "
+    "of the cause whose cure would shorten the step the most: 'data' (batches arrive too late), "
+    "'launch' (the host launches too slowly), 'sync' (it reads values too often), 'fp32' (matmuls "
+    "in fp32) or 'memory' (casts and other kernels, which move bytes). The check uses the five "
+    "traces below, and others like them.",
     hints=(
-        "Start with one question: is the GPU busy for most of the step? Whatever the host does meanwhile costs nothing.",
-        "If the GPU is busy, ask what it does: compare `fp32_ms` with `cast_ms + other_ms`. If it is idle, ask what the host "
-        "does.",
-        "If `busy_ms < 0.7 * step_ms`, the largest of `load_ms`, `launch_ms` and `read_ms` is the answer. If not, it is the "
-        "larger of the two sums on the GPU.",
+        "Start with one question: is the GPU busy for most of the step? Whatever the host does "
+        "meanwhile costs nothing.",
+        "If the GPU is busy, ask what it does: compare `fp32_ms` with `cast_ms + other_ms`. If it "
+        "is idle, ask what the host does.",
+        "If `busy_ms < 0.7 * step_ms`, the largest of `load_ms`, `launch_ms` and `read_ms` is the "
+        "answer. If not, it is the larger of the two sums on the GPU.",
     ),
-    why="Host and GPU work at the same time, so most of the times in a trace overlap. You only gain by what the GPU "
-    "waits for or is busy with.",
-    alternative="cure one cause after the other in a simulation, and see which step is the shortest: `CURES` in "
-    "`amp_course.speed.traces`. For a real step, `explain` estimates the same.",
-)  # fmt: skip
+    why="Host and GPU work at the same time, so most of the times in a trace overlap. You only "
+    "gain by what the GPU waits for or is busy with.",
+    alternative="cure one cause after the other in a simulation, and see which step is the "
+    "shortest: `CURES` in `amp_course.speed.traces`. For a real step, `explain` estimates the "
+    "same.",
+)
 
 
 def right(trace: Trace) -> str:
@@ -53,7 +64,8 @@ def _idle(trace: Trace) -> bool:
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind.
+    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of
+    each kind.
 
     These are slower or faster; one of each kind has few kernels and reads, and one has many.
     """
@@ -62,12 +74,15 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         step = recounted(draw_step(kind, draw, misleading=misleading), kind, draw, few=misleading)
         cases[f"for drawn trace {number}"] = run(scaled(step, 10 ** draw.uniform(-1.0, 1.0)))
     for case, trace in cases.items():
-        got = call_answer(answer, case, dataclasses.replace(trace))  # a copy: the examples are everybody's
+        got = call_answer(
+            answer, case, dataclasses.replace(trace)
+        )  # a copy: the examples are everybody's
         yield Case(case, {"the bottleneck": _read(got, case)}, _facts(trace))
 
 
 def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
-    """Return a step that takes as long, with few or many kernels and reads, so that no count tells its `kind`.
+    """Return a step that takes as long, with few or many kernels and reads, so that no count tells
+    its `kind`.
 
     Short kernels are joined by threes, or each is split into three; the longest ones stay.
     """
@@ -75,15 +90,29 @@ def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
     for name in dict.fromkeys(name for name, _ in step.kernels):
         times = [time for one, time in step.kernels if one == name]
         short = [time for time in times if time < longest / 5]
-        parts = [sum(short[at : at + 3]) for at in range(0, len(short), 3)] if few else [t / 3 for t in short] * 3
-        kernels += [(name, time) for time in (*parts, *(time for time in times if time >= longest / 5))]
+        parts = (
+            [sum(short[at : at + 3]) for at in range(0, len(short), 3)]
+            if few
+            else [t / 3 for t in short] * 3
+        )
+        kernels += [
+            (name, time) for time in (*parts, *(time for time in times if time >= longest / 5))
+        ]
     draw.shuffle(kernels)
-    reads = draw.randint(40, 60) if not few else draw.randint(6, 9) if kind == SYNC else draw.randint(1, 3)
+    reads = (
+        draw.randint(40, 60)
+        if not few
+        else draw.randint(6, 9)
+        if kind == SYNC
+        else draw.randint(1, 3)
+    )
     return Step(
         step.load_ms,
         tuple(kernels),
         step.launch_ms * len(step.kernels) / len(kernels),
-        frozenset(draw.sample(range(1, len(kernels) // 3), reads)),  # early, so the queue fills later
+        frozenset(
+            draw.sample(range(1, len(kernels) // 3), reads)
+        ),  # early, so the queue fills later
         step.read_ms * len(step.reads) / reads,
     )
 
@@ -97,7 +126,10 @@ def _read(got: Any, case: str) -> str:
             if got is None or isinstance(got, (str, int, float))
             else f"an object of type {type(got).__name__}"
         )
-        raise Wrong(f"{case}, your function returned {shown}: return one of {', '.join(map(repr, BOTTLENECKS))}")
+        raise Wrong(
+            f"{case}, your function returned {shown}: return one of "
+            f"{', '.join(map(repr, BOTTLENECKS))}"
+        )
     return name
 
 
@@ -106,18 +138,22 @@ def _why(trace: Trace) -> str:
     busy = trace.busy_ms / trace.step_ms
     if _idle(trace):
         return (
-            f"the GPU is idle for {1 - busy:.0%} of the step, and the host waits {trace.load_ms:.1f} ms for a batch, launches "
-            f"kernels for {trace.launch_ms:.1f} ms and waits {trace.read_ms:.1f} ms in reads"
+            f"the GPU is idle for {1 - busy:.0%} of the step, and the host waits "
+            f"{trace.load_ms:.1f} ms for a batch, launches kernels for {trace.launch_ms:.1f} ms "
+            f"and waits {trace.read_ms:.1f} ms in reads"
         )
     return (
-        f"the GPU is busy for {busy:.0%} of the step, {trace.fp32_ms:.1f} ms with matmuls in fp32 and "
-        f"{trace.cast_ms + trace.other_ms:.1f} ms with casts and other kernels"
+        f"the GPU is busy for {busy:.0%} of the step, {trace.fp32_ms:.1f} ms with matmuls in fp32 "
+        f"and {trace.cast_ms + trace.other_ms:.1f} ms with casts and other kernels"
     )
 
 
 def _facts(trace: Trace) -> dict[str, Any]:
     """Return what messages quote."""
-    times = {name: f"{getattr(trace, f'{name}_ms'):.1f} ms" for name in ("step", "load", "launch", "read", "fp32")}
+    times = {
+        name: f"{getattr(trace, f'{name}_ms'):.1f} ms"
+        for name in ("step", "load", "launch", "read", "fp32")
+    }
     counts = {name: getattr(trace, name) for name in ("kernels", "fp32_kernels", "reads")}
     return {**times, **counts, "longest": f"{trace.largest[1]:.1f} ms", "why": _why(trace)}
 
@@ -150,57 +186,123 @@ def _swapped(one: str, other: str) -> Callable[[Trace], str]:
 
 REASONS = "a GPU can be idle for three reasons, and you always give the same one. Here {why}"
 
-name_bottleneck.judge_by(
-    right=right, cases=cases, said={"the bottleneck": "{case}, your answer is {got}, but {why}"}, mistakes=[
-        Mistake("takes the longest kernel for the cause", violates="shorten the step the most", answer=_of_longest_kernel,
-                feedback="you name the kind of the longest kernel, and one kernel of {longest} says little about a step of "
-                         "{step}: "
-                "{why}"),
-        Mistake("the longest kernel of a busy GPU", answer=_busy_means(_of_longest_kernel),
-                feedback="you name the kind of the longest kernel, which takes {longest}. Add up all kernels of a kind: {why}"),
-        Mistake("calls every idle GPU data loading", violates="'data' (batches arrive too late)", answer=_idle_means("data"),
-                feedback=REASONS),
-        Mistake("calls every idle GPU launch-bound", violates="'launch' (the host launches too slowly)",
-                answer=_idle_means("launch"), feedback=REASONS),
-        Mistake("calls every idle GPU synchronisation", violates="'sync' (it reads values too often)", answer=_idle_means("sync"),
-                feedback=REASONS),
-        Mistake("confuses launch and sync", answer=_swapped("launch", "sync"),
-                feedback="you confuse two names: 'launch' is the time for starting kernels, 'sync' is waiting in reads. Here "
-                         "{why}"),
-        Mistake("confuses fp32 and memory", answer=_swapped("fp32", "memory"),
-                feedback="you confuse two names: 'fp32' is for matmuls in fp32, 'memory' for casts and other kernels. Here "
-                         "{why}"),
-        Mistake("asks the host alone", violates="what limits the step", answer=lambda trace: _host(trace)[1],
-                feedback="you name what takes the host the longest, {read} of waiting in reads. But the GPU works meanwhile, so "
-                         "that "
-                "costs nothing: {why}"),
-        Mistake("asks the GPU alone", answer=lambda trace: _gpu(trace)[1],
-                feedback="you name what takes the GPU the longest, and it does little at all: {why}"),
-        Mistake("the longest time of all", answer=lambda trace: max(_host(trace), _gpu(trace))[1],
-                feedback="you name the longest of all times, on the host or on the GPU, and those overlap. Ask first whether the "
-                "GPU is busy: {why}"),
-        Mistake("forgets loading", answer=lambda trace: "launch" if right(trace) == "data" and trace.launch_ms > trace.read_ms
-                else "sync" if right(trace) == "data" else right(trace),
-                feedback="the GPU waits for its batches here, and your answer is another: {why}"),
-        Mistake("many kernels", answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
-                feedback="your answer is 'launch' for a step of {kernels} kernels, and it is the "
-                "time that counts, not how many there "
-                "are: {why}"),
-        Mistake("short kernels", answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else right(trace),
-                feedback="the kernels are shorter than their launches, but that is not what the GPU waits for: {why}"),
-        Mistake("any wait for data", answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else right(trace),
-                feedback="the host waits {load} for a batch, but the GPU still works through its queue meanwhile: {why}"),
-        Mistake("more than one read", answer=lambda trace: "sync" if trace.reads > 1 else right(trace),
-                feedback="your answer is 'sync' for a step of {reads} reads, and it is the time that "
-                "counts, not how many there are: "
-                "{why}"),
-        Mistake("casts alone",
-                answer=_busy_means(lambda trace: "fp32" if trace.fp32_ms > trace.cast_ms else "memory"),
-                feedback="the kernels other than casts move bytes, too, and belong to 'memory': {why}"),
-        Mistake("never fp32", violates="'memory' (casts and other kernels, which move bytes)",
-                answer=_busy_means(lambda trace: "memory"),
-                feedback="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),
-        Mistake("always fp32", violates="'fp32' (matmuls in fp32)", answer=_busy_means(lambda trace: "fp32"),
-                feedback="matmuls in fp32 take {fp32} here, but the kernels that move bytes take longer: {why}"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "takes the longest kernel for the cause",
+        "you name the kind of the longest kernel, and one kernel of {longest} says little about a "
+        "step of {step}: {why}",
+        answer=_of_longest_kernel,
+        violates="shorten the step the most",
+    ),
+    Mistake(
+        "the longest kernel of a busy GPU",
+        "you name the kind of the longest kernel, which takes {longest}. Add up all kernels of a "
+        "kind: {why}",
+        answer=_busy_means(_of_longest_kernel),
+    ),
+    Mistake(
+        "calls every idle GPU data loading",
+        REASONS,
+        answer=_idle_means("data"),
+        violates="'data' (batches arrive too late)",
+    ),
+    Mistake(
+        "calls every idle GPU launch-bound",
+        REASONS,
+        answer=_idle_means("launch"),
+        violates="'launch' (the host launches too slowly)",
+    ),
+    Mistake(
+        "calls every idle GPU synchronisation",
+        REASONS,
+        answer=_idle_means("sync"),
+        violates="'sync' (it reads values too often)",
+    ),
+    Mistake(
+        "confuses launch and sync",
+        "you confuse two names: 'launch' is the time for starting kernels, 'sync' is waiting in "
+        "reads. Here {why}",
+        answer=_swapped("launch", "sync"),
+    ),
+    Mistake(
+        "confuses fp32 and memory",
+        "you confuse two names: 'fp32' is for matmuls in fp32, 'memory' for casts and other "
+        "kernels. Here {why}",
+        answer=_swapped("fp32", "memory"),
+    ),
+    Mistake(
+        "asks the host alone",
+        "you name what takes the host the longest, {read} of waiting in reads. But the GPU works "
+        "meanwhile, so that costs nothing: {why}",
+        answer=lambda trace: _host(trace)[1],
+        violates="what limits the step",
+    ),
+    Mistake(
+        "asks the GPU alone",
+        "you name what takes the GPU the longest, and it does little at all: {why}",
+        answer=lambda trace: _gpu(trace)[1],
+    ),
+    Mistake(
+        "the longest time of all",
+        "you name the longest of all times, on the host or on the GPU, and those overlap. Ask "
+        "first whether the GPU is busy: {why}",
+        answer=lambda trace: max(_host(trace), _gpu(trace))[1],
+    ),
+    Mistake(
+        "forgets loading",
+        "the GPU waits for its batches here, and your answer is another: {why}",
+        answer=lambda trace: (
+            "launch"
+            if right(trace) == "data" and trace.launch_ms > trace.read_ms
+            else "sync"
+            if right(trace) == "data"
+            else right(trace)
+        ),
+    ),
+    Mistake(
+        "many kernels",
+        "your answer is 'launch' for a step of {kernels} kernels, and it is the time that counts, "
+        "not how many there are: {why}",
+        answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
+    ),
+    Mistake(
+        "short kernels",
+        "the kernels are shorter than their launches, but that is not what the GPU waits for: "
+        "{why}",
+        answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else right(trace),
+    ),
+    Mistake(
+        "any wait for data",
+        "the host waits {load} for a batch, but the GPU still works through its queue meanwhile: "
+        "{why}",
+        answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else right(trace),
+    ),
+    Mistake(
+        "more than one read",
+        "your answer is 'sync' for a step of {reads} reads, and it is the time that counts, not "
+        "how many there are: {why}",
+        answer=lambda trace: "sync" if trace.reads > 1 else right(trace),
+    ),
+    Mistake(
+        "casts alone",
+        "the kernels other than casts move bytes, too, and belong to 'memory': {why}",
+        answer=_busy_means(lambda trace: "fp32" if trace.fp32_ms > trace.cast_ms else "memory"),
+    ),
+    Mistake(
+        "never fp32",
+        "matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} "
+        "kernels: {why}",
+        answer=_busy_means(lambda trace: "memory"),
+        violates="'memory' (casts and other kernels, which move bytes)",
+    ),
+    Mistake(
+        "always fp32",
+        "matmuls in fp32 take {fp32} here, but the kernels that move bytes take longer: {why}",
+        answer=_busy_means(lambda trace: "fp32"),
+        violates="'fp32' (matmuls in fp32)",
+    ),
+]
+
+name_bottleneck = Exercise(
+    card, right, cases, mistakes, said={"the bottleneck": "{case}, your answer is {got}, but {why}"}
+)

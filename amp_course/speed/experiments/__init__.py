@@ -1,7 +1,14 @@
-"""The experiments of chapter 09: each cause is produced, measured, cured and measured again, all sides in turn in one run."""
+"""The experiments of chapter 09: each cause is produced, measured, cured and measured again,
+all sides in turn in one run.
+"""
 
 from amp_course.speed.experiments.casts import break_even, fp32_island
-from amp_course.speed.experiments.causes import host_reads, no_fast_units, odd_sizes, too_little_work
+from amp_course.speed.experiments.causes import (
+    host_reads,
+    no_fast_units,
+    odd_sizes,
+    too_little_work,
+)
 from amp_course.speed.experiments.compiling import compiled
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
 from amp_course.speed.experiments.in_turn import Comparison, compare
@@ -13,7 +20,13 @@ from amp_course.speed.experiments.levers import (
     optimizers,
     zero_grad,
 )
-from amp_course.speed.experiments.loading import loader_bound, measure_pace, open_loader, pinned_memory, read
+from amp_course.speed.experiments.loading import (
+    loader_bound,
+    measure_pace,
+    open_loader,
+    pinned_memory,
+    read,
+)
 from amp_course.speed.experiments.memory import freed_memory
 from amp_course.speed.experiments.threads import threads_and_workers, too_many_threads
 from amp_course.speed.experiments.workers import prefetch, start_up, worker_counts

@@ -1,4 +1,6 @@
-"""What casts cost: an fp32 island in the middle of a block, and the width from which a matmul pays for its casts."""
+"""What casts cost: an fp32 island in the middle of a block,
+and the width from which a matmul pays for its casts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ISLAND = "AMP with an island"
 
 
 class Blocks(nn.Module):
-    """Map (batch, width) to the same shape by three blocks of linear and GELU; with an island, the middle one is in fp32."""
+    """Map (batch, width) to the same shape by three blocks of linear and GELU;
+    with an island, the middle one is in fp32.
+    """
 
     def __init__(self, width: int, island: bool) -> None:
         super().__init__()
@@ -59,7 +63,8 @@ class Island(Finding):
         assert self.comparison is not None
         verdict = self.comparison.ratio("AMP", ISLAND).verdict
         return sentence(
-            "the middle one of three blocks runs with autocast off, so a third of the matmuls is in fp32",
+            "the middle one of three blocks runs with autocast off, so a third of the matmuls is "
+            "in fp32",
             self.comparison.tell("AMP", ISLAND, who="AMP without the island", than="with it"),
             self.comparison.tell(ISLAND, "fp32"),
             "keep only those islands that your numbers need" if verdict == "faster" else "",
@@ -84,7 +89,9 @@ def fp32_island(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> 
 
 @dataclass(frozen=True, repr=False)
 class BreakEven(Finding):
-    """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds, by width."""
+    """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds,
+    by width.
+    """
 
     batch: int
     widths: tuple[int, ...]
@@ -94,9 +101,13 @@ class BreakEven(Finding):
     title = "From which width a matmul pays for its casts"
 
     def saved(self, width: int) -> float:
-        """Return the seconds that the matmul alone saves in 16 bits; negative where it is slower."""
+        """Return the seconds that the matmul alone saves in 16 bits;
+        negative where it is slower.
+        """
         assert self.comparison is not None
-        fp32, low = (self.comparison.timing(f"{width:,}: {what}").median for what in ("fp32", self.fmt))
+        fp32, low = (
+            self.comparison.timing(f"{width:,}: {what}").median for what in ("fp32", self.fmt)
+        )
         return fp32 - low
 
     def cost(self, width: int) -> float:
@@ -106,7 +117,9 @@ class BreakEven(Finding):
 
     @property
     def width(self) -> int | None:
-        """The smallest width from which on the matmul saves more than the casts cost; None if there is none here."""
+        """The smallest width from which on the matmul saves more than the casts cost;
+        None if there is none here.
+        """
         pays = None
         for width in reversed(self.widths):
             if self.saved(width) <= self.cost(width):
@@ -119,23 +132,31 @@ class BreakEven(Finding):
         """Say where the casts begin to pay."""
         first, last = self.widths[0], self.widths[-1]
         told = [
-            f"at width {width:,}, the matmul {_saves(self.saved(width))} and the casts take {seconds_text(self.cost(width))}"
+            f"at width {width:,}, the matmul {_saves(self.saved(width))} and the casts take "
+            f"{seconds_text(self.cost(width))}"
             for width in (first, last)
         ]
         if self.width is not None:
             told.append(f"with {self.batch:,} rows, casting pays from width {self.width:,} on")
         elif self.slow_format:
-            told.append(f"casting pays at no width here, since {self.fmt} has no fast units on this machine")
+            told.append(
+                f"casting pays at no width here, since {self.fmt} has no fast units on this machine"
+            )
         else:
             told.append(f"casting does not pay up to width {last:,} here")
         return sentence(*told)
 
 
 def break_even(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> BreakEven:
-    """Time the matmul of a linear layer in both formats and the casts around it, for several widths."""
+    """Time the matmul of a linear layer in both formats and the casts around it,
+    for several widths.
+    """
     device, low = torch.device(device), low_dtype(torch.device(device))
     largest = pick_size(device, cpu=1024, slow=128, gpu=8192)
-    widths, batch = (largest // 16, largest // 4, largest), pick_size(device, cpu=128, slow=64, gpu=2048)
+    widths, batch = (
+        (largest // 16, largest // 4, largest),
+        pick_size(device, cpu=128, slow=64, gpu=2048),
+    )
     sides: dict[str, Callable[[], object]] = {}
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for width in widths:

@@ -1,6 +1,8 @@
-"""Why AMP is not faster: too little work in an op, no fast units for the format, reads that wait, sizes that fit badly.
+"""Why AMP is not faster: too little work in an op, no fast units for the format, reads that wait,
+sizes that fit badly.
 
-Each function produces one cause, cures it, and times both in turn. All take `seconds`, about what a run may last.
+Each function produces one cause, cures it, and times both in turn. All take `seconds`, about what a
+run may last.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ NARROW, WIDE = "narrow net", "wide net"
 
 @dataclass(frozen=True, repr=False)
 class TooLittleWork(Finding):
-    """A narrow and a wide net, each in fp32 and under AMP. kernels: of forward and backward, by recipe."""
+    """A narrow and a wide net, each in fp32 and under AMP. kernels:
+    of forward and backward, by recipe.
+    """
 
     widths: tuple[int, int]
     kernels: dict[str, int]
@@ -46,19 +50,24 @@ class TooLittleWork(Finding):
     def claim(self) -> str:
         """Compare AMP with fp32 on both nets."""
         assert self.comparison is not None
-        narrow, wide = (self.comparison.ratio(f"{net}, AMP", f"{net}, fp32") for net in (NARROW, WIDE))
+        narrow, wide = (
+            self.comparison.ratio(f"{net}, AMP", f"{net}, fp32") for net in (NARROW, WIDE)
+        )
         each = self.comparison.timing(f"{NARROW}, fp32").median / self.kernels["fp32"]
         cured = {
             "faster": "enough work in each matmul is the cure",
-            "same": "the matmuls are still too small to win, or the rest of the step takes most of the time",
-            "slower": f"more work cures nothing here, since {self.fmt} has no fast units on this machine"
+            "same": "the matmuls are still too small to win, or the rest of the step takes most "
+            "of the time",
+            "slower": f"more work cures nothing here, since {self.fmt} has no fast units on this "
+            f"machine"
             if self.slow_format
             else "the cure would be more work still",
         }[wide.verdict]
         return sentence(
             f"at width {self.widths[0]:,}, {narrow.tell('AMP', 'fp32')}",
-            f"it launches {self.kernels['AMP']} kernels instead of {self.kernels['fp32']}: in fp32 the step comes to "
-            f"{figures(each * 1e6)} µs for each of them, hardly any of it arithmetic",
+            f"it launches {self.kernels['AMP']} kernels instead of {self.kernels['fp32']}: in "
+            f"fp32 the step comes to {figures(each * 1e6)} µs for each of them, hardly any of it "
+            f"arithmetic",
             f"at width {self.widths[1]:,}, {wide.tell('AMP', 'fp32')}: {cured}",
         )
 
@@ -74,9 +83,16 @@ def too_little_work(device: torch.device | str = "cpu", *, seconds: float = 2.0)
         model, x, y = seeded(partial(SimpleNet, width), device), *_batch(batch, width, device)
         sides[f"{net}, fp32"] = training(model, x, y, FP32)
         sides[f"{net}, AMP"] = training(model, x, y, recipe)
-    kernels = {name: count_kernels(dtype) for name, dtype in (("fp32", None), ("AMP", recipe.dtype))}
+    kernels = {
+        name: count_kernels(dtype) for name, dtype in (("fp32", None), ("AMP", recipe.dtype))
+    }
     return TooLittleWork(
-        compare(sides, device, seconds=seconds, base={side: side.replace("AMP", "fp32") for side in sides}),
+        compare(
+            sides,
+            device,
+            seconds=seconds,
+            base={side: side.replace("AMP", "fp32") for side in sides},
+        ),
         (PUBLISHED["too_small"],),
         widths,
         kernels,
@@ -86,7 +102,9 @@ def too_little_work(device: torch.device | str = "cpu", *, seconds: float = 2.0)
 
 
 def count_kernels(dtype: torch.dtype | None) -> int:
-    """Count the kernels of forward and backward of three linear layers, under autocast in `dtype` (None: without)."""
+    """Count the kernels of forward and backward of three linear layers, under autocast in `dtype`
+    (None: without).
+    """
     with fake_tensors(), count_ops() as counter:
         model, x, y = SimpleNet(64), torch.zeros(8, 64), torch.zeros(8, 64)
         counter.calls.clear()  # what built the model is no part of a step
@@ -98,7 +116,9 @@ def count_kernels(dtype: torch.dtype | None) -> int:
 
 @dataclass(frozen=True, repr=False)
 class NoFastUnits(Finding):
-    """One net in fp32 and under AMP in both 16-bit formats. slow_formats: those whose matmuls are slower than fp32's."""
+    """One net in fp32 and under AMP in both 16-bit formats. slow_formats:
+    those whose matmuls are slower than fp32's.
+    """
 
     width: int
     slow_formats: tuple[str, ...]
@@ -115,11 +135,15 @@ class NoFastUnits(Finding):
         if ratios[best].verdict == "faster":
             advice = f"the cure is to use {best}" if slower else "both formats have fast units here"
         elif len(self.slow_formats) == 2:
-            advice = "this machine has fast units for neither format: train in fp32, or use AMP for the memory alone"
+            advice = (
+                "this machine has fast units for neither format: train in fp32, or use AMP "
+                "for the memory alone"
+            )
         elif self.slow_formats:
             (slow,) = self.slow_formats
             advice = (
-                f"this machine has no fast units for {slow}, and at width {self.width:,} the other format does not pay"
+                f"this machine has no fast units for {slow}, and at width {self.width:,} the "
+                f"other format does not pay"
             )
         else:
             advice = f"at width {self.width:,} neither format pays: try larger matmuls"
@@ -131,16 +155,26 @@ def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -
     device = torch.device(device)
     formats = (torch.bfloat16, torch.float16)
     slow = tuple(format_name(dtype) for dtype in formats if is_slow(device, dtype))
-    width, batch = pick_size(device, cpu=512, slow=128, gpu=4096), pick_size(device, cpu=128, slow=64, gpu=512)
+    width, batch = (
+        pick_size(device, cpu=512, slow=128, gpu=4096),
+        pick_size(device, cpu=128, slow=64, gpu=512),
+    )
     model, (x, y) = seeded(partial(SimpleNet, width), device), _batch(batch, width, device)
     sides = {recipe.label: training(model, x, y, recipe) for recipe in (FP32, AMP_BF16, AMP_FP16)}
     elsewhere = (PUBLISHED["no_units_cpu"],) if device.type == "cpu" else ()
-    return NoFastUnits(compare(sides, device, seconds=seconds), (*elsewhere, PUBLISHED["no_units_gpu"]), width, slow)
+    return NoFastUnits(
+        compare(sides, device, seconds=seconds),
+        (*elsewhere, PUBLISHED["no_units_gpu"]),
+        width,
+        slow,
+    )
 
 
 @dataclass(frozen=True, repr=False)
 class ReadsEachStep(Finding):
-    """The same steps, with their losses read one by one and all at once. reads: how often a pass asks for a value."""
+    """The same steps, with their losses read one by one and all at once. reads:
+    how often a pass asks for a value.
+    """
 
     steps: int
     reads: dict[str, int]
@@ -156,20 +190,31 @@ class ReadsEachStep(Finding):
         if self.device == "cpu":
             why = "a CPU has nothing queued to wait for: only a GPU shows what this cause costs"
         elif self.comparison.ratio("read at the end", "read each step").verdict == "faster":
-            why = "each read waited for the device to finish, and only then could the next step be queued"
+            why = (
+                "each read waited for the device to finish, and only then could the next step be "
+                "queued"
+            )
         else:
             why = "the device was never out of work, so the waiting does not show"
         return sentence(
-            f"{self.steps} steps with `.item()` and an `if` on the loss read {each} values, and with one read at the end {once}",
+            f"{self.steps} steps with `.item()` and an `if` on the loss read {each} values, and "
+            f"with one read at the end {once}",
             self.comparison.tell(
-                "read at the end", "read each step", who="one read at the end", than="reading each step"
+                "read at the end",
+                "read each step",
+                who="one read at the end",
+                than="reading each step",
             ),
             why,
         )
 
 
-def host_reads(device: torch.device | str = "cpu", *, seconds: float = 1.0, steps: int = 10) -> ReadsEachStep:
-    """Train with `loss.item()` and `if loss > …` in each step, then with one read at the end; both log the same mean."""
+def host_reads(
+    device: torch.device | str = "cpu", *, seconds: float = 1.0, steps: int = 10
+) -> ReadsEachStep:
+    """Train with `loss.item()` and `if loss > …` in each step, then with one read at the end;
+    both log the same mean.
+    """
     device = torch.device(device)
     width = 128 if device.type == "cpu" else 1024
     model, (x, y) = seeded(partial(SimpleNet, width), device), _batch(32, width, device)
@@ -225,16 +270,27 @@ class OddSizes(Finding):
         odd, even = f"{self.size - 1:,}", f"{self.size:,}"
         told = [
             f"in {fmt}, "
-            + self.comparison.tell(f"{fmt} {even}", f"{fmt} {odd}", who=f"size {even}", than=f"size {odd}")
+            + self.comparison.tell(
+                f"{fmt} {even}", f"{fmt} {odd}", who=f"size {even}", than=f"size {odd}"
+            )
             for fmt in ("fp32", self.fmt)
         ]
-        faster = self.comparison.ratio(f"{self.fmt} {even}", f"{self.fmt} {odd}").verdict == "faster"
+        faster = (
+            self.comparison.ratio(f"{self.fmt} {even}", f"{self.fmt} {odd}").verdict == "faster"
+        )
         advice = f"pad to {even}: rows and columns of zeros leave the product as it is"
-        return sentence(*told, advice if faster else f"padding to a multiple of 8 gains nothing in {self.fmt} here")
+        return sentence(
+            *told,
+            advice if faster else f"padding to a multiple of 8 gains nothing in {self.fmt} here",
+        )
 
 
-def odd_sizes(device: torch.device | str = "cpu", *, seconds: float = 1.5, size: int | None = None) -> OddSizes:
-    """Multiply square matrices of `size` and of `size` − 1, in fp32 and in the device's 16-bit format."""
+def odd_sizes(
+    device: torch.device | str = "cpu", *, seconds: float = 1.5, size: int | None = None
+) -> OddSizes:
+    """Multiply square matrices of `size` and of `size` − 1,
+    in fp32 and in the device's 16-bit format.
+    """
     device = torch.device(device)
     size = size or pick_size(device, cpu=1024, slow=128, gpu=4096)
     sides, base = {}, {}
@@ -246,7 +302,10 @@ def odd_sizes(device: torch.device | str = "cpu", *, seconds: float = 1.5, size:
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         comparison = compare(sides, device, seconds=seconds, base=base)
     return OddSizes(
-        comparison, (PUBLISHED["odd_sizes_gpu"], PUBLISHED["odd_sizes_bf16"]), size, format_name(low_dtype(device))
+        comparison,
+        (PUBLISHED["odd_sizes_gpu"], PUBLISHED["odd_sizes_bf16"]),
+        size,
+        format_name(low_dtype(device)),
     )
 
 

@@ -12,16 +12,31 @@ from amp_course.speed.experiments.casts import BreakEven
 
 
 def break_even_figure(found: BreakEven) -> Figure:
-    """Draw, for each width, the seconds that a 16-bit matmul saves or loses, next to those of the casts it needs."""
+    """Draw, for each width, the seconds that a 16-bit matmul saves or loses,
+    next to those of the casts it needs.
+    """
     told = "; ".join(
-        f"width {width:,}: saves {found.saved(width) * 1e6:,.0f} µs, casts take {found.cost(width) * 1e6:,.0f} µs"
+        f"width {width:,}: saves {found.saved(width) * 1e6:,.0f} µs, casts take "
+        f"{found.cost(width) * 1e6:,.0f} µs"
         for width in found.widths
     )
-    figure, axis = new_figure(7.0, 3.0, alt=" ".join(filter(None, [found.busy, f"{found.title}. {told}."])))
+    figure, axis = new_figure(
+        7.0, 3.0, alt=" ".join(filter(None, [found.busy, f"{found.title}. {told}."]))
+    )
     places = range(len(found.widths))
     bars = (
-        ([found.saved(width) for width in found.widths], f"saved by the {found.fmt} matmul", COLOURS["amp_bf16"], ""),
-        ([found.cost(width) for width in found.widths], "taken by the casts", COLOURS["amp_fp16"], "//"),
+        (
+            [found.saved(width) for width in found.widths],
+            f"saved by the {found.fmt} matmul",
+            COLOURS["amp_bf16"],
+            "",
+        ),
+        (
+            [found.cost(width) for width in found.widths],
+            "taken by the casts",
+            COLOURS["amp_fp16"],
+            "//",
+        ),
     )
     for shift, (heights, label, colour, hatch) in zip((-0.2, 0.2), bars, strict=True):
         drawn = axis.bar(
@@ -33,7 +48,9 @@ def break_even_figure(found: BreakEven) -> Figure:
             hatch=hatch,
             edgecolor="white",
         )
-        axis.bar_label(drawn, [_signed(height) for height in heights], fontsize=7, padding=2, color=INK)
+        axis.bar_label(
+            drawn, [_signed(height) for height in heights], fontsize=7, padding=2, color=INK
+        )
     smallest = min(abs(one) for heights, *_ in bars for one in heights if one)
     axis.set_yscale("symlog", linthresh=smallest)
     axis.axhline(0, color=INK, linewidth=1)

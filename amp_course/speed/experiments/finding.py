@@ -1,4 +1,6 @@
-"""What an experiment returns: its measurements, a sentence that they bear out, and what others published about the same thing."""
+"""What an experiment returns: its measurements, a sentence that they bear out,
+and what others published about the same thing.
+"""
 
 from __future__ import annotations
 

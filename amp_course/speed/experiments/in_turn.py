@@ -1,9 +1,10 @@
 """Time several ways of doing one thing in turn, in one run, and compare them round by round.
 
-A round gives every side one block of steps. What slows the machine for a while slows all sides of that round, so the ratio of
-two sides is taken within each round. The median of these ratios is the answer, and their quartiles say how far to trust it.
-torch computes on one thread meanwhile, unless told otherwise: two threads wait for each other whenever another program takes
-a core, and a run in a notebook is to show a cause, not that. Single ops are the business of torch.utils.benchmark.
+A round gives every side one block of steps. What slows the machine for a while slows all sides of
+that round, so the ratio of two sides is taken within each round. The median of these ratios is the
+answer, and their quartiles say how far to trust it. torch computes on one thread meanwhile, unless
+told otherwise: two threads wait for each other whenever another program takes a core, and a run in
+a notebook is to show a cause, not that. Single ops are the business of torch.utils.benchmark.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from amp_course.kit.threads import one_thread
 
 Side = Callable[[], object]
 LEAST_ROUNDS, FEWEST_ROUNDS = 5, 3  # when time is up, and when twice that time is
-MARGIN = 1.02  # a difference below 2 % is left unnamed: on a machine that does other things too, it comes and goes
+# a difference below 2 % is left unnamed: on a machine that does other things too, it comes and goes
+MARGIN = 1.02
 _MOST_STEPS = 200  # in a block
 _CHEAP = 0.02  # seconds: a step this short is preceded by one that is not timed
 
@@ -49,16 +51,25 @@ class Ratio:
         return "faster" if self.q1 > MARGIN else "slower" if self.q3 < 1 / MARGIN else "same"
 
     def tell(self, who: str, base: str, plural: bool = False) -> str:
-        """Return a clause. Example: tell("AMP", "fp32") → "AMP is 1.80 times as fast as fp32 (quartiles 1.70 to 1.90)" """
+        """Return a clause. Example: tell("AMP", "fp32") → "AMP is 1.80 times as fast as fp32
+        (quartiles 1.70 to 1.90)"
+        """
         if self.verdict == "faster":
             verb = "are" if plural else "is"
-            return f"{who} {verb} {figures(self.median)} times as fast as {base} {spread_text(self.q1, self.q3)}"
+            return (
+                f"{who} {verb} {figures(self.median)} times as fast as {base} "
+                f"{spread_text(self.q1, self.q3)}"
+            )
         if self.verdict == "slower":
             verb, times = "take" if plural else "takes", figures(1 / self.median)
-            return f"{who} {verb} {times} times as long as {base} {spread_text(1 / self.q3, 1 / self.q1)}"
+            return (
+                f"{who} {verb} {times} times as long as {base} "
+                f"{spread_text(1 / self.q3, 1 / self.q1)}"
+            )
         return (
             f"between {who} and {base} there is no difference that this run can tell "
-            f"({figures(self.median)} times as fast, quartiles {figures(self.q1)} to {figures(self.q3)})"
+            f"({figures(self.median)} times as fast, quartiles {figures(self.q1)} to "
+            f"{figures(self.q3)})"
         )
 
 
@@ -69,7 +80,8 @@ class Comparison(Page):
     seconds: side → seconds a step, one number a round
     base:    side → the side that the table compares it with
     steps:   in a block
-    results: side → what its very first call returned, if that was a number (a loss, say): sides that do the same work agree
+    results: side → what its very first call returned, if that was a number (a loss, say): sides
+             that do the same work agree
     waited:  the share of the time in which this process, or a worker of it, waited for a CPU; None
              if not known
     """
@@ -100,8 +112,12 @@ class Comparison(Page):
         ratios = Timing(tuple(other / own for own, other in pairs))
         return Ratio(ratios.median, ratios.q1, ratios.q3, _is_clear(ratios.samples))
 
-    def tell(self, side: str, base: str, *, who: str = "", than: str = "", plural: bool = False) -> str:
-        """Say in a clause how `side` compares with `base`; `who` and `than` are what to call them."""
+    def tell(
+        self, side: str, base: str, *, who: str = "", than: str = "", plural: bool = False
+    ) -> str:
+        """Say in a clause how `side` compares with `base`;
+        `who` and `than` are what to call them.
+        """
         return self.ratio(side, base).tell(who or side, than or base, plural)
 
     def rows(self) -> list[list[str]]:
@@ -110,7 +126,10 @@ class Comparison(Page):
         for side in self.seconds:
             timing, base = self.timing(side), self.base[side]
             ratio = self.ratio(side, base)
-            times = [seconds_text(timing.median), f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}"]
+            times = [
+                seconds_text(timing.median),
+                f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}",
+            ]
             speeds = [figures(ratio.median), f"{figures(ratio.q1)} to {figures(ratio.q3)}", base]
             rows.append([side, *times, *(["", "", ""] if side == base else speeds)])
         return [row[:3] for row in rows] if self.busy else rows
@@ -121,7 +140,12 @@ class Comparison(Page):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""
         seconds = {side: list(times) for side, times in self.seconds.items()}
-        rest = {"base": dict(self.base), "steps": self.steps, "rounds": self.rounds, "results": dict(self.results)}
+        rest = {
+            "base": dict(self.base),
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "results": dict(self.results),
+        }
         return {"seconds": seconds, **rest, "waited": self.waited}
 
     def _known(self, side: str) -> str:
@@ -149,17 +173,20 @@ def compare(
     crowded: sides whose threads get in each other's way: that they wait for a CPU says nothing of
              other programs
 
-    Each side's first call is not timed. The order changes from round to round. There are fewer rounds than asked for if time
-    runs out: at least 5, or 3 if they take twice as long. Raises ValueError for fewer than two sides, and for rounds or steps
-    below 1.
+    Each side's first call is not timed. The order changes from round to round. There are fewer
+    rounds than asked for if time runs out: at least 5, or 3 if they take twice as long. Raises
+    ValueError for fewer than two sides, and for rounds or steps below 1.
     Example: compare({"fp32": train, "AMP": train_amp}).ratio("AMP", "fp32").median → 1.8
     """
     if len(sides) < 2 or rounds < 1 or (steps is not None and steps < 1):
         raise ValueError(
-            f"{len(sides)} sides, rounds={rounds}, steps={steps}: a comparison needs at least two sides, one round and one step"
+            f"{len(sides)} sides, rounds={rounds}, steps={steps}: a comparison needs at least two "
+            f"sides, one round and one step"
         )
     with one_thread() if single else nullcontext():
-        return _compare(sides, torch.device(device), rounds, steps, seconds, dict(base or {}), crowded)
+        return _compare(
+            sides, torch.device(device), rounds, steps, seconds, dict(base or {}), crowded
+        )
 
 
 def _compare(
@@ -184,30 +211,42 @@ def _compare(
     began = time.perf_counter()
     for number in range(rounds):
         used = time.perf_counter() - began
-        if (number >= LEAST_ROUNDS and used > seconds) or (number >= FEWEST_ROUNDS and used > 2 * seconds):
+        if (number >= LEAST_ROUNDS and used > seconds) or (
+            number >= FEWEST_ROUNDS and used > 2 * seconds
+        ):
             break
         for name in order_of_round(names, number):
             if pace[name] < _CHEAP:
-                sides[name]()  # or the first timed step would find the caches full of the other sides' weights
+                sides[
+                    name
+                ]()  # or the first timed step would find the caches full of the other sides' weights
             with nullcontext() if name in crowded else wait:
                 taken[name].append(clock(sides[name], device, steps))
     bases = {name: base.get(name, names[0]) for name in names}
-    return Comparison({name: tuple(times) for name, times in taken.items()}, bases, steps, results, wait.share)
+    return Comparison(
+        {name: tuple(times) for name, times in taken.items()}, bases, steps, results, wait.share
+    )
 
 
 def _is_clear(ratios: tuple[float, ...]) -> bool:
-    """Return True if, for equal sides, chance leaves so few rounds on one side of 1 in under 7 % of runs.
+    """Return True if, for equal sides, chance leaves so few rounds on one side of 1 in under 7 % of
+    runs.
 
     With 3 or 4 rounds it may be more, so they have to differ by a tenth.
     """
-    rounds, against = len(ratios), min(sum(one <= 1 for one in ratios), sum(one >= 1 for one in ratios))
+    rounds, against = (
+        len(ratios),
+        min(sum(one <= 1 for one in ratios), sum(one >= 1 for one in ratios)),
+    )
     if rounds < LEAST_ROUNDS:
         return min(ratios) > 1.1 or max(ratios) < 1 / 1.1
     return sum(math.comb(rounds, number) for number in range(against + 1)) * 2 / 2**rounds < 0.07
 
 
 def figures(number: float) -> str:
-    """Write a number for people, with three figures from 1 on. Example: 1.234 → "1.23", 123.4 → "123", 0.0123 → "0.012" """
+    """Write a number for people, with three figures from 1 on. Example:
+    1.234 → "1.23", 123.4 → "123", 0.0123 → "0.012"
+    """
     for least, places in ((99.95, 0), (9.995, 1), (0.0995, 2)):
         if number >= least:
             return f"{number:,.{places}f}"
@@ -220,8 +259,12 @@ def spread_text(q1: float, q3: float) -> str:
 
 
 def sentence(*clauses: str) -> str:
-    """Join clauses that are not empty: each gets a capital and, unless it ends in a mark, a full stop."""
-    return " ".join(f"{one[0].upper()}{one[1:]}{'' if one[-1] in '.!?' else '.'}" for one in clauses if one)
+    """Join clauses that are not empty: each gets a capital and, unless it ends in a mark,
+    a full stop.
+    """
+    return " ".join(
+        f"{one[0].upper()}{one[1:]}{'' if one[-1] in '.!?' else '.'}" for one in clauses if one
+    )
 
 
 def _number(result: object) -> float | None:

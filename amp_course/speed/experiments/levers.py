@@ -1,6 +1,8 @@
-"""The other levers, each pulled with and without AMP: layout, optimizer, zero_grad, fp32 precision, attention, CUDA graphs.
+"""The other levers, each pulled with and without AMP: layout, optimizer, zero_grad, fp32 precision,
+attention, CUDA graphs.
 
-torch.compile is in `compiling.py`. All take `seconds`, about what a run may last, and leave every setting as it was.
+torch.compile is in `compiling.py`. All take `seconds`, about what a run may last, and leave every
+setting as it was.
 """
 
 from __future__ import annotations
@@ -20,14 +22,23 @@ from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32, Recipe
 from amp_course.speed.experiments.finding import PUBLISHED, Finding, Published
 from amp_course.speed.experiments.in_turn import compare, sentence
-from amp_course.speed.experiments.workbench import SGD, drawn, low_dtype, low_recipe, pick_size, seeded, training
+from amp_course.speed.experiments.workbench import (
+    SGD,
+    drawn,
+    low_dtype,
+    low_recipe,
+    pick_size,
+    seeded,
+    training,
+)
 
 MakeStep = Callable[[Recipe], Callable[[], object]]
 
 
 @dataclass(frozen=True, repr=False)
 class Lever(Finding):
-    """A lever's settings, each in fp32 and under AMP; the first setting is the one that the others are compared with.
+    """A lever's settings, each in fp32 and under AMP; the first setting is the one that the others
+    are compared with.
 
     note: what to know besides, or why nothing was measured
     """
@@ -48,7 +59,8 @@ class Lever(Finding):
             return sentence(self.note)
         first, *others = self.settings
         told = [
-            f"{words}, {self.comparison.tell(f'{recipe}, {one}', f'{recipe}, {first}', who=one, than=first)}"
+            f"{words}, "
+            f"{self.comparison.tell(f'{recipe}, {one}', f'{recipe}, {first}', who=one, than=first)}"
             for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP"))
             for one in others
         ]
@@ -63,7 +75,9 @@ def pull(
     elsewhere: Sequence[Published] = (),
     note: str = "",
 ) -> Lever:
-    """Time each setting in fp32 and under AMP, all in turn. settings: name → recipe → the step to time."""
+    """Time each setting in fp32 and under AMP, all in turn. settings:
+    name → recipe → the step to time.
+    """
     first = next(iter(settings))
     sides = {
         f"{label}, {setting}": make(recipe)
@@ -71,13 +85,21 @@ def pull(
         for setting, make in settings.items()
     }
     base = {side: f"{side.partition(',')[0]}, {first}" for side in sides}
-    return Lever(compare(sides, device, seconds=seconds, base=base), tuple(elsewhere), name, tuple(settings), note)
+    return Lever(
+        compare(sides, device, seconds=seconds, base=base),
+        tuple(elsewhere),
+        name,
+        tuple(settings),
+        note,
+    )
 
 
 def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
-    """Train a small convolutional net whose tensors are contiguous (NCHW), and in channels_last (NHWC).
+    """Train a small convolutional net whose tensors are contiguous (NCHW), and in channels_last
+    (NHWC).
 
-    On an NVIDIA GPU, fp32 convolutions round their inputs to TF32 unless you turn that off, and here nobody does.
+    On an NVIDIA GPU, fp32 convolutions round their inputs to TF32 unless you turn that off, and
+    here nobody does.
     """
     device = torch.device(device)
     channels = 32 if device.type == "cpu" else 256
@@ -95,11 +117,15 @@ def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -
 
 def _conv_net(channels: int) -> nn.Module:
     block = [nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
-    return nn.Sequential(*block, nn.Conv2d(channels, 10, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(
+        *block, nn.Conv2d(channels, 10, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
 
 
 def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
-    """Train a net of many small layers with AdamW: tensor by tensor, in lists of tensors (foreach), in one kernel (fused)."""
+    """Train a net of many small layers with AdamW: tensor by tensor, in lists of tensors
+    (foreach), in one kernel (fused).
+    """
     device = torch.device(device)
     model = seeded(lambda: nn.Sequential(*(nn.Linear(32, 32) for _ in range(24))), device)
     x, y = drawn(16, 32, device=device), drawn(16, 32, device=device, seed=2)
@@ -110,10 +136,15 @@ def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> L
     }
 
     def make(options: dict[str, Any], recipe: Recipe) -> Callable[[], Tensor]:
-        return training(model, x, y, recipe, make_optimizer=partial(torch.optim.AdamW, lr=1e-4, **options))
+        return training(
+            model, x, y, recipe, make_optimizer=partial(torch.optim.AdamW, lr=1e-4, **options)
+        )
 
     settings = {name: partial(make, options) for name, options in kinds.items()}
-    note = "weights and optimizer state are fp32 under AMP, too, so the optimizer itself costs the same there"
+    note = (
+        "weights and optimizer state are fp32 under AMP, too, so the optimizer itself costs the "
+        "same there"
+    )
     return pull("Optimizer in one kernel", settings, device, seconds, [PUBLISHED["fused"]], note)
 
 
@@ -131,18 +162,30 @@ def zero_grad(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Le
     model = seeded(partial(SimpleNet, width), device)
     x, y = drawn(32, width, device=device), drawn(32, width, device=device, seed=2)
     settings: dict[str, MakeStep] = {
-        "set_to_none=False": lambda recipe: training(model, x, y, recipe, make_optimizer=partial(_Zeroing, lr=1e-3)),
+        "set_to_none=False": lambda recipe: training(
+            model, x, y, recipe, make_optimizer=partial(_Zeroing, lr=1e-3)
+        ),
         "set_to_none=True": lambda recipe: training(model, x, y, recipe, make_optimizer=SGD),
     }
-    return pull("zero_grad", settings, device, seconds, note="`set_to_none=True` is the default since torch 2.0")
+    return pull(
+        "zero_grad",
+        settings,
+        device,
+        seconds,
+        note="`set_to_none=True` is the default since torch 2.0",
+    )
 
 
 @contextmanager
 def matmul_precision_restored() -> Iterator[None]:
-    """Put the precision of fp32 matmuls back at the end, in torch's global setting and in those of its backends."""
+    """Put the precision of fp32 matmuls back at the end,
+    in torch's global setting and in those of its backends.
+    """
     backends = [backend.fp32_precision for backend in _BACKENDS]
     for backend in _BACKENDS:
-        backend.fp32_precision = "none"  # or torch would refuse to tell the global setting where the two disagree
+        backend.fp32_precision = (
+            "none"  # or torch would refuse to tell the global setting where the two disagree
+        )
     before = torch.get_float32_matmul_precision()
     try:
         yield
@@ -153,7 +196,9 @@ def matmul_precision_restored() -> Iterator[None]:
 
 
 def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
-    """Train three linear layers with `torch.set_float32_matmul_precision` at "highest", "high" and "medium"."""
+    """Train three linear layers with `torch.set_float32_matmul_precision` at "highest",
+    "high" and "medium".
+    """
     device = torch.device(device)
     width = pick_size(device, cpu=512, slow=128, gpu=4096)
     model = seeded(partial(SimpleNet, width), device)
@@ -174,19 +219,31 @@ def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0
     assert found.comparison is not None
     verdicts = {found.comparison.ratio(f"fp32, {one}", "fp32, highest").verdict for one in settings}
     if len({found.comparison.results[f"fp32, {one}"] for one in settings}) > 1:
-        note = "this machine makes use of it: fp32 matmuls round their inputs, and the first loss is no longer the same"
+        note = (
+            "this machine makes use of it: fp32 matmuls round their inputs, and the first loss "
+            "is no longer the same"
+        )
     elif verdicts != {"same"}:
-        note = "the first loss is the same to the last bit: what differs here is the kernel that runs, not a coarser format"
+        note = (
+            "the first loss is the same to the last bit: what differs here is the kernel that "
+            "runs, not a coarser format"
+        )
     else:
-        note = "the first loss is the same to the last bit, so this machine does not use what the setting allows"
+        note = (
+            "the first loss is the same to the last bit, so this machine does not use what the "
+            "setting allows"
+        )
     return replace(
         found,
-        note=f"{note}. “high” and “medium” allow TF32 on GPUs from Ampere on, “medium” bf16 on some CPUs with units for it",
+        note=f"{note}. “high” and “medium” allow TF32 on GPUs from Ampere on, “medium” bf16 on "
+        f"some CPUs with units for it",
     )
 
 
 def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
-    """Run causal attention forward and backward: softmax written out, and `scaled_dot_product_attention`."""
+    """Run causal attention forward and backward: softmax written out,
+    and `scaled_dot_product_attention`.
+    """
     device = torch.device(device)
     length = pick_size(device, cpu=256, slow=64, gpu=2048)
     shape = (2, 4, length, 64) if device.type == "cpu" else (8, 16, length, 64)
@@ -195,7 +252,9 @@ def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Le
         q, k, v = (drawn(*shape, device=device, seed=seed).requires_grad_() for seed in range(3))
 
         def step() -> Tensor:
-            with torch.autocast(device.type, recipe.dtype or low_dtype(device), enabled=recipe.dtype is not None):
+            with torch.autocast(
+                device.type, recipe.dtype or low_dtype(device), enabled=recipe.dtype is not None
+            ):
                 loss = attend(q, k, v).float().square().mean()
             torch.autograd.grad(loss, (q, k, v))
             return loss.detach()
@@ -208,26 +267,38 @@ def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Le
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention, (batch, heads, length, size) → the same shape, through a matrix of length × length."""
+    """Return causal attention, (batch, heads, length, size) → the same shape,
+    through a matrix of length × length.
+    """
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
 
 
 def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Lever:
-    """Launch the many small kernels of a deep, narrow net one by one, and as one recorded graph; needs an NVIDIA GPU."""
+    """Launch the many small kernels of a deep, narrow net one by one, and as one recorded graph;
+    needs an NVIDIA GPU.
+    """
     device, name = torch.device(device), "CUDA graphs"
     settings = ("one launch each", "one graph")
     if device.type != "cuda":
-        note = "a CUDA graph records what a step sends to an NVIDIA GPU, and sends it again as one; there is no such GPU here"
+        note = (
+            "a CUDA graph records what a step sends to an NVIDIA GPU, and sends it again as "
+            "one; there is no such GPU here"
+        )
         return Lever(None, (PUBLISHED["graphs"],), name, settings, note)
     x = drawn(16, 64, device=device)
 
     def make(graphed: bool, recipe: Recipe) -> Callable[[], Tensor]:
         model: Any = seeded(lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(24))), device)
-        # subtle: a graph repeats what it recorded, so the region must not keep casts that were made outside of it
+        # subtle: a graph repeats what it recorded, so the region must not keep casts that were made
+        #         outside of it
         region = partial(
-            torch.autocast, "cuda", low_dtype(device), enabled=recipe.dtype is not None, cache_enabled=False
+            torch.autocast,
+            "cuda",
+            low_dtype(device),
+            enabled=recipe.dtype is not None,
+            cache_enabled=False,
         )
         if graphed:
             with region():

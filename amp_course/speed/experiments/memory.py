@@ -1,4 +1,6 @@
-"""Memory that malloc hands back to the system after a step, and that the next step has to ask for again, page by page."""
+"""Memory that malloc hands back to the system after a step,
+and that the next step has to ask for again, page by page.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _WIDTH, _BATCH = 1024, 128  # weights and gradients of some megabytes, as malloc
 
 @dataclass(frozen=True)
 class Heap:
-    """What one process saw: seconds a step, pages that the system handed out a step, and seconds for one of them."""
+    """What one process saw: seconds a step, pages that the system handed out a step,
+    and seconds for one of them.
+    """
 
     timing: Timing
     pages: float
@@ -50,9 +54,11 @@ class Heap:
 
 @dataclass(frozen=True, repr=False)
 class FreedMemory(Finding):
-    """A step in processes of its own: with malloc as it is, and with malloc told to keep what is freed.
+    """A step in processes of its own: with malloc as it is, and with malloc told to keep what is
+    freed.
 
-    The processes cannot take turns within a round, so what is compared is the price of the pages, which each of them counts.
+    The processes cannot take turns within a round, so what is compared is the price of the pages,
+    which each of them counts.
     error: why there is no measurement; else ""
     """
 
@@ -68,22 +74,29 @@ class FreedMemory(Finding):
         if self.usual is None or self.kept is None:
             return sentence(f"this cannot be shown here: {self.error}")
         pages = (f"{heap.pages:,.0f}" for heap in (self.usual, self.kept))
-        usual, kept = f"with malloc as it is, the system hands out {next(pages)} new pages a step", next(pages)
+        usual, kept = (
+            f"with malloc as it is, the system hands out {next(pages)} new pages a step",
+            next(pages),
+        )
         if busy := busy_text(self.usual.timing.waited, self.kept.timing.waited):
-            return sentence(f"{usual}; told to keep its memory, {kept}", f"what do they cost? {busy}")
+            return sentence(
+                f"{usual}; told to keep its memory, {kept}", f"what do they cost? {busy}"
+            )
         return sentence(
-            f"{usual}, which take "
-            f"{seconds_text(self.usual.pages * self.usual.seconds_per_page)} of its {seconds_text(self.usual.timing.median)}, "
-            f"or {self.usual.share:.0%}; told to keep its memory, {kept}, or {self.kept.share:.0%}",
+            f"{usual}, which take {seconds_text(self.usual.pages * self.usual.seconds_per_page)} "
+            f"of its {seconds_text(self.usual.timing.median)}, or {self.usual.share:.0%}; told to "
+            f"keep its memory, {kept}, or {self.kept.share:.0%}",
             "where memory lies on the heap decides this, so it changes from run to run",
             f"the cure is in the environment, before Python starts: `{CURE}`",
         )
 
 
 def freed_memory(*, seconds: float = 1.0) -> FreedMemory:
-    """Train one net in two new processes, one of them with the cure in its environment; takes their start as well.
+    """Train one net in two new processes, one of them with the cure in its environment; takes their
+    start as well.
 
-    It is glibc's malloc that does this, so on other systems there is nothing to see, and the finding says so.
+    It is glibc's malloc that does this, so on other systems there is nothing to see, and the
+    finding says so.
     """
     if not sys.platform.startswith("linux"):
         return FreedMemory(None, (), None, None, "it is a habit of glibc, the C library of Linux")

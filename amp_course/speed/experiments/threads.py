@@ -1,4 +1,6 @@
-"""Threads that wait for each other: more of them than cores, and next to workers that want cores too."""
+"""Threads that wait for each other: more of them than cores,
+and next to workers that want cores too.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from amp_course.speed.experiments.workbench import drawn, seeded, training
 from amp_course.speed.experiments.workers import workers_text
 
 _CROWDED = (
-    "other programs use these cores too, or you have fewer of them than the system shows (a container's limit): one thread that "
-    "waits for a core holds up the whole op"
+    "other programs use these cores too, or you have fewer of them than the system shows (a "
+    "container's limit): one thread that waits for a core holds up the whole op"
 )
 
 
@@ -44,19 +46,30 @@ class Threads(Finding):
             if threads > 1:
                 name = _threads(threads)
                 told.append(self.comparison.tell(name, "1 thread", than="one", plural=True))
-                if threads == self.cores and self.comparison.ratio(name, "1 thread").verdict == "slower":
+                if (
+                    threads == self.cores
+                    and self.comparison.ratio(name, "1 thread").verdict == "slower"
+                ):
                     told.append(_CROWDED)
-        cure = "the cure is `torch.set_num_threads`, or OMP_NUM_THREADS in the environment: never more than the cores you have"
+        cure = (
+            "the cure is `torch.set_num_threads`, or OMP_NUM_THREADS in the environment: never "
+            "more than the cores you have"
+        )
         return sentence(*told, cure)
 
 
 def too_many_threads(*, seconds: float = 2.0, many: int | None = None) -> Threads:
-    """Train three linear layers on the CPU with different numbers of threads; the number of before is put back."""
+    """Train three linear layers on the CPU with different numbers of threads;
+    the number of before is put back.
+    """
     cpu, cores = torch.device("cpu"), usable_cores()
     many = many or cores * (4 if cores <= 8 else 2)
     model = seeded(partial(SimpleNet, 512), cpu)
     x, y = (drawn(128, 512, device=cpu, seed=seed) for seed in (1, 2))
-    sides = {_threads(count): _on_threads(training(model, x, y), count) for count in dict.fromkeys((1, cores, many))}
+    sides = {
+        _threads(count): _on_threads(training(model, x, y), count)
+        for count in dict.fromkeys((1, cores, many))
+    }
     before = torch.get_num_threads()
     try:
         crowd = [side for side in sides if side != _threads(1)]
@@ -81,7 +94,9 @@ def _on_threads(step: Callable[[], object], threads: int) -> Callable[[], object
 
 @dataclass(frozen=True, repr=False)
 class ThreadsAndWorkers(Finding):
-    """One training on the CPU, by the number of torch's threads and of workers. inside: torch's threads within a worker."""
+    """One training on the CPU, by the number of torch's threads and of workers. inside:
+    torch's threads within a worker.
+    """
 
     inside: int
 
@@ -92,8 +107,12 @@ class ThreadsAndWorkers(Finding):
         """Name the fastest setting, and compare it with the plainest."""
         assert self.comparison is not None
         base = next(iter(self.comparison.seconds))
-        best = max(self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median)  # type: ignore[union-attr]
-        worst = min(self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median)  # type: ignore[union-attr]
+        best = max(
+            self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median
+        )  # type: ignore[union-attr]
+        worst = min(
+            self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median
+        )  # type: ignore[union-attr]
         told = [
             self.comparison.tell(side, base, who=f"the loop with {side}", than=f"one with {base}")
             for side in dict.fromkeys((best, worst))
@@ -101,14 +120,17 @@ class ThreadsAndWorkers(Finding):
         ]
         return sentence(
             *(told or [f"no setting differs clearly from {base}"]),
-            f"a worker computes on {_threads(self.inside)}, which PyTorch sets; the cores that workers leave are for the step",
+            f"a worker computes on {_threads(self.inside)}, which PyTorch sets; the cores that "
+            f"workers leave are for the step",
         )
 
 
 def threads_and_workers(
     threads: Sequence[int] = (1, 2), workers: Sequence[int] = (0, 2), *, seconds: float = 2.0
 ) -> ThreadsAndWorkers:
-    """Train on augmented digits with each number of threads and workers in turn; the number of threads is put back."""
+    """Train on augmented digits with each number of threads and workers in turn;
+    the number of threads is put back.
+    """
     cpu, dataset, before = torch.device("cpu"), AugmentedDigits(32, 32), torch.get_num_threads()
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)

@@ -1,4 +1,6 @@
-"""What the experiments share: which 16-bit recipe suits a device, and training steps that start from the same weights."""
+"""What the experiments share: which 16-bit recipe suits a device,
+and training steps that start from the same weights.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer
 
 SGD = functools.partial(torch.optim.SGD, lr=1e-3)
-SLOW = 1.5  # times fp32's time: a format beyond it has no fast units, and the experiments take small sizes
+# times fp32's time: a format beyond it has no fast units, and the experiments take small sizes
+SLOW = 1.5
 
 
 def low_recipe(device: torch.device) -> Recipe:
-    """Return AMP in the 16-bit format to use on a device: fp16 on GPUs without bf16 arithmetic, bf16 elsewhere."""
+    """Return AMP in the 16-bit format to use on a device:
+    fp16 on GPUs without bf16 arithmetic, bf16 elsewhere.
+    """
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return AMP_FP16
     return AMP_BF16
@@ -41,9 +46,16 @@ def format_name(dtype: torch.dtype | None) -> str:
 
 @functools.cache
 def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matmuls in `dtype` are clearly slower than in fp32; takes a few hundredths of a second, once."""
+    """Return whether matmuls in `dtype` are clearly slower than in fp32;
+    takes a few hundredths of a second, once.
+    """
     size = 256 if device.type == "cpu" else 2048
-    with one_thread(), same_random_state(), torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with (
+        one_thread(),
+        same_random_state(),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
         source = torch.randn(size, size, device=device)
         fp32, low = (
             best_seconds(lambda matrix=matrix: matrix @ matrix, device, least=6)  # type: ignore[misc]
@@ -53,7 +65,9 @@ def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pick_size(device: torch.device, *, cpu: int, slow: int, gpu: int) -> int:
-    """Return the size for a device: `slow` for a CPU whose 16-bit matmuls are emulated and would take minutes."""
+    """Return the size for a device: `slow` for a CPU whose 16-bit matmuls are emulated and would
+    take minutes.
+    """
     if device.type != "cpu":
         return gpu
     return slow if is_slow(device, low_dtype(device)) else cpu
@@ -79,6 +93,8 @@ def training(
     loss_fn: LossFn = nn.functional.mse_loss,
     make_optimizer: MakeOptimizer = SGD,
 ) -> Callable[[], Tensor]:
-    """Return a function that trains a copy of `model` by one step on one batch and returns the loss."""
+    """Return a function that trains a copy of `model` by one step on one batch and returns the
+    loss.
+    """
     stepper = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
     return lambda: stepper.step(inputs, targets)

@@ -1,4 +1,6 @@
-"""The settings of a DataLoader, one by one: num_workers, persistent_workers, prefetch_factor, threads, pin_memory."""
+"""The settings of a DataLoader, one by one: num_workers, persistent_workers, prefetch_factor,
+threads, pin_memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def workers_text(count: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class WorkerCounts(Finding):
-    """One epoch of a data set, read by different numbers of workers. cores: that this process may use."""
+    """One epoch of a data set, read by different numbers of workers. cores:
+    that this process may use.
+    """
 
     counts: tuple[int, ...]
     batches: int
@@ -44,17 +48,30 @@ class WorkerCounts(Finding):
         base = workers_text(self.counts[0])
         told = [
             self.comparison.tell(
-                workers_text(count), base, who=f"an epoch with {workers_text(count)}", than=f"one with {base}"
+                workers_text(count),
+                base,
+                who=f"an epoch with {workers_text(count)}",
+                than=f"one with {base}",
             )
             for count in self.counts[1:]
         ]
         if 1 in self.counts[1:]:
-            told.append("no training runs alongside here, so a single worker only moves the work to another process")
-        if self.counts[-1] > 1 and self.comparison.ratio(workers_text(self.counts[-1]), base).verdict != "faster":
+            told.append(
+                "no training runs alongside here, so a single worker only moves the work to "
+                "another process"
+            )
+        if (
+            self.counts[-1] > 1
+            and self.comparison.ratio(workers_text(self.counts[-1]), base).verdict != "faster"
+        ):
             told.append("more workers help only where there are free cores for them")
-        best = max(self.counts, key=lambda count: self.comparison.ratio(workers_text(count), base).median)  # type: ignore[union-attr]
+        best = max(
+            self.counts, key=lambda count: self.comparison.ratio(workers_text(count), base).median
+        )  # type: ignore[union-attr]
         rate = self.batches / self.comparison.timing(workers_text(best)).median
-        return sentence(*told, f"the most here: {rate:,.0f} batches a second, with {workers_text(best)}")
+        return sentence(
+            *told, f"the most here: {rate:,.0f} batches a second, with {workers_text(best)}"
+        )
 
 
 def worker_counts(
@@ -65,7 +82,8 @@ def worker_counts(
     seconds: float = 2.0,
     method: str | None = None,
 ) -> WorkerCounts:
-    """Read a data set, epoch by epoch, with each number of workers in turn; all of them start before the clock does.
+    """Read a data set, epoch by epoch, with each number of workers in turn; all of them start
+    before the clock does.
 
     dataset: of some 100 items, or the rounds get long; augmented digits if None
     method:  how workers start: "fork", "spawn", "forkserver"; None is Python's own choice
@@ -74,7 +92,9 @@ def worker_counts(
     with ExitStack() as stack:
         loaders = {
             workers_text(count): stack.enter_context(
-                open_loader(dataset, batch_size, count, multiprocessing_context=method if count else None)
+                open_loader(
+                    dataset, batch_size, count, multiprocessing_context=method if count else None
+                )
             )
             for count in counts
         }
@@ -87,7 +107,9 @@ def worker_counts(
 
 @dataclass(frozen=True, repr=False)
 class StartUp(Finding):
-    """Seconds until the first batch is there: in a first epoch, and in a second one with workers that stayed, or did not."""
+    """Seconds until the first batch is there: in a first epoch,
+    and in a second one with workers that stayed, or did not.
+    """
 
     workers: int
     method: str
@@ -107,22 +129,30 @@ class StartUp(Finding):
     def claim(self) -> str:
         """Say what starting workers costs, and what keeping them saves."""
         return sentence(
-            f"with {workers_text(self.workers)}, started by {self.method}, the first batch takes {seconds_text(self.first)}",
-            f"in the second epoch it takes {seconds_text(self.again)} if the workers start again, and "
-            f"{seconds_text(self.persistent)} with `persistent_workers=True`",
+            f"with {workers_text(self.workers)}, started by {self.method}, the first batch takes "
+            f"{seconds_text(self.first)}",
+            f"in the second epoch it takes {seconds_text(self.again)} if the workers start again, "
+            f"and {seconds_text(self.persistent)} with `persistent_workers=True`",
         )
 
 
-def start_up(dataset: Dataset[Any] | None = None, workers: int = 2, *, method: str | None = None) -> StartUp:
+def start_up(
+    dataset: Dataset[Any] | None = None, workers: int = 2, *, method: str | None = None
+) -> StartUp:
     """Time the first batch of two epochs, with and without persistent workers.
 
-    Spawned workers, the default of Windows and macOS, take seconds: each imports torch again. In a script, they need your code
-    below `if __name__ == "__main__":`.
+    Spawned workers, the default of Windows and macOS, take seconds: each imports torch again. In a
+    script, they need your code below `if __name__ == "__main__":`.
     """
     dataset = SlowSource(4, 0.0) if dataset is None else dataset
     taken, wait = {}, CpuWait()
     for persistent in (False, True):
-        with open_loader(dataset, 1, workers, persistent=persistent, multiprocessing_context=method) as loader, wait:
+        with (
+            open_loader(
+                dataset, 1, workers, persistent=persistent, multiprocessing_context=method
+            ) as loader,
+            wait,
+        ):
             taken[persistent] = [_first_batch(loader) for _ in range(2)]
     return StartUp(
         None,
@@ -145,7 +175,9 @@ def _first_batch(loader: Any) -> float:
 
 @dataclass(frozen=True, repr=False)
 class Prefetch(Finding):
-    """A loop on a source that pauses now and then, with different numbers of batches prepared ahead."""
+    """A loop on a source that pauses now and then, with different numbers of batches prepared
+    ahead.
+    """
 
     factors: tuple[int, ...]
 
@@ -160,21 +192,31 @@ class Prefetch(Finding):
         verdict = self.comparison.ratio(many, few).verdict
         why = {
             "faster": "what lies ready bridges the pauses of the source",
-            "same": "the pauses are too short, or the loop too slow or too fast, for a store of batches to matter",
+            "same": "the pauses are too short, or the loop too slow or too fast, for a store of "
+            "batches to matter",
             "slower": "a store of batches costs memory and cannot replace a faster source",
         }[verdict]
         return sentence(
-            told, why, "a store helps against pauses only: a source that is too slow on average empties any store"
+            told,
+            why,
+            "a store helps against pauses only: a source that is too slow on average empties any "
+            "store",
         )
 
 
 def prefetch(factors: Sequence[int] = (1, 2, 8), *, seconds: float = 2.5) -> Prefetch:
-    """Read a source that pauses, one worker, and work on each batch a little longer than an average batch takes to come."""
-    dataset = SlowSource(64, 0.0005, pause=0.03, every=32)  # 4 ms a batch of 8, and 30 ms more for every fourth
+    """Read a source that pauses, one worker, and work on each batch a little longer than an average
+    batch takes to come.
+    """
+    dataset = SlowSource(
+        64, 0.0005, pause=0.03, every=32
+    )  # 4 ms a batch of 8, and 30 ms more for every fourth
     with ExitStack() as stack:
         sides = {
             _ahead(factor): partial(
-                read, stack.enter_context(open_loader(dataset, 8, 1, prefetch_factor=factor)), _work_for(0.014)
+                read,
+                stack.enter_context(open_loader(dataset, 8, 1, prefetch_factor=factor)),
+                _work_for(0.014),
             )
             for factor in factors
         }
@@ -186,7 +228,9 @@ def _ahead(factor: int) -> str:
 
 
 def _work_for(seconds: float) -> Callable[[Any], None]:
-    """Return a step that takes a given time on a CPU of any speed: what is compared is the loader."""
+    """Return a step that takes a given time on a CPU of any speed:
+    what is compared is the loader.
+    """
     matrix = drawn(64, 64, device=CPU)
 
     def step(_: Any) -> None:

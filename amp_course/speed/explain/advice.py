@@ -1,4 +1,6 @@
-"""Say what would make a step faster, in the order of what it would buy; each piece of advice has its evidence."""
+"""Say what would make a step faster, in the order of what it would buy;
+each piece of advice has its evidence.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ UNTRIED = 0.8  # what a bound counts next to a gain that was tried: a cure rarel
 
 
 def advise(found: Findings) -> tuple[Advice, ...]:
-    """Return the advice, what should save most first; nothing that would save less than 3 % of the step."""
+    """Return the advice, what should save most first;
+    nothing that would save less than 3 % of the step.
+    """
     logs = set(found.lines.logs)
     reads = {line for line in found.evidence.reads if line} - logs
     casts = op_rules.cast_lines(found.evidence) - logs - reads
@@ -30,7 +34,9 @@ def advise(found: Findings) -> tuple[Advice, ...]:
     python = list(program_rules.check_python(found, explained))
     advice += python
     spent = sum(one.seconds for one in python)
-    spent += sum(program_rules.python_seconds(found, line, found.lines.calling) for line in explained)
+    spent += sum(
+        program_rules.python_seconds(found, line, found.lines.calling) for line in explained
+    )
     advice += program_rules.check_small_ops(found, found.times[kinds.LAUNCH] - spent)
     kept = [one for one in advice if one.seconds >= LEAST * found.seconds]
     kept.sort(key=lambda one: one.seconds * (1.0 if one.measured else UNTRIED), reverse=True)

@@ -1,4 +1,6 @@
-"""Look at one step op by op: which line reads values, which tensor is cast again and again, which optimizers step."""
+"""Look at one step op by op: which line reads values, which tensor is cast again and again,
+which optimizers step.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,18 @@ class Evidence:
         found = set()
         for call, replay in zip(self.calls, self.replays, strict=True):
             if call.kind == MATMUL:
-                layouts = [leaf for leaf in tree_leaves((replay.args, replay.kwargs)) if isinstance(leaf, Layout)]
+                layouts = [
+                    leaf
+                    for leaf in tree_leaves((replay.args, replay.kwargs))
+                    if isinstance(leaf, Layout)
+                ]
                 found |= {layout.device for layout in layouts[:1]}
         return found
 
     def repeated_casts(self) -> list[tuple[CastSeen, int]]:
-        """Return the casts of one unchanged tensor to one dtype that ran more than once, with their number, largest first."""
+        """Return the casts of one unchanged tensor to one dtype that ran more than once,
+        with their number, largest first.
+        """
         counts = Counter((cast.source, cast.after) for cast in self.casts)
         first = {(cast.source, cast.after): cast for cast in reversed(self.casts)}
         found = [(first[key], count) for key, count in counts.items() if count > 1]
@@ -81,7 +89,9 @@ class _Watch(OpCounter):
     def __init__(self, evidence: Evidence) -> None:
         super().__init__()
         self.calls, self.replays, self.evidence = evidence.calls, evidence.replays, evidence
-        self.kept: list[Any] = []  # what was cast stays alive, so that no other tensor gets its address
+        self.kept: list[
+            Any
+        ] = []  # what was cast stays alive, so that no other tensor gets its address
         self.room = _MOST_KEPT
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,7 +117,12 @@ class _Watch(OpCounter):
             self.room -= source.nbytes
             evidence.casts.append(
                 CastSeen(
-                    (source.data_ptr(), source._version, tuple(source.shape), tuple(source.stride())),
+                    (
+                        source.data_ptr(),
+                        source._version,
+                        tuple(source.shape),
+                        tuple(source.stride()),
+                    ),
                     source.dtype,
                     target.dtype,
                     call.bytes,
@@ -119,7 +134,9 @@ class _Watch(OpCounter):
 
 
 def _in_optimizer(frame: Any) -> bool:
-    """Return True if torch's optimizer asked: on a CPU it reads its own step count, which costs nothing worth naming."""
+    """Return True if torch's optimizer asked: on a CPU it reads its own step count,
+    which costs nothing worth naming.
+    """
     for _ in range(12):
         if frame is None:
             return False

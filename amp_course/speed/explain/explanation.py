@@ -21,7 +21,8 @@ class Explanation(Page):
               claimed: there is no ceiling and no advice, and the page shows no shares
     kinds:    kind → seconds, largest first; they add up to the median step
     recorded: how long a step took under the profiler, in seconds
-    ceiling:  how many times faster than fp32 the step could be with 16-bit matmuls, by Amdahl's law; None without matmuls
+    ceiling:  how many times faster than fp32 the step could be with 16-bit matmuls, by Amdahl's
+              law; None without matmuls
     now:      how many times faster than fp32 it is as it stands
     advice:   what to change, what saves most first
     notes:    what else was seen, and what could not be
@@ -56,8 +57,15 @@ class Explanation(Page):
         }
 
     def _rows(self) -> list[list[str]]:
-        shown = [(kind, seconds) for kind, seconds in self.kinds.items() if seconds >= 0.0005 * self.seconds]
-        rows = [[kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"] for kind, seconds in shown]
+        shown = [
+            (kind, seconds)
+            for kind, seconds in self.kinds.items()
+            if seconds >= 0.0005 * self.seconds
+        ]
+        rows = [
+            [kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"]
+            for kind, seconds in shown
+        ]
         return [["where the time goes", "per step", "share"], *rows]
 
     columns = 100
@@ -71,8 +79,8 @@ class Explanation(Page):
             yield f"A step takes {self.timing}."
             if self.ceiling is not None and self.now is not None:
                 yield (
-                    f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in "
-                    f"fp32 here; now it is {self.now:.2f} times as fast."
+                    f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as "
+                    f"in fp32 here; now it is {self.now:.2f} times as fast."
                 )
             yield Table(self._rows(), right=("per step", "share"))
             if self.advice:
@@ -86,7 +94,8 @@ class Explanation(Page):
         return (
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
-            f"**Fix:** {one.cure}." + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
+            f"**Fix:** {one.cure}."
+            + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
         )
 
 

@@ -41,7 +41,9 @@ class Findings:
     trials: tuple[MatmulTrial, ...]
     low: torch.dtype
     device: str
-    fused: list[tuple[str, float]] = field(default_factory=list)  # of the optimizers: name, fused time over current
+    fused: list[tuple[str, float]] = field(
+        default_factory=list
+    )  # of the optimizers: name, fused time over current
     threads: tuple[int, int] = (0, 0)  # now, and the cores that there are
     other_threads: tuple[float, float] | None = (
         None  # seconds of the step as it is, and with a thread for each core, if tried
@@ -51,15 +53,21 @@ class Findings:
     fetch_busy: float | None = (
         None  # CPU time over wall-clock time of the fetches; None if the step fetches its own data
     )
-    crowded: bool = False  # whether other programs may have had the CPU, on a system that does not say
+    crowded: bool = (
+        False  # whether other programs may have had the CPU, on a system that does not say
+    )
     workers: int | None = None  # of a DataLoader; None if it is none
     cast_seconds: float = 0.0  # what autocast's casts would take, if it were on
 
     @property
     def scale(self) -> float:
-        """What a second of the matmuls' trials is worth in the step, where other ops and a busy machine slow them, too."""
+        """What a second of the matmuls' trials is worth in the step,
+        where other ops and a busy machine slow them, too.
+        """
         tried = sum(one.count * one.seconds for one in self.trials)
-        return (self.times[kinds.LOW_MATMUL] + self.times[kinds.FP32_MATMUL]) / tried if tried else 0.0
+        return (
+            (self.times[kinds.LOW_MATMUL] + self.times[kinds.FP32_MATMUL]) / tried if tried else 0.0
+        )
 
     def saved(self, trials: list[MatmulTrial], dtype: torch.dtype) -> float:
         """Return the seconds that these matmuls would save in another dtype, in the step."""

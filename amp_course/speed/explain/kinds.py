@@ -1,7 +1,8 @@
-"""Sort the time of a recorded step by kind: which matmuls, which other ops, casts, optimizer, waiting, and the rest.
+"""Sort the time of a recorded step by kind: which matmuls, which other ops, casts, optimizer,
+waiting, and the rest.
 
-On a CPU an op's time is the thread's time. On an accelerator the step is as long as its timeline: what its kernels fill is
-theirs, and an idle moment belongs to what the program was doing then.
+On a CPU an op's time is the thread's time. On an accelerator the step is as long as its timeline:
+what its kernels fill is theirs, and an idle moment belongs to what the program was doing then.
 """
 
 from __future__ import annotations
@@ -56,16 +57,24 @@ _MATMULS = (
     "_scaled_dot_product_cudnn_attention_backward",
 )
 MATMULS = frozenset(f"aten::{name}" for name in _MATMULS)
-# Ops that read a tensor's values on the host: on a GPU the program waits there for all that was queued.
+# Ops that read a tensor's values on the host: on a GPU the program waits there for all that was
+# queued.
 READS = frozenset(
-    f"aten::{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique2")
-) | {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize"}
-# Ops that only find out how a tensor is to be read, or reserve memory: their own time is the price of a call.
+    f"aten::{name}"
+    for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique2")
+) | {
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+}
+# Ops that only find out how a tensor is to be read, or reserve memory: their own time is the price
+# of a call.
 _NAMES = (
-    "linear matmul conv1d conv2d conv3d convolution to t transpose permute view reshape _reshape_alias as_strided "
-    "expand select slice unsqueeze squeeze narrow split chunk unbind detach empty empty_like empty_strided resize_ "
-    "result_type resolve_conj resolve_neg contiguous alias lift_fresh scaled_dot_product_attention _to_copy "
-    "ones_like zeros_like "
+    "linear matmul conv1d conv2d conv3d convolution to t transpose permute view reshape "
+    "_reshape_alias as_strided expand select slice unsqueeze squeeze narrow split chunk unbind "
+    "detach empty empty_like empty_strided resize_ result_type resolve_conj resolve_neg contiguous "
+    "alias lift_fresh scaled_dot_product_attention _to_copy ones_like zeros_like "
 )
 _BOOKKEEPING = frozenset(f"aten::{name}" for name in _NAMES.split())
 
@@ -73,7 +82,8 @@ _BOOKKEEPING = frozenset(f"aten::{name}" for name in _NAMES.split())
 def sort_step(step: StepRecord, launch: int) -> dict[str, int]:
     """Return kind → nanoseconds of one recorded step.
 
-    launch: nanoseconds that the call of the smallest op takes; so much of every op counts as "launch and Python"
+    launch: nanoseconds that the call of the smallest op takes; so much of every op counts as
+            "launch and Python"
     """
     timeline = sorted(_kernels((step.main, *step.others)))
     if timeline:
@@ -117,7 +127,11 @@ def own_kind(op: Op) -> str:
     """Return the kind of an op's own time, its children's aside."""
     if "CompiledFxGraph" in op.name:
         return FP32_OP  # what torch.compile fused; the profiler does not tell its dtypes
-    if "::" not in op.name or op.name in _BOOKKEEPING or op.name.startswith(("autograd::", "torch::")):
+    if (
+        "::" not in op.name
+        or op.name in _BOOKKEEPING
+        or op.name.startswith(("autograd::", "torch::"))
+    ):
         return LAUNCH
     return LOW_OP if is_low(op) else FP32_OP
 
@@ -129,7 +143,11 @@ def is_low(op: Op) -> bool:
 
 def _is_cast(op: Op) -> bool:
     if op.name in ("aten::to", "aten::_to_copy"):
-        return any(_is_cast(child) for child in op.children if child.name in ("aten::_to_copy", "aten::copy_"))
+        return any(
+            _is_cast(child)
+            for child in op.children
+            if child.name in ("aten::_to_copy", "aten::copy_")
+        )
     if op.name == "aten::copy_" and len(op.dtypes) >= 2:
         return op.dtypes[0] != op.dtypes[1] and {op.dtypes[0], op.dtypes[1]} <= _FLOATS
     return False
@@ -168,7 +186,9 @@ def _waits(op: Op) -> Iterator[tuple[Op, str]]:
 
 
 def _idle(start: int, end: int, waits: list[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-    """Share out an idle stretch: to the loader while the program waited for it, to a read of values that emptied the queue."""
+    """Share out an idle stretch: to the loader while the program waited for it,
+    to a read of values that emptied the queue.
+    """
     if end <= start:
         return
     drained = any(kind == SYNC and first <= start <= last for first, last, kind in waits)

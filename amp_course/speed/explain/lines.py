@@ -39,9 +39,15 @@ class LineTimes:
     """Samples by line: in Python alone, in all, while waiting for data; and which lines log."""
 
     python: Counter[Line] = field(default_factory=Counter)  # the line itself was running, in no op
-    ops: Counter[Line] = field(default_factory=Counter)  # an op was, called from this line: reads of values aside
-    calling: Counter[Line] = field(default_factory=Counter)  # torch's Python was, called from this line
-    logging: Counter[Line] = field(default_factory=Counter)  # the line was logging, in Python or in an op
+    ops: Counter[Line] = field(
+        default_factory=Counter
+    )  # an op was, called from this line: reads of values aside
+    calling: Counter[Line] = field(
+        default_factory=Counter
+    )  # torch's Python was, called from this line
+    logging: Counter[Line] = field(
+        default_factory=Counter
+    )  # the line was logging, in Python or in an op
     data: Counter[Line] = field(default_factory=Counter)
     logs: set[Line] = field(default_factory=set)
     gaps: int = 0  # samples in Python, with or without a line
@@ -89,7 +95,9 @@ def _kind_at(op: Op, time: int) -> str:
 
 def _logs(sample: Sample) -> bool:
     assert sample.line is not None
-    if any(name == one or name.startswith(one + ".") for name in sample.modules for one in _LOGGERS):
+    if any(
+        name == one or name.startswith(one + ".") for name in sample.modules for one in _LOGGERS
+    ):
         return True
     in_model = any(
         name.startswith("torch.nn.") for name in sample.modules

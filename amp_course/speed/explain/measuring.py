@@ -28,7 +28,9 @@ _MOST_OPS = 60_000  # in all recorded steps: each costs some 20 µs to read
 
 
 def measure(run: Runner, device: torch.device | None, seconds: float) -> Explanation:
-    """Run the step again and again, for about `seconds`, and return what it shows; see `explain`."""
+    """Run the step again and again, for about `seconds`, and return what it shows;
+    see `explain`.
+    """
     run.guarded()  # the first step allocates and loads, and what raises raises here
     first = _look(run)
     device, ops = device or _device_of(first), 5 * len(first.calls)
@@ -79,7 +81,9 @@ def _count(evidence: Evidence) -> str:
     )
 
 
-def _findings(run: Runner, turns: Rounds, evidence: Evidence, steps: int, seconds: float) -> Findings:
+def _findings(
+    run: Runner, turns: Rounds, evidence: Evidence, steps: int, seconds: float
+) -> Findings:
     device, low = turns.device, _low_dtype(evidence, turns.device)
     cores, threads, on_cpu = usable_cores(), torch.get_num_threads(), turns.device.type == "cpu"
     faults = statistics.median(turns.faults)
@@ -92,10 +96,14 @@ def _findings(run: Runner, turns: Rounds, evidence: Evidence, steps: int, second
         low=low,
         device=device.type,
         fused=[
-            (type(one).__name__, ratio) for one in evidence.optimizers if (ratio := try_fused(one, device)) is not None
+            (type(one).__name__, ratio)
+            for one in evidence.optimizers
+            if (ratio := try_fused(one, device)) is not None
         ],
         threads=(threads, cores),
-        other_threads=_with_threads(run, device, cores, steps) if on_cpu and _may_change(threads, cores) else None,
+        other_threads=_with_threads(run, device, cores, steps)
+        if on_cpu and _may_change(threads, cores)
+        else None,
         faults=faults,
         fault_seconds=faults * seconds_per_fault() if on_cpu else 0.0,
         fetch_busy=statistics.median(run.fetch_busy) if run.fetch_busy else None,
@@ -121,11 +129,17 @@ def _low_dtype(evidence: Evidence, device: torch.device) -> torch.dtype:
 
 
 def _may_change(threads: int, cores: int) -> bool:
-    """Return True if another number of threads is worth a trial: more than cores never pay; fewer may be somebody's choice."""
-    return threads > cores or (threads < cores and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys())
+    """Return True if another number of threads is worth a trial: more than cores never pay;
+    fewer may be somebody's choice.
+    """
+    return threads > cores or (
+        threads < cores and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    )
 
 
-def _with_threads(run: Runner, device: torch.device, threads: int, steps: int) -> tuple[float, float]:
+def _with_threads(
+    run: Runner, device: torch.device, threads: int, steps: int
+) -> tuple[float, float]:
     """Return the median step as it is, and with another number of threads, taken in turn."""
     now = torch.get_num_threads()
     ours: dict[int, list[float]] = {now: [], threads: []}
@@ -141,8 +155,14 @@ def _with_threads(run: Runner, device: torch.device, threads: int, steps: int) -
 
 
 def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) -> float:
-    """Estimate what casting every fp32 matmul's inputs would take: their bytes, at the pace of one such cast."""
-    moved = sum(call.bytes for call in evidence.calls if call.kind == "matmul" and call.dtype == torch.float32)
+    """Estimate what casting every fp32 matmul's inputs would take:
+    their bytes, at the pace of one such cast.
+    """
+    moved = sum(
+        call.bytes
+        for call in evidence.calls
+        if call.kind == "matmul" and call.dtype == torch.float32
+    )
     if not moved:
         return 0.0
     sample = torch.ones(2**20, device=device)
@@ -150,13 +170,19 @@ def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) ->
 
 
 def _ceiling(found: Findings) -> tuple[float | None, float | None]:
-    """Return how many times faster than fp32 the step could be, and is: the matmuls' time, scaled by what the trials took."""
+    """Return how many times faster than fp32 the step could be, and is:
+    the matmuls' time, scaled by what the trials took.
+    """
     times, trials = found.times, found.trials
 
     def ratio(chosen: list[MatmulTrial], dtype: torch.dtype) -> float:
         known = [one for one in chosen if dtype in one.other or one.dtype == dtype]
         mine = sum(one.count * one.seconds for one in known)
-        return sum(one.count * one.other.get(dtype, one.seconds) for one in known) / mine if mine else 1.0
+        return (
+            sum(one.count * one.other.get(dtype, one.seconds) for one in known) / mine
+            if mine
+            else 1.0
+        )
 
     lows = [one for one in trials if one.dtype in LOW]
     highs = [one for one in trials if one.dtype not in LOW]
@@ -164,7 +190,12 @@ def _ceiling(found: Findings) -> tuple[float | None, float | None]:
         return None, None
     in_low, in_high = times[kinds.LOW_MATMUL], times[kinds.FP32_MATMUL]
     rest = found.seconds - in_low - in_high
-    fp32 = rest - times[kinds.CAST] + in_low * ratio(lows, torch.float32) + in_high * ratio(highs, torch.float32)
+    fp32 = (
+        rest
+        - times[kinds.CAST]
+        + in_low * ratio(lows, torch.float32)
+        + in_high * ratio(highs, torch.float32)
+    )
     best = rest - times[kinds.CAST] + in_low + in_high * ratio(highs, found.low)
     return fp32 / best, fp32 / found.seconds
 
@@ -180,33 +211,46 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
         notes.append("No optimizer of torch stepped, so nothing was trained.")
     if timing.q3 > 1.5 * timing.q1:
         notes.append(
-            "The steps differ much in time, by more than half between the quartiles: the shares are those of a middling one."
+            "The steps differ much in time, by more than half between the quartiles: the shares "
+            "are those of a middling one."
         )
     sizes = sorted(turns.ops)
-    sizes = sizes[len(sizes) // 10 : len(sizes) - len(sizes) // 10]  # a step now and then does something else
+    sizes = sizes[
+        len(sizes) // 10 : len(sizes) - len(sizes) // 10
+    ]  # a step now and then does something else
     if sizes[-1] > 1.2 * sizes[0]:
-        notes.append(f"The steps are not alike: the recorded ones called between {sizes[0]:,} and {sizes[-1]:,} ops.")
+        notes.append(
+            f"The steps are not alike: the recorded ones called between {sizes[0]:,} and "
+            f"{sizes[-1]:,} ops."
+        )
     load, cores = _load(), found.threads[1]
     if timing.waited is None and load > cores + 1:
         notes.append(
-            f"Other programs keep this machine busy (a load of {load:.0f} on {cores} cores), so all times are longer than usual."
+            f"Other programs keep this machine busy (a load of {load:.0f} on {cores} cores), so "
+            f"all times are longer than usual."
         )
     if run.passes > 1 and found.workers:
         notes.append(
-            "`batches` ended and was started again, so starting its workers is part of what the step waits for."
+            "`batches` ended and was started again, so starting its workers is part of what the "
+            "step waits for."
         )
     places = sorted(evidence.matmul_devices())
     if len(places) > 1:
-        notes.append(f"Matmuls ran on {' and '.join(places)}: the time is told for all of them together.")
+        notes.append(
+            f"Matmuls ran on {' and '.join(places)}: the time is told for all of them together."
+        )
     if found.device == "cuda" and not turns.saw_kernels:
         notes.append(
-            "The profiler saw nothing of the GPU (it may lack the permission), so the kinds are those of the program's own time."
+            "The profiler saw nothing of the GPU (it may lack the permission), so the kinds are "
+            "those of the program's own time."
         )
     return notes
 
 
 def _load() -> float:
-    """Return how many processes wanted to run during the last minute, on average; 0 where the system does not tell."""
+    """Return how many processes wanted to run during the last minute, on average;
+    0 where the system does not tell.
+    """
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

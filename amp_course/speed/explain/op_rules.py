@@ -1,4 +1,6 @@
-"""Advice on the ops themselves: their dtype, their sizes, casts, the optimizer, threads and memory."""
+"""Advice on the ops themselves: their dtype, their sizes, casts, the optimizer,
+threads and memory.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def check_precision(found: Findings) -> Iterator[Advice]:
             "fp64-island",
             saved,
             f"{_many(double)} in float64{_places(found, double)}",
-            "find the tensor that is float64 (NumPy's default is), and cast it once: `torch.as_tensor(x, dtype=torch.float32)`",
+            "find the tensor that is float64 (NumPy's default is), and cast it once: "
+            "`torch.as_tensor(x, dtype=torch.float32)`",
             "04",
             measured=True,
         )
@@ -48,10 +51,11 @@ def check_precision(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "fp32-island",
             gain + casts,
-            f"{_many(faster)} in float32{_places(found, faster)}, while others run in {name}; in {name} they would take "
-            f"{seconds_text(gain)} less, and the casts around them {seconds_text(casts)}",
-            "take `autocast(enabled=False)`, `.float()` or the op that autocast keeps in float32 out of the way, if the model "
-            "trains as well without",
+            f"{_many(faster)} in float32{_places(found, faster)}, while others run in {name}; in "
+            f"{name} they would take {seconds_text(gain)} less, and the casts around them "
+            f"{seconds_text(casts)}",
+            "take `autocast(enabled=False)`, `.float()` or the op that autocast keeps in float32 "
+            "out of the way, if the model trains as well without",
             "04",
             measured=True,
         )
@@ -60,16 +64,18 @@ def check_precision(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "fp32-island",
             casts,
-            f"the step's own code casts 16-bit tensors up to float32{found.at(line)}, and the casts take {seconds_text(casts)}",
-            "leave out the cast, if the model trains as well without: autocast keeps in float32 what needs it",
+            f"the step's own code casts 16-bit tensors up to float32{found.at(line)}, and the "
+            f"casts take {seconds_text(casts)}",
+            "leave out the cast, if the model trains as well without: autocast keeps in float32 "
+            "what needs it",
             "04",
         )
     elif faster and gain > found.cast_seconds:
         yield Advice(
             "no-autocast",
             gain - found.cast_seconds,
-            f"the matmuls run in float32, and in {name} they would take {seconds_text(gain)} less, casts about "
-            f"{seconds_text(found.cast_seconds)} more",
+            f"the matmuls run in float32, and in {name} they would take {seconds_text(gain)} "
+            f"less, casts about {seconds_text(found.cast_seconds)} more",
             f"run the forward pass under `torch.autocast({found.device!r}, dtype=torch.{name})`",
             "06",
             measured=True,
@@ -77,7 +83,9 @@ def check_precision(found: Findings) -> Iterator[Advice]:
 
 
 def check_slow_formats(found: Findings) -> Iterator[Advice]:
-    """Advise on 16-bit matmuls that are slower than fp32's would be: all of them together, or one op's kernel."""
+    """Advise on 16-bit matmuls that are slower than fp32's would be:
+    all of them together, or one op's kernel.
+    """
     low = [one for one in found.trials if one.dtype in LOW and torch.float32 in one.other]
     slow = [one for one in low if one.gain(torch.float32) > 0]
     if not slow:
@@ -93,8 +101,10 @@ def check_slow_formats(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "slower-in-16-bits",
             found.saved(slow, torch.float32),
-            f"at these sizes the {name} matmuls take {as_is / in_fp32:.1f} times as long on this {device} as in float32",
-            "train in float32 here (`enabled=False`), and keep AMP for larger layers, or a machine with fast units for it",
+            f"at these sizes the {name} matmuls take {as_is / in_fp32:.1f} times as long on this "
+            f"{device} as in float32",
+            "train in float32 here (`enabled=False`), and keep AMP for larger layers, or a "
+            "machine with fast units for it",
             "00",
             measured=True,
         )
@@ -102,17 +112,20 @@ def check_slow_formats(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "slower-in-16-bits",
             found.saved([worst], torch.float32),
-            f"`{op}` takes {worst.seconds / worst.other[torch.float32]:.1f} times as long in {name} on this {device} as in "
+            f"`{op}` takes {worst.seconds / worst.other[torch.float32]:.1f} times as long in "
+            f"{name} on this {device} as in "
             "float32, although the other matmuls gain",
-            "keep that op in float32, in a region with `enabled=False` and with its inputs cast, and measure again: the casts "
-            "cost, too",
+            "keep that op in float32, in a region with `enabled=False` and with its inputs cast, "
+            "and measure again: the casts cost, too",
             "04",
             measured=True,
         )
 
 
 def _asks_for_fp32(cast: CastSeen) -> bool:
-    """Return True if a line of the reader's own asks for a cast up, by its words: autocast's casts have lines that call ops."""
+    """Return True if a line of the reader's own asks for a cast up, by its words:
+    autocast's casts have lines that call ops.
+    """
     up = cast.forward and cast.before in LOW and cast.after not in LOW
     return up and cast.line is not None and bool(_UP.search(cast.line.text))
 
@@ -146,8 +159,10 @@ def check_sizes(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "odd-sizes",
             saved,
-            f"matmuls of sizes that are no multiples of 8 are slow here: {dtype_name(worst.dtype)} {shapes} takes "
-            f"{worst.seconds / (worst.padded or worst.seconds):.1f} times as long as the next multiples would",
+            f"matmuls of sizes that are no multiples of 8 are slow here: "
+            f"{dtype_name(worst.dtype)} {shapes} takes "
+            f"{worst.seconds / (worst.padded or worst.seconds):.1f} times as long as the next "
+            f"multiples would",
             "pad the vocabulary, the width or the batch to a multiple of 64",
             "09",
             measured=True,
@@ -163,8 +178,8 @@ def check_optimizer(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "unfused-optimizer",
             saved,
-            f"{name} takes {found.percent(found.times[kinds.OPTIMIZER])} of the step, and its fused version takes "
-            f"{ratio:.2f} times as long, tried on copies",
+            f"{name} takes {found.percent(found.times[kinds.OPTIMIZER])} of the step, and its "
+            f"fused version takes {ratio:.2f} times as long, tried on copies",
             f"`{name}(…, fused=True)`",
             "09",
             measured=True,
@@ -181,8 +196,9 @@ def check_threads(found: Findings) -> Iterator[Advice]:
     yield Advice(
         "too-many-threads" if many else "too-few-threads",
         found.seconds * (1 - after / before),
-        f"torch uses {now} thread{'s'[: now != 1]}, and this process may use {cores} core{'s'[: cores != 1]}; with {cores} "
-        f"thread{'s'[: cores != 1]} the step takes {seconds_text(after)} instead of {seconds_text(before)}",
+        f"torch uses {now} thread{'s'[: now != 1]}, and this process may use {cores} "
+        f"core{'s'[: cores != 1]}; with {cores} thread{'s'[: cores != 1]} the step takes "
+        f"{seconds_text(after)} instead of {seconds_text(before)}",
         f"`torch.set_num_threads({cores})`, or OMP_NUM_THREADS={cores} in the environment"
         + ("; with DataLoader workers, leave cores for them" if many else ""),
         "09",
@@ -197,8 +213,9 @@ def check_memory(found: Findings) -> Iterator[Advice]:
         yield Advice(
             "returned-memory",
             found.fault_seconds,
-            f"the system hands out {found.faults:,.0f} pages ({size}) again in every step, which takes about "
-            f"{seconds_text(found.fault_seconds)}: the allocator gives freed memory back",
+            f"the system hands out {found.faults:,.0f} pages ({size}) again in every step, which "
+            f"takes about {seconds_text(found.fault_seconds)}: the allocator gives freed memory "
+            f"back",
             f"start Python with {CURE} (glibc), or with jemalloc",
             "09",
         )
@@ -230,8 +247,10 @@ def check_casts(found: Findings, lines: set[Line]) -> Iterator[Advice]:
     yield Advice(
         "repeated-casts",
         total,
-        f"the same {shape} tensor is cast from {dtype_name(cast.before)} to {dtype_name(cast.after)} {count:,} times in one "
-        f"step{found.at(cast.line)}{others}; the repeats take {seconds_text(total)}, {found.percent(total)} of the step",
-        "cast it once, before the loop; or open one autocast region around the loop, so that its cache keeps the copy",
+        f"the same {shape} tensor is cast from {dtype_name(cast.before)} to "
+        f"{dtype_name(cast.after)} {count:,} times in one step{found.at(cast.line)}{others}; the "
+        f"repeats take {seconds_text(total)}, {found.percent(total)} of the step",
+        "cast it once, before the loop; or open one autocast region around the loop, so that its "
+        "cache keeps the copy",
         "04",
     )

@@ -1,4 +1,6 @@
-"""Advice on what the program does around its ops: waiting, logging, reading values, Python, and starting the ops."""
+"""Advice on what the program does around its ops: waiting, logging, reading values, Python,
+and starting the ops.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def line_seconds(found: Findings, counts: Counter[Line], line: Line) -> float:
 
 
 def python_seconds(found: Findings, line: Line, also: Counter[Line] | None = None) -> float:
-    """Return a line's share of the time that the step spends between ops; `also`: other samples of the line to count."""
+    """Return a line's share of the time that the step spends between ops; `also`:
+    other samples of the line to count.
+    """
     gaps, own = found.lines.gaps, found.lines.python[line] + (also[line] if also else 0)
     return found.times[kinds.LAUNCH] * own / gaps if gaps else 0.0
 
@@ -31,13 +35,17 @@ def check_data(found: Findings) -> Iterator[Advice]:
     waited = found.times[kinds.WAIT]
     top = found.lines.data.most_common(1)
     where = f", most of it in {top[0][0]}" if top else ""
-    took = f"the step waits {seconds_text(waited)} for its batch, {found.percent(waited)} of its time"
+    took = (
+        f"the step waits {seconds_text(waited)} for its batch, {found.percent(waited)} of its time"
+    )
     if found.workers:
         yield Advice(
             "slow-workers",
             waited,
-            f"{took}, although {found.workers} worker{'s prepare' if found.workers > 1 else ' prepares'} the batches",
-            "make the batches cheaper (decode or resize once, beforehand), or use more workers if there are idle cores",
+            f"{took}, although {found.workers} "
+            f"worker{'s prepare' if found.workers > 1 else ' prepares'} the batches",
+            "make the batches cheaper (decode or resize once, beforehand), or use more workers if "
+            "there are idle cores",
             "09",
         )
     elif found.fetch_busy is None:
@@ -45,8 +53,8 @@ def check_data(found: Findings) -> Iterator[Advice]:
             "waiting-for-data",
             waited,
             f"{took}{where}",
-            "pass the loader to `explain(step, loader)` to learn whether its CPU or its source is slow; several workers help "
-            "with both",
+            "pass the loader to `explain(step, loader)` to learn whether its CPU or its source is "
+            "slow; several workers help with both",
             "09",
         )
     elif found.fetch_busy > _BUSY:
@@ -54,15 +62,16 @@ def check_data(found: Findings) -> Iterator[Advice]:
             "data-preparation",
             waited,
             f"{took}, and the CPU is busy with it{where}",
-            "let workers prepare batches while the model trains: `DataLoader(…, num_workers=2)`; or do this work once, "
-            "beforehand, or on whole batches",
+            "let workers prepare batches while the model trains: `DataLoader(…, num_workers=2)`; "
+            "or do this work once, beforehand, or on whole batches",
             "09",
         )
     elif found.crowded:
         yield Advice(
             "waiting-for-data",
             waited,
-            f"{took}{where}; whether its source is slow or other programs had the CPU, this machine cannot tell",
+            f"{took}{where}; whether its source is slow or other programs had the CPU, this "
+            f"machine cannot tell",
             "let workers read ahead, which helps with both: `DataLoader(…, num_workers=2)`; and "
             "run this again when little else runs",
             "09",
@@ -72,7 +81,8 @@ def check_data(found: Findings) -> Iterator[Advice]:
             "slow-source",
             waited,
             f"{took}, and the CPU is idle meanwhile{where}: the source is slow (a disk, a network)",
-            "read ahead: `DataLoader(…, num_workers=2, prefetch_factor=4)`; or copy the data to a fast disk, in few large files",
+            "read ahead: `DataLoader(…, num_workers=2, prefetch_factor=4)`; or copy the data to a "
+            "fast disk, in few large files",
             "09",
         )
 
@@ -86,7 +96,8 @@ def check_logging(found: Findings, logs: set[Line]) -> Iterator[Advice]:
         yield Advice(
             "logging",
             total,
-            f"logging takes {seconds_text(total)}, {found.percent(total)} of the step, most of it{found.at(worst)}",
+            f"logging takes {seconds_text(total)}, {found.percent(total)} of the step, most of "
+            f"it{found.at(worst)}",
             "log every hundredth step, and keep what you log as tensors until then",
             "09",
         )
@@ -97,7 +108,11 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
     count = sum(found.evidence.reads.values())
     if not count:
         return
-    work = {line for call, line in zip(found.evidence.calls, found.evidence.lines, strict=True) if call.kind == MATMUL}
+    work = {
+        line
+        for call, line in zip(found.evidence.calls, found.evidence.lines, strict=True)
+        if call.kind == MATMUL
+    }
     total = found.times[kinds.SYNC] + sum(python_seconds(found, line) for line in reads)
     total += sum(
         line_seconds(found, found.lines.ops, line) for line in reads - work
@@ -105,16 +120,22 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
     line, most = found.evidence.reads.most_common(1)[0]
     times = "once" if count == 1 else f"{count:,} times"
     here = f", {most:,} of them{found.at(line)}" if line and count > 1 else found.at(line)
-    on_gpu = "" if found.device != "cpu" else ". On a GPU each would also wait until all that is queued is done"
+    on_gpu = (
+        ""
+        if found.device != "cpu"
+        else ". On a GPU each would also wait until all that is queued is done"
+    )
     yield Advice(
         "host-waits",
         total,
-        f"the step reads values {times}{here}, which takes {seconds_text(total)}, {found.percent(total)} of it{on_gpu}",
+        f"the step reads values {times}{here}, which takes {seconds_text(total)}, "
+        f"{found.percent(total)} of it{on_gpu}",
         # the scaler's own read, of whether a gradient was inf
-        "let a fused optimizer look for inf on the GPU, which spares the scaler's read: `fused=True` (Adam, AdamW, SGD, Adagrad)"
+        "let a fused optimizer look for inf on the GPU, which spares the scaler's read: "
+        "`fused=True` (Adam, AdamW, SGD, Adagrad)"
         if line and ".step(" in line.text and ".item(" not in line.text
-        else "keep values as tensors (`total += loss.detach()`), and read one every hundredth step; let `torch.where` decide "
-        "instead of `if`",
+        else "keep values as tensors (`total += loss.detach()`), and read one every hundredth "
+        "step; let `torch.where` decide instead of `if`",
         "09",
     )
 
@@ -134,9 +155,10 @@ def check_python(found: Findings, explained: set[Line]) -> Iterator[Advice]:
     yield Advice(
         "python",
         total,
-        f"Python code that calls no op of torch takes {seconds_text(total)}, {found.percent(total)} of the step, most of it"
-        f"{found.at(worst)}",
-        "move it out of the step: into the loader's workers, or to every hundredth step; or write it as an op on whole tensors",
+        f"Python code that calls no op of torch takes {seconds_text(total)}, "
+        f"{found.percent(total)} of the step, most of it{found.at(worst)}",
+        "move it out of the step: into the loader's workers, or to every hundredth step; or write "
+        "it as an op on whole tensors",
         "09",
     )
 
@@ -149,9 +171,10 @@ def check_small_ops(found: Findings, left: float) -> Iterator[Advice]:
         yield Advice(
             "small-ops",
             left,
-            f"starting {count:,} ops ({matmuls:,} of them matmuls) takes {seconds_text(left)} of Python and of calls, "
-            f"{found.percent(left)} of the step: too little work in each for its launch",
-            "give each op more to do (a larger batch, a wider net), or start fewer: `torch.compile`, a fused optimizer, "
-            "CUDA graphs on a GPU",
+            f"starting {count:,} ops ({matmuls:,} of them matmuls) takes {seconds_text(left)} of "
+            f"Python and of calls, {found.percent(left)} of the step: too little work in each for "
+            f"its launch",
+            "give each op more to do (a larger batch, a wider net), or start fewer: "
+            "`torch.compile`, a fused optimizer, CUDA graphs on a GPU",
             "09",
         )

@@ -1,4 +1,6 @@
-"""Record steps with `torch.profiler`: a tree of ops for each, with times and dtypes, in plain data that a test can build."""
+"""Record steps with `torch.profiler`: a tree of ops for each, with times and dtypes,
+in plain data that a test can build.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ class Op:
     @property
     def own(self) -> int:
         """The nanoseconds that no child accounts for."""
-        return max(0, self.end - self.start - sum(child.end - child.start for child in self.children))
+        return max(
+            0, self.end - self.start - sum(child.end - child.start for child in self.children)
+        )
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step: what the calling thread did, and what other threads (autograd's, for a GPU) did meanwhile."""
+    """One step: what the calling thread did, and what other threads
+    (autograd's, for a GPU) did meanwhile.
+    """
 
     main: Op
     others: tuple[Op, ...] = field(default=())
@@ -58,27 +64,36 @@ class Stretch:
 
 
 def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> list[StepRecord]:
-    """Call `run()` so many times under the profiler, each inside `Stretch(STEP)`, and return what it recorded.
+    """Call `run()` so many times under the profiler, each inside `Stretch(STEP)`, and return what
+    it recorded.
 
     Raises RuntimeError if another profiler is running.
     """
     if torch.autograd._profiler_enabled():
-        raise RuntimeError("another profiler is running, and there can be only one: leave its `with` block first.")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or its C++ writes on stderr as it starts and stops
+        raise RuntimeError(
+            "another profiler is running, and there can be only one: leave its `with` block first."
+        )
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "6"
+    )  # or its C++ writes on stderr as it starts and stops
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities, record_shapes=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of GPU counters that it may not read: what is missing is noticed below
+        warnings.simplefilter(
+            "ignore"
+        )  # of GPU counters that it may not read: what is missing is noticed below
         with profiler:
             for _ in range(steps):
                 with Stretch(STEP):
                     run()
     assert profiler.profiler is not None
     results: Any = profiler.profiler.kineto_results
-    # subtle: a profiler refers to itself, so its events would stay until the next garbage collection. They lie scattered over the
-    # heap, where glibc then finds no room for a step's tensors between them, and asks the system for more memory at every step.
+    # subtle: a profiler refers to itself, so its events would stay until the next garbage
+    #         collection. They lie scattered over the
+    # heap, where glibc then finds no room for a step's tensors between them, and asks the system
+    # for more memory at every step.
     vars(profiler).clear()
     return _steps(results, device)
 
@@ -139,5 +154,7 @@ def _kernels(results: Any) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
     for event in results.events():
         if event.device_type() != torch.autograd.DeviceType.CPU:
-            found.setdefault(event.linked_correlation_id(), []).append((event.start_ns(), event.end_ns()))
+            found.setdefault(event.linked_correlation_id(), []).append(
+                (event.start_ns(), event.end_ns())
+            )
     return found

@@ -1,6 +1,7 @@
 """Take plain and recorded steps in turn, and keep the numbers alone.
 
-subtle: the records are let go at once. Python's garbage collector looks through every living object now and then, and the next
+subtle: the records are let go at once. Python's garbage collector looks through every living object
+        now and then, and the next
 steps would pay for half a million of ours.
 """
 
@@ -24,7 +25,8 @@ from amp_course.speed.explain.running import Runner
 from amp_course.speed.explain.sampling import Sample, sampled
 from amp_course.speed.faults import page_faults
 
-_WARM = 8  # steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
+# steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
+_WARM = 8
 _SMALL_OPS = 300  # in the record from which the price of one call is read
 _PROBE = 0.01  # seconds
 
@@ -66,7 +68,9 @@ class Rounds:
         crowded = torch.get_num_threads() > usable_cores()
         before = time.perf_counter(), time.process_time(), worker_seconds()
         with nullcontext() if crowded else self.wait:
-            for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
+            for _ in range(
+                min(plain // 2, _WARM)
+            ):  # what was recorded before has filled the caches
                 _whole(self.run, self.device)
             seconds, faults = plain_steps(self.run, self.device, plain)
         self.clock += time.perf_counter() - before[0]
@@ -105,8 +109,9 @@ class Rounds:
         who = f"{self.workers} workers compete" if self.workers > 1 else "worker competes"
         return (
             f"The loader's {who} with the training for the {cores} core{'s' if cores > 1 else ''}: "
-            f"one of them waited for a CPU {self.wait.share:.0%} of the time. Preparing batches had "
-            f"{self.worked / most:.0%} of the cores, and other programs {others / most:.0%} at most. "
+            f"one of them waited for a CPU {self.wait.share:.0%} of the time. Preparing batches "
+            f"had {self.worked / most:.0%} of the cores, and other programs {others / most:.0%} at "
+            f"most. "
             "Use fewer workers, or make the batches cheaper (decode or resize once, beforehand), "
             "and run this again."
         )
@@ -118,7 +123,9 @@ class Rounds:
 
 
 def plain_steps(run: Runner, device: torch.device, steps: int) -> tuple[list[float], list[int]]:
-    """Return the seconds of some steps, each from idle device to idle device, and the pages that they were handed."""
+    """Return the seconds of some steps, each from idle device to idle device,
+    and the pages that they were handed.
+    """
     seconds, faults = [], []
     for _ in range(steps):
         synchronize(device)

@@ -20,21 +20,28 @@ class StepFailed(RuntimeError):
 class Runner:
     """Take one whole step at each call: a batch from `batches`, then the step.
 
-    batches: an iterable; one that can be read again is begun again when it ends. None: the step fetches its data itself.
+    batches: an iterable; one that can be read again is begun again when it ends. None: the step
+             fetches its data itself.
     seconds: how long a batch, or a step, may take
 
     Raises StepFailed, from the exception of the step where there is one.
     """
 
-    def __init__(self, train_step: Callable[..., Any], batches: Iterable[Any] | None, seconds: float) -> None:
+    def __init__(
+        self, train_step: Callable[..., Any], batches: Iterable[Any] | None, seconds: float
+    ) -> None:
         if not callable(train_step):
             raise TypeError(
-                f"train_step is a {type(train_step).__name__}, which cannot be called: pass the function itself, as in "
+                f"train_step is a {type(train_step).__name__}, which cannot be called: pass the "
+                f"function itself, as in "
                 "explain(step), not its result, as in explain(step())."
             )
-        if isinstance(batches, (str, bytes, Mapping, Tensor)) or not (batches is None or isinstance(batches, Iterable)):
+        if isinstance(batches, (str, bytes, Mapping, Tensor)) or not (
+            batches is None or isinstance(batches, Iterable)
+        ):
             raise TypeError(
-                f"batches is a {type(batches).__name__}: pass a DataLoader, a list of batches, [(inputs, targets), …], or "
+                f"batches is a {type(batches).__name__}: pass a DataLoader, a list of batches, "
+                f"[(inputs, targets), …], or "
                 "leave it out if the step fetches its own data."
             )
         self.train_step, self.batches, self.seconds = train_step, batches, seconds
@@ -50,7 +57,8 @@ class Runner:
             self.returned = self.train_step(*args, **kwargs)
         except Exception as error:
             raise StepFailed(
-                f"step {self.steps + 1} raised {type(error).__name__}: {error}. Make the step run on its own first."
+                f"step {self.steps + 1} raised {type(error).__name__}: {error}. Make the step run "
+                f"on its own first."
             ) from error
         self.steps += 1
 
@@ -61,7 +69,8 @@ class Runner:
             within(2 * self.seconds, self)
         except TimeUp:
             raise StepFailed(
-                f"step {began + 1} was not done within {2 * self.seconds:g} s. If that is its usual time, pass a larger "
+                f"step {began + 1} was not done within {2 * self.seconds:g} s. If that is its "
+                f"usual time, pass a larger "
                 "`seconds`."
             ) from None
 
@@ -69,7 +78,10 @@ class Runner:
         if self.batches is None:
             return (), {}
         with Stretch(DATA):
-            wall, busy = time.perf_counter(), time.thread_time()  # of this thread: torch's others spin while they wait
+            wall, busy = (
+                time.perf_counter(),
+                time.thread_time(),
+            )  # of this thread: torch's others spin while they wait
             batch = self._next()
             wall = time.perf_counter() - wall
             self.fetch_busy.append((time.thread_time() - busy) / wall if wall > 0 else 0.0)
@@ -85,7 +97,8 @@ class Runner:
             return within(self.seconds, self._fetch)
         except TimeUp:
             raise StepFailed(
-                f"`batches` gave no batch within {self.seconds:g} s: the loader hangs, or is far too slow. Try "
+                f"`batches` gave no batch within {self.seconds:g} s: the loader hangs, or is far "
+                f"too slow. Try "
                 "`next(iter(batches))` alone, with num_workers=0."
             ) from None
 
@@ -101,9 +114,12 @@ class Runner:
                 if self.iterator is not None:
                     break
             except Exception as error:
-                raise StepFailed(f"reading `batches` raised {type(error).__name__}: {error}") from error
+                raise StepFailed(
+                    f"reading `batches` raised {type(error).__name__}: {error}"
+                ) from error
         raise StepFailed(
-            f"`batches` ended after {self.steps} steps, and cannot be read again: pass a list or a DataLoader, not an iterator."
+            f"`batches` ended after {self.steps} steps, and cannot be read again: pass a list or a "
+            f"DataLoader, not an iterator."
             if self.steps
             else "`batches` is empty: it gave no batch."
         )

@@ -1,4 +1,6 @@
-"""Sample which line of Python a thread is at, many times a second, to name the lines that a step's Python time goes to."""
+"""Sample which line of Python a thread is at, many times a second,
+to name the lines that a step's Python time goes to.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ import torch
 from amp_course.checking import interrupts, limit
 
 _EVERY = 0.0005  # seconds between samples
-_SWITCH = 0.0002  # seconds after which a running thread hands over: Python's own 5 ms would blur what a step does
+# seconds after which a running thread hands over: Python's own 5 ms would blur what a step does
+_SWITCH = 0.0002
 _TORCH = str(Path(torch.__file__).parent)
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
 _LIBRARIES = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], _STDLIB})
@@ -48,7 +51,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Sample:
-    """Where a thread was: the reader's innermost line, the modules that it had called, and whether torch was one of them.
+    """Where a thread was: the reader's innermost line, the modules that it had called, and whether
+    torch was one of them.
 
     time:  nanoseconds since 1970
     """
@@ -79,7 +83,9 @@ def reader_line(frame: FrameType | None) -> Line | None:
 def sampled(samples: list[Sample]) -> Iterator[None]:
     """Add samples of the calling thread to a list while the body runs."""
     target, done = threading.get_ident(), threading.Event()
-    zero = time.time_ns() - time.perf_counter_ns()  # read once: the system's clock may be set meanwhile
+    zero = (
+        time.time_ns() - time.perf_counter_ns()
+    )  # read once: the system's clock may be set meanwhile
 
     def watch() -> None:
         while not done.wait(_EVERY):
@@ -100,7 +106,8 @@ def sampled(samples: list[Sample]) -> Iterator[None]:
 def _sample(thread: int, now: int) -> Sample:
     """Look where a thread is.
 
-    subtle: no frame may be held once this returns. One that outlives its moment keeps its tensors and context managers alive,
+    subtle: no frame may be held once this returns. One that outlives its moment keeps its tensors
+            and context managers alive,
     and torch then raises errors in the thread that is watched.
     """
     in_torch, line = False, None

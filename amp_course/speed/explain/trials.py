@@ -1,7 +1,9 @@
-"""Try what an advice would change, one thing at a time and on copies: what it would buy is measured, not guessed.
+"""Try what an advice would change, one thing at a time and on copies: what it would buy is
+measured, not guessed.
 
-A matmul in another dtype or with padded sizes, the optimizer's fused version, another number of threads. Nothing of the
-reader's is touched, but the step itself, which is run with other numbers of threads.
+A matmul in another dtype or with padded sizes, the optimizer's fused version, another number of
+threads. Nothing of the reader's is touched, but the step itself, which is run with other numbers of
+threads.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class MatmulTrial:
     """A matmul of the step, and what it takes in other ways.
 
     count:   how often the step runs it
-    seconds: as the step runs it; other: dtype → seconds; padded: seconds with sizes rounded up, None if they are round
+    seconds: as the step runs it; other: dtype → seconds; padded: seconds with sizes rounded up,
+             None if they are round
     number:  of the call in the evidence
     """
 
@@ -43,20 +46,26 @@ class MatmulTrial:
     flops: int
 
     def gain(self, dtype: torch.dtype) -> float:
-        """Return the seconds a step that another dtype would save; negative if it would be slower."""
+        """Return the seconds a step that another dtype would save;
+        negative if it would be slower.
+        """
         return self.count * (self.seconds - self.other[dtype]) if dtype in self.other else 0.0
 
 
 def try_matmuls(
     evidence: Evidence, device: torch.device, dtypes: Sequence[torch.dtype], seconds: float
 ) -> tuple[MatmulTrial, ...]:
-    """Time the step's largest matmuls as they are, in other dtypes and with rounded sizes, for about `seconds`."""
+    """Time the step's largest matmuls as they are, in other dtypes and with rounded sizes,
+    for about `seconds`.
+    """
     found: dict[str, list[int]] = {}
     for number, (call, replay) in enumerate(zip(evidence.calls, evidence.replays, strict=True)):
         if call.kind == MATMUL and call.dtype in _FLOATS:
             found.setdefault(f"{replay.func}{replay.args}{replay.kwargs}", []).append(number)
     whole = sum(evidence.calls[number].flops for group in found.values() for number in group)
-    groups = sorted(found.values(), key=lambda group: len(group) * evidence.calls[group[0]].flops, reverse=True)
+    groups = sorted(
+        found.values(), key=lambda group: len(group) * evidence.calls[group[0]].flops, reverse=True
+    )
     trials, covered, ends = [], 0, time.perf_counter() + seconds
     for group in groups[:_MOST_SHAPES]:
         if covered > _COVER * whole or time.perf_counter() > ends:
@@ -70,7 +79,11 @@ def try_matmuls(
 
 
 def _try_matmul(
-    evidence: Evidence, group: list[int], device: torch.device, dtypes: Sequence[torch.dtype], budget: float
+    evidence: Evidence,
+    group: list[int],
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    budget: float,
 ) -> MatmulTrial | None:
     replay, call = evidence.replays[group[0]], evidence.calls[group[0]]
     assert call.dtype is not None
@@ -84,7 +97,14 @@ def _try_matmul(
         return None
     others = {dtype: best[dtype] for dtype in dtypes if dtype in best}
     return MatmulTrial(
-        group[0], len(group), call.dtype, call.shapes, best["as it is"], others, best.get("padded"), call.flops
+        group[0],
+        len(group),
+        call.dtype,
+        call.shapes,
+        best["as it is"],
+        others,
+        best.get("padded"),
+        call.flops,
     )
 
 
@@ -93,7 +113,9 @@ def _maker(replay: Replay) -> Callable[[], Any]:
     return lambda: replay.func(*args, **kwargs)
 
 
-def _in_turn(ways: dict[Any, Callable[[], Any]], device: torch.device, budget: float) -> dict[Any, float]:
+def _in_turn(
+    ways: dict[Any, Callable[[], Any]], device: torch.device, budget: float
+) -> dict[Any, float]:
     """Return the fastest seconds of each way; one that raises is left out."""
     best: dict[Any, float] = {}
     failed: set[Any] = set()
@@ -108,7 +130,9 @@ def _in_turn(ways: dict[Any, Callable[[], Any]], device: torch.device, budget: f
                 except (RuntimeError, TypeError, ValueError, NotImplementedError):
                     failed.add(name)
                     continue
-                if rounds or taken > budget:  # the first call warms up, unless it is too slow to be called again
+                if (
+                    rounds or taken > budget
+                ):  # the first call warms up, unless it is too slow to be called again
                     best[name] = min(best.get(name, taken), taken)
                 if taken > budget:
                     failed.add(name)
@@ -125,10 +149,14 @@ def _in_dtype(replay: Replay, dtype: torch.dtype) -> Replay:
 
 
 def _rounded(replay: Replay) -> Replay | None:
-    """Return a matmul with its sizes rounded up to a multiple of 8, or of 64 where they are larger; None if they are."""
+    """Return a matmul with its sizes rounded up to a multiple of 8,
+    or of 64 where they are larger; None if they are.
+    """
     if getattr(replay.func, "overloadpacket", None) not in _PADDED:
         return None
-    layouts = [leaf for leaf in tree_leaves((replay.args, replay.kwargs)) if isinstance(leaf, Layout)]
+    layouts = [
+        leaf for leaf in tree_leaves((replay.args, replay.kwargs)) if isinstance(leaf, Layout)
+    ]
     if all(size % 8 == 0 or size < 8 for layout in layouts for size in layout.shape):
         return None
 
@@ -150,10 +178,17 @@ def _rounded(replay: Replay) -> Replay | None:
 
 
 def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float | None:
-    """Return the fused optimizer's time over the current one's, on copies; None where there is none, or no memory for them."""
-    if any(group.get("fused") for group in optimizer.param_groups) or "fused" not in optimizer.defaults:
+    """Return the fused optimizer's time over the current one's, on copies;
+    None where there is none, or no memory for them.
+    """
+    if (
+        any(group.get("fused") for group in optimizer.param_groups)
+        or "fused" not in optimizer.defaults
+    ):
         return None
-    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    parameters = [
+        one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+    ]
     needed, free = sum(8 * one.nbytes for one in parameters), free_memory(device)
     if not parameters or (free is not None and needed > free / 2):
         return None
@@ -169,7 +204,9 @@ def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float |
 def _stepper(optimizer: torch.optim.Optimizer, fused: bool) -> Callable[[], Any]:
     groups = []
     for group in optimizer.param_groups:
-        copies = [one.detach().clone().requires_grad_() for one in group["params"] if one.requires_grad]
+        copies = [
+            one.detach().clone().requires_grad_() for one in group["params"] if one.requires_grad
+        ]
         for one in copies:
             one.grad = torch.ones_like(one)
         settings = {name: value for name, value in group.items() if name in optimizer.defaults}

@@ -1,4 +1,6 @@
-"""The one exercise of the start page: it shows how exercises work, and asks the first thing worth knowing."""
+"""The one exercise of the start page: it shows how exercises work,
+and asks the first thing worth knowing.
+"""
 
 import random
 import re
@@ -8,31 +10,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from amp_course.checking import Case, Exercise, Mistake, short
+from amp_course.checking import Card, Case, Exercise, Mistake, short
 
-which_dtype = Exercise(
-    chapter="start", name="which_dtype", number=1, title="Half plus single", difficulty=1, importance=3, minutes=1, lines=1,
+card = Card(
+    chapter="start",
+    name="which_dtype",
+    number=1,
+    title="Half plus single",
+    difficulty=1,
+    importance=3,
+    minutes=1,
+    lines=1,
     takes="value",
-    task="A float16 tensor is added to a float32 tensor. Which torch dtype does the sum have? Put it in place of the three "
-    "dots in `which_dtype = ...`.",
+    task="A float16 tensor is added to a float32 tensor. Which torch dtype does the sum have? Put "
+    "it in place of the three dots in `which_dtype = ...`.",
     hints=(
         "The sum must be able to hold either number: which of the two dtypes can?",
         "Try it in a cell of your own: `(torch.ones(1).half() + torch.ones(1)).dtype`.",
     ),
-    why="Dtypes meet in every line of a model, and autocast (chapter 04) decides by rules like this one.",
-    alternative="`torch.result_type(a, b)` and `torch.promote_types(torch.float16, torch.float32)` tell you without adding.",
-)  # fmt: skip
+    why="Dtypes meet in every line of a model, and autocast (chapter 04) decides by rules like "
+    "this one.",
+    alternative="`torch.result_type(a, b)` and `torch.promote_types(torch.float16, "
+    "torch.float32)` tell you without adding.",
+)
 
 right = torch.float32
 KINDS: dict[Any, str] = {
-    str: "a string", torch.Tensor: "a tensor", (tuple, list, set): "a container", (type, np.dtype): "a type of another kind",
-}  # fmt: skip
+    str: "a string",
+    torch.Tensor: "a tensor",
+    (tuple, list, set): "a container",
+    (type, np.dtype): "a type of another kind",
+}
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Tell what kind of dtype, or of thing, the answer is."""
     if not isinstance(answer, torch.dtype):
-        kind = next((name for kind, name in KINDS.items() if isinstance(answer, kind)), "something else")
+        kind = next(
+            (name for kind, name in KINDS.items() if isinstance(answer, kind)), "something else"
+        )
     elif answer.is_floating_point:
         kind = "a narrower float" if answer.itemsize == 1 else str(answer)
     else:
@@ -41,25 +57,62 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     yield Case("", {"kind": kind}, {"it": it})
 
 
-which_dtype.judge_by(
-    right=right, cases=cases, said={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"}, mistakes=[
-        Mistake("the narrower wins", violates="Which torch dtype does the sum have", answer=torch.float16,
-                feedback="torch promotes to the dtype that holds both, not to the narrower one: a single fp32 tensor makes the "
-                "whole sum fp32. That is how a model quietly loses its half precision"),
-        Mistake("wider than both", answer=torch.float64,
-                feedback="torch promotes to the wider of the two and no further, and neither of them is float64"),
-        Mistake("the other 16 bits", answer=torch.bfloat16,
-                feedback="bfloat16 has fewer significand bits than either of the two, so it holds neither"),
-        Mistake("narrower than both", answer=torch.float8_e4m3fn,
-                feedback="`{it}` is narrower than both: torch promotes to the dtype that holds both"),
-        Mistake("not floating-point", answer=torch.int32,
-                feedback="`{it}` is not a real floating-point dtype, as both tensors have: their sum has one, too"),
-        Mistake("a string", violates="torch dtype", answer="torch.float32",
-                feedback="`{it}` is a string: dtypes are objects, such as `torch.float64`, without quotes"),
-        Mistake("the sum itself", answer=torch.ones(2), feedback="that is a tensor, not a dtype: give the `.dtype` of the sum"),
-        Mistake("a container", answer=(torch.float32,),
-                feedback="`{it}` is a tuple, a list or a set: give the dtype alone, with no brackets and no comma"),
-        Mistake("a type of another kind", answer=float,
-                feedback="`{it}` is a type, but not one of torch's dtypes. These are objects such as `torch.float64`"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "the narrower wins",
+        "torch promotes to the dtype that holds both, not to the narrower one: a single fp32 "
+        "tensor makes the whole sum fp32. That is how a model quietly loses its half precision",
+        answer=torch.float16,
+        violates="Which torch dtype does the sum have",
+    ),
+    Mistake(
+        "wider than both",
+        "torch promotes to the wider of the two and no further, and neither of them is float64",
+        answer=torch.float64,
+    ),
+    Mistake(
+        "the other 16 bits",
+        "bfloat16 has fewer significand bits than either of the two, so it holds neither",
+        answer=torch.bfloat16,
+    ),
+    Mistake(
+        "narrower than both",
+        "`{it}` is narrower than both: torch promotes to the dtype that holds both",
+        answer=torch.float8_e4m3fn,
+    ),
+    Mistake(
+        "not floating-point",
+        "`{it}` is not a real floating-point dtype, as both tensors have: their sum has one, too",
+        answer=torch.int32,
+    ),
+    Mistake(
+        "a string",
+        "`{it}` is a string: dtypes are objects, such as `torch.float64`, without quotes",
+        answer="torch.float32",
+        violates="torch dtype",
+    ),
+    Mistake(
+        "the sum itself",
+        "that is a tensor, not a dtype: give the `.dtype` of the sum",
+        answer=torch.ones(2),
+    ),
+    Mistake(
+        "a container",
+        "`{it}` is a tuple, a list or a set: give the dtype alone, with no brackets and no comma",
+        answer=(torch.float32,),
+    ),
+    Mistake(
+        "a type of another kind",
+        "`{it}` is a type, but not one of torch's dtypes. These are objects such as "
+        "`torch.float64`",
+        answer=float,
+    ),
+]
+
+which_dtype = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    said={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"},
+)

@@ -1,4 +1,6 @@
-"""Exercise 2 of chapter 02: which fraction of a tensor each zone of a format gets, against numbers whose zones are known."""
+"""Exercise 2 of chapter 02: which fraction of a tensor each zone of a format gets,
+against numbers whose zones are known.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -9,27 +11,35 @@ from torch import Tensor
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
 from amp_course.bits.rounding import round_to
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_dict, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_dict, read_number
 from amp_course.underflow.zones import ZONES
 
-lost_fraction = Exercise(
-    chapter="underflow", name="lost_fraction", number=2, title="Where do the numbers go?", difficulty=2, importance=5, minutes=10,
+card = Card(
+    chapter="underflow",
+    name="lost_fraction",
+    number=2,
+    title="Where do the numbers go?",
+    difficulty=2,
+    importance=5,
+    minutes=10,
     lines=8,
-    task="Write `lost_fraction(tensor, fmt)`: round a tensor to a format that has inf. Of the numbers that are not zero to "
-    "begin with, which fraction is lost, becomes subnormal, becomes normal, or overflows? Return a dict with the keys `lost`, "
-    "`subnormal`, `normal` and `overflow`, and leave the tensor unchanged. It is finite, of any shape, in float32 or float64. "
-    "`round_to` rounds to any `FloatFormat`, also to those that torch has no dtype for.",
+    task="Write `lost_fraction(tensor, fmt)`: round a tensor to a format that has inf. Of the "
+    "numbers that are not zero to begin with, which fraction is lost, becomes subnormal, becomes "
+    "normal, or overflows? Return a dict with the keys `lost`, `subnormal`, `normal` and "
+    "`overflow`, and leave the tensor unchanged. It is finite, of any shape, in float32 or "
+    "float64. `round_to` rounds to any `FloatFormat`, also to those that torch has no dtype for.",
     hints=(
         "Which numbers do you divide by? And do you look at the numbers before rounding, or after?",
-        "First `there = tensor[tensor != 0]`, then `size = round_to(there, fmt).abs()`. Each zone is a comparison with 0, "
-        "`fmt.smallest_normal`, or inf.",
-        "Lost: `size == 0`. Subnormal: between 0 and `fmt.smallest_normal`. Overflow: `size.isinf()`. Normal: the rest. "
-        "`.float().mean().item()` makes a fraction of each.",
+        "First `there = tensor[tensor != 0]`, then `size = round_to(there, fmt).abs()`. Each zone "
+        "is a comparison with 0, `fmt.smallest_normal`, or inf.",
+        "Lost: `size == 0`. Subnormal: between 0 and `fmt.smallest_normal`. Overflow: "
+        "`size.isinf()`. Normal: the rest. `.float().mean().item()` makes a fraction of each.",
     ),
-    why="This is the first measurement to make when fp16 misbehaves: which layer loses how much, before and after scaling.",
-    alternative="`amp_course.underflow.zone_fractions` does the same, for formats without inf too. It counts zeros and NaN "
-    "apart and takes a loss scale.",
-)  # fmt: skip
+    why="This is the first measurement to make when fp16 misbehaves: which layer loses how much, "
+    "before and after scaling.",
+    alternative="`amp_course.underflow.zone_fractions` does the same, for formats without inf "
+    "too. It counts zeros and NaN apart and takes a loss scale.",
+)
 
 
 def right(tensor: Tensor, fmt: FloatFormat) -> dict[str, float]:
@@ -46,16 +56,21 @@ def right(tensor: Tensor, fmt: FloatFormat) -> dict[str, float]:
 
 WIDE, ONE = ", for a float64 tensor", ", for `torch.tensor(1.0)`"
 SMALLER = 2.0**-12
+ORDER = ("lost", "overflow", "subnormal", "normal")  # an answer may take “normal” as the rest
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Four formats, one of which torch lacks. Float64 tensors also hold numbers that float32 has no room for.
+    """Four formats, one of which torch lacks. Float64 tensors also hold numbers that float32 has no
+    room for.
 
     The second tensor has the shape of the first, and other fractions: most of it is lost.
     """
     kinds = {FP8_E5M2: WIDE, BF16: ", for a transposed tensor", FloatFormat.of(3, 4): WIDE}
     tensor = _numbers(FP16, draw, torch.float32)
-    again = [(FP16, "", tensor), (FP16, ", for other numbers in a tensor of the same shape", tensor * SMALLER)]
+    again = [
+        (FP16, "", tensor),
+        (FP16, ", for other numbers in a tensor of the same shape", tensor * SMALLER),
+    ]
     others = [
         (fmt, kind, _numbers(fmt, draw, torch.float64 if kind == WIDE else torch.float32))
         for fmt, kind in kinds.items()
@@ -65,25 +80,50 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         tensor = tensor.mT if fmt == BF16 else tensor
         before = tensor.clone()
         got = read_dict(call_answer(answer, case, tensor, fmt), ZONES, case)
-        outputs: dict[str, Any] = {f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER}
+        outputs: dict[str, Any] = {
+            f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER
+        }
         outputs["the tensor"] = "unchanged" if torch.equal(tensor, before) else "changed"
-        yield Case(case, outputs, {"tiny": f"{fmt.smallest_subnormal:.3g}", "max": f"{fmt.max:.6g}", "name": fmt.name})
+        yield Case(
+            case,
+            outputs,
+            {"tiny": f"{fmt.smallest_subnormal:.3g}", "max": f"{fmt.max:.6g}", "name": fmt.name},
+        )
 
 
 def _numbers(fmt: FloatFormat, draw: random.Random, dtype: torch.dtype) -> Tensor:
-    """Draw numbers of both signs, (3, 2, n): zeros, all zones, and around each limit, where rounding decides."""
-    tiny, normal, step = fmt.smallest_subnormal, fmt.smallest_normal, 2.0 ** (fmt.max_exponent - fmt.significand_bits)
-    kinds = [  # (lowest, highest, how many): the counts are such that no two mistakes give the same fractions
-        (0.0, 0.0, 5), (1e-60, 1e-50, 4 if dtype == torch.float64 else 0),  # the second kind is 0 in float32
-        (0.05 * tiny, 0.45 * tiny, 16), (0.5 * tiny, 0.5 * tiny, 3),  # a tie, which goes to 0
-        (0.55 * tiny, 0.95 * tiny, 24), (1.1 * tiny, normal - tiny, 31),  # the first kind is rounded up to the smallest number
+    """Draw numbers of both signs, (3, 2, n): zeros, all zones, and around each limit,
+    where rounding decides.
+    """
+    tiny, normal, step = (
+        fmt.smallest_subnormal,
+        fmt.smallest_normal,
+        2.0 ** (fmt.max_exponent - fmt.significand_bits),
+    )
+    # (lowest, highest, how many): the counts are such that no two mistakes give the same fractions
+    kinds = [
+        (0.0, 0.0, 5),
+        (1e-60, 1e-50, 4 if dtype == torch.float64 else 0),  # the second kind is 0 in float32
+        (0.05 * tiny, 0.45 * tiny, 16),
+        (0.5 * tiny, 0.5 * tiny, 3),  # a tie, which goes to 0
+        (0.55 * tiny, 0.95 * tiny, 24),
+        (1.1 * tiny, normal - tiny, 31),  # the first kind is rounded up to the smallest number
         (normal - 0.45 * tiny, normal - 0.05 * tiny, 7),  # rounded up to the smallest normal number
-        (normal, normal, 4), (normal, fmt.max, 41 + 6 * draw.randint(0, 9)),
+        (normal, normal, 4),
+        (normal, fmt.max, 41 + 6 * draw.randint(0, 9)),
         (fmt.max + 0.05 * step, fmt.max + 0.45 * step, 11),  # rounded down to the largest number
-        (fmt.max + 0.5 * step, fmt.max + 0.5 * step, 2),  # a tie, which would go to the next power of two
-        (0.5 * tiny * (1 + 2**-40), 0.5 * tiny * (1 + 2**-40), 6 if fmt.dtype is None else 0),  # in float32 a tie
+        (
+            fmt.max + 0.5 * step,
+            fmt.max + 0.5 * step,
+            2,
+        ),  # a tie, which would go to the next power of two
+        (
+            0.5 * tiny * (1 + 2**-40),
+            0.5 * tiny * (1 + 2**-40),
+            6 if fmt.dtype is None else 0,
+        ),  # in float32 a tie
         (fmt.max + 0.55 * step, fmt.max + 0.95 * step, 18),
-    ]  # fmt: skip
+    ]
     places = [(low, high) for low, high, many in kinds for _ in range(many)]
     signed = [draw.uniform(*place) * (-1) ** (n % 3 == 1) for n, place in enumerate(places)]
     draw.shuffle(signed)
@@ -91,51 +131,117 @@ def _numbers(fmt: FloatFormat, draw: random.Random, dtype: torch.dtype) -> Tenso
     return torch.tensor(signed, dtype=torch.float64).to(dtype).view(3, 2, -1)
 
 
-ORDER = ("lost", "overflow", "subnormal", "normal")  # an answer may take “normal” as the rest
-THERE, SIZE, COUNT = "there = tensor[tensor != 0]", "size = round_to(there, fmt).abs()", "count = there.numel()"
+THERE, SIZE, COUNT = (
+    "there = tensor[tensor != 0]",
+    "size = round_to(there, fmt).abs()",
+    "count = there.numel()",
+)
 LOST, SUBNORMAL = "lost = size == 0", "subnormal = (size > 0) & (size < fmt.smallest_normal)"
-NORMAL, OVERFLOW = "normal = (size >= fmt.smallest_normal) & size.isfinite()", "overflow = size.isinf()"
+NORMAL, OVERFLOW = (
+    "normal = (size >= fmt.smallest_normal) & size.isfinite()",
+    "overflow = size.isinf()",
+)
 RETURN = "return {zone: mask.sum().item() / count for zone, mask in masks.items()}"
 
-lost_fraction.judge_by(
-    right=right, cases=cases, tolerance=1e-5, said={"the tensor": "{case}, your function changes the tensor: work on a copy"},
-    mistakes=[
-        Mistake("counts zeros that were zero "
-                "before", violates="not zero to begin with", edits={THERE: "there = tensor.flatten()"},
-                feedback="numbers that were zero before are counted too, as lost: leave them out, `tensor[tensor != 0]`"),
-        Mistake("takes zeros for lost", edits={LOST: "lost = round_to(tensor, fmt) == 0"},
-                feedback="numbers that were zero before are counted as lost: leave them out, `tensor[tensor != 0]`"),
-        Mistake("divides by all numbers", violates="Of the numbers that are not zero", edits={COUNT: "count = tensor.numel()"},
-                feedback="you divide by the number of all elements, zeros included: divide by how many were not zero before"),
-        Mistake("divides by what is left", edits={COUNT: "count = size.count_nonzero()"},
-                feedback="you divide by how many are not zero after rounding: divide by how many were not zero before"),
-        Mistake("−inf does not count", edits={OVERFLOW: "overflow = round_to(there, fmt) == torch.inf"},
-                feedback="negative numbers are not counted as overflow: look at their size, with `.abs()`"),
-        Mistake("the smallest normal is subnormal", edits={SUBNORMAL: SUBNORMAL.replace("< fmt", "<= fmt")},
-                feedback="`fmt.smallest_normal` is counted as subnormal: it is normal itself, so compare with `<`"),
-        Mistake("compares with the smallest number", edits={LOST: "lost = there.abs() < fmt.smallest_subnormal"},
-                feedback="all below the smallest number, {tiny}, is counted as lost. What is nearer to it than to 0 becomes it: "
-                "round first, then see what became 0"),
-        Mistake("subnormal before rounding",
-                edits={SUBNORMAL: "a = there.abs()\nsubnormal = (a >= fmt.smallest_subnormal) & (a < fmt.smallest_normal)"},
-                feedback="you count as subnormal what lies between the limits before rounding: round first, then compare"),
-        Mistake("compares with the largest number", edits={OVERFLOW: "overflow = there.abs() > fmt.max"},
-                feedback="all above the largest number, {max}, is counted as overflow. What lies less than half a step past it "
-                         "is "
-                "rounded back: round first, then see what is inf"),
-        Mistake("finds no overflow", violates="overflows", edits={OVERFLOW: "overflow = size.isnan()"},
-                feedback="you find no overflow. What overflows comes out as inf, and not as NaN: look for it with `.isinf()`"),
-        Mistake("through float32", violates="in float32 or float64", edits={SIZE: SIZE.replace("there", "there.float()")},
-                feedback="float64 numbers go through float32, where those just above a tie become the tie: round in one go"),
-        Mistake("casts to fmt.dtype", violates="torch has no dtype for",
-                edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
-                feedback="in {name} nothing is rounded: torch has no dtype for it, so `fmt.dtype` is None there. Use `round_to`"),
-        Mistake("an earlier tensor's",
-                answer=lambda x, fmt: right(x / SMALLER if fmt == FP16 and 1 < x.abs().max() < 32 else x, fmt),
-                feedback="{case}, you return the fractions of an earlier tensor, which had that shape: look at the numbers on "
-                         "every "
-                "call, and keep nothing from call to call"),
-        Mistake("counts", violates="which fraction", edits={RETURN: RETURN.replace(" / count", "")},
-                feedback="these are counts: divide each by how many numbers were not zero before"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "counts zeros that were zero before",
+        "numbers that were zero before are counted too, as lost: leave them out, `tensor[tensor "
+        "!= 0]`",
+        edits={THERE: "there = tensor.flatten()"},
+        violates="not zero to begin with",
+    ),
+    Mistake(
+        "takes zeros for lost",
+        "numbers that were zero before are counted as lost: leave them out, `tensor[tensor != 0]`",
+        edits={LOST: "lost = round_to(tensor, fmt) == 0"},
+    ),
+    Mistake(
+        "divides by all numbers",
+        "you divide by the number of all elements, zeros included: divide by how many were not "
+        "zero before",
+        edits={COUNT: "count = tensor.numel()"},
+        violates="Of the numbers that are not zero",
+    ),
+    Mistake(
+        "divides by what is left",
+        "you divide by how many are not zero after rounding: divide by how many were not zero "
+        "before",
+        edits={COUNT: "count = size.count_nonzero()"},
+    ),
+    Mistake(
+        "−inf does not count",
+        "negative numbers are not counted as overflow: look at their size, with `.abs()`",
+        edits={OVERFLOW: "overflow = round_to(there, fmt) == torch.inf"},
+    ),
+    Mistake(
+        "the smallest normal is subnormal",
+        "`fmt.smallest_normal` is counted as subnormal: it is normal itself, so compare with `<`",
+        edits={SUBNORMAL: SUBNORMAL.replace("< fmt", "<= fmt")},
+    ),
+    Mistake(
+        "compares with the smallest number",
+        "all below the smallest number, {tiny}, is counted as lost. What is nearer to it than to "
+        "0 becomes it: round first, then see what became 0",
+        edits={LOST: "lost = there.abs() < fmt.smallest_subnormal"},
+    ),
+    Mistake(
+        "subnormal before rounding",
+        "you count as subnormal what lies between the limits before rounding: round first, then "
+        "compare",
+        edits={
+            SUBNORMAL: "a = there.abs()\nsubnormal = (a >= fmt.smallest_subnormal) & (a < "
+            "fmt.smallest_normal)"
+        },
+    ),
+    Mistake(
+        "compares with the largest number",
+        "all above the largest number, {max}, is counted as overflow. What lies less than half a "
+        "step past it is rounded back: round first, then see what is inf",
+        edits={OVERFLOW: "overflow = there.abs() > fmt.max"},
+    ),
+    Mistake(
+        "finds no overflow",
+        "you find no overflow. What overflows comes out as inf, and not as NaN: look for it with "
+        "`.isinf()`",
+        edits={OVERFLOW: "overflow = size.isnan()"},
+        violates="overflows",
+    ),
+    Mistake(
+        "through float32",
+        "float64 numbers go through float32, where those just above a tie become the tie: round "
+        "in one go",
+        edits={SIZE: SIZE.replace("there", "there.float()")},
+        violates="in float32 or float64",
+    ),
+    Mistake(
+        "casts to fmt.dtype",
+        "in {name} nothing is rounded: torch has no dtype for it, so `fmt.dtype` is None there. "
+        "Use `round_to`",
+        edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
+        violates="torch has no dtype for",
+    ),
+    Mistake(
+        "an earlier tensor's",
+        "{case}, you return the fractions of an earlier tensor, which had that shape: look at the "
+        "numbers on every call, and keep nothing from call to call",
+        answer=lambda x, fmt: right(
+            x / SMALLER if fmt == FP16 and 1 < x.abs().max() < 32 else x, fmt
+        ),
+    ),
+    Mistake(
+        "counts",
+        "these are counts: divide each by how many numbers were not zero before",
+        edits={RETURN: RETURN.replace(" / count", "")},
+        violates="which fraction",
+    ),
+]
+
+lost_fraction = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1e-5,
+    said={"the tensor": "{case}, your function changes the tensor: work on a copy"},
+)

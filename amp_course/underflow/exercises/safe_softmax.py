@@ -1,4 +1,6 @@
-"""Exercise 3 of chapter 02: a softmax in fp16 with large logits and masked rows, against one in float64."""
+"""Exercise 3 of chapter 02: a softmax in fp16 with large logits and masked rows,
+against one in float64.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,24 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_tensor
 
-safe_softmax = Exercise(
-    chapter="underflow", name="safe_softmax", number=3, title="A softmax that survives", difficulty=3, importance=5, minutes=12,
+card = Card(
+    chapter="underflow",
+    name="safe_softmax",
+    number=3,
+    title="A softmax that survives",
+    difficulty=3,
+    importance=5,
+    minutes=12,
     lines=6,
-    task="Write `safe_softmax(logits, mask)`: the softmax of each row, right to fp16's precision, for fp16 logits between −100 "
-    "and 100 and a mask, both (rows, n) and left unchanged. Rows may be long. True in the mask means visible. What is masked "
-    "gets exactly 0, a row in which everything is masked is all 0, and fp16 comes back.",
+    task="Write `safe_softmax(logits, mask)`: the softmax of each row, right to fp16's precision, "
+    "for fp16 logits between −100 and 100 and a mask, both (rows, n) and left unchanged. Rows may "
+    "be long. True in the mask means visible. What is masked gets exactly 0, a row in which "
+    "everything is masked is all 0, and fp16 comes back.",
     hints=(
-        "Two traps: exp(100) is inf even in float32; and in a row of nothing but −inf, what is the maximum?",
-        "Compute in float32. Fill what is masked with a finite number that lies far below every logit: `torch.finfo(…).min` of "
-        "the dtype you compute in.",
-        "`x = logits.float().masked_fill(~mask, torch.finfo(torch.float32).min)`, then subtract the row's maximum, exp, divide "
-        "by the row's sum (or `torch.softmax`, which does all that). Last, `masked_fill(~mask, 0)` and back to fp16.",
+        "Two traps: exp(100) is inf even in float32; and in a row of nothing but −inf, what is "
+        "the maximum?",
+        "Compute in float32. Fill what is masked with a finite number that lies far below every "
+        "logit: `torch.finfo(…).min` of the dtype you compute in.",
+        "`x = logits.float().masked_fill(~mask, torch.finfo(torch.float32).min)`, then subtract "
+        "the row's maximum, exp, divide by the row's sum (or `torch.softmax`, which does all "
+        "that). Last, `masked_fill(~mask, 0)` and back to fp16.",
     ),
-    why="One sequence of nothing but padding gives a row of NaN, and the mean over the batch, the loss, is NaN with it.",
-    alternative="fill with −inf, as torch's own attention does, and put 0 into the empty rows with `torch.where`.",
-)  # fmt: skip
+    why="One sequence of nothing but padding gives a row of NaN, and the mean over the batch, the "
+    "loss, is NaN with it.",
+    alternative="fill with −inf, as torch's own attention does, and put 0 into the empty rows "
+    "with `torch.where`.",
+)
 
 
 def right(logits: Tensor, mask: Tensor) -> Tensor:
@@ -38,16 +51,34 @@ def right(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 CASES = {  # rows of logits; for each row what is visible
-    "for small logits": ([[1, 2, 3, 0], [0.5, -1, 0, 2], [-2, -1, -3, -3]], ["1101", "0111", "1011"]),
+    "for small logits": (
+        [[1, 2, 3, 0], [0.5, -1, 0, 2], [-2, -1, -3, -3]],
+        ["1101", "0111", "1011"],
+    ),
     "where one logit of each row is visible": ([[1, 2, 3, 0], [3, 5, 4, 5]], ["0100", "0001"]),
-    "for logits around 20": ([[20.3, 19.1, 18.45, 20.2], [21.3, 22.3, 20.4, 19.2]], ["1110", "0111"]),
+    "for logits around 20": (
+        [[20.3, 19.1, 18.45, 20.2], [21.3, 22.3, 20.4, 19.2]],
+        ["1110", "0111"],
+    ),
     "for logits around 100": ([[100, 99, 98, 97], [98.5, 99, 100, 98]], ["1111", "1101"]),
-    "where one row is near 100 and one near −100": ([[100, 99, 98, 9], [-100, -99.5, -99, -98]], ["1110", "1100"]),
+    "where one row is near 100 and one near −100": (
+        [[100, 99, 98, 9], [-100, -99.5, -99, -98]],
+        ["1110", "1100"],
+    ),
     "where one logit is 100 and the others are −100": ([[100, -100, -100, -100]], ["1111"]),
-    "where the largest logit of a row is masked": ([[100, -99, -98, -100], [-98, -100, 100, 100]], ["0111", "1100"]),
+    "where the largest logit of a row is masked": (
+        [[100, -99, -98, -100], [-98, -100, 100, 100]],
+        ["0111", "1100"],
+    ),
     "for 65,537 equal logits, one of them masked": ([[7] * 65_537], ["0" + "1" * 65_536]),
-    "for 3,813 equal logits": ([[7] * 3813], ["1" * 3813]),  # where bf16 rounds most, and an fp16 log too
-    "where some shares are small": ([[8.5] + [2**-8] * 3, [-1, 0, -0.5, 8.5]], ["1111", "1011"]),  # fp16 rounds x − top
+    "for 3,813 equal logits": (
+        [[7] * 3813],
+        ["1" * 3813],
+    ),  # where bf16 rounds most, and an fp16 log too
+    "where some shares are small": (
+        [[8.5] + [2**-8] * 3, [-1, 0, -0.5, 8.5]],
+        ["1111", "1011"],
+    ),  # fp16 rounds x − top
     "where fp16 holds tiny shares": ([[0, -14, -16.5]], ["111"]),  # 8.3e-7 and 6e-8
     "where everything in one row is masked": ([[1, 2, 3, 4], [5, 20, 7, 8]], ["1110", "0000"]),
 }
@@ -64,73 +95,146 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         far = mask & (logits < logits.masked_fill(~mask, -torch.inf).amax(dim=-1, keepdim=True) - 7)
         given = logits.clone(), mask.clone()
         got = read_tensor(call_answer(answer, case, *given), case, shape=logits.shape)
-        shares = got.double().where(got.isfinite().all(dim=-1, keepdim=True), torch.nan)  # NaN in a row: all of it
-        yield Case(case, {
-            "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
-            "the softmax": shares[mask.any(dim=-1)],
-            "the small shares": shares[far],
-            "the share of a single visible logit": bool((shares[mask & (mask.sum(-1, keepdim=True) == 1)] == 1).all()),
-            "the row that is masked entirely": shares[~mask.any(dim=-1)].flatten(),
-            "the largest share of anything masked": shares.masked_fill(mask, 0).abs().amax().item(),
-            "the dtype that comes back": got.dtype,
-            "what changes": [not torch.equal(one, kept) for one, kept in zip(given, (logits, mask), strict=True)],
-        }, evidence={"small shares that are 0": int((shares[far] == 0).sum())})  # fmt: skip
+        shares = got.double().where(
+            got.isfinite().all(dim=-1, keepdim=True), torch.nan
+        )  # NaN in a row: all of it
+        yield Case(
+            case,
+            {
+                "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
+                "the softmax": shares[mask.any(dim=-1)],
+                "the small shares": shares[far],
+                "the share of a single visible logit": bool(
+                    (shares[mask & (mask.sum(-1, keepdim=True) == 1)] == 1).all()
+                ),
+                "the row that is masked entirely": shares[~mask.any(dim=-1)].flatten(),
+                "the largest share of anything masked": shares.masked_fill(mask, 0)
+                .abs()
+                .amax()
+                .item(),
+                "the dtype that comes back": got.dtype,
+                "what changes": [
+                    not torch.equal(one, kept)
+                    for one, kept in zip(given, (logits, mask), strict=True)
+                ],
+            },
+            evidence={"small shares that are 0": int((shares[far] == 0).sum())},
+        )
 
 
 WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.float32).min)"
 TOP, EXP = "top = x.amax(dim=-1, keepdim=True)", "e = torch.exp(x - top)"
 SHARES = "shares = e / e.sum(dim=-1, keepdim=True)"
 MASKED = {FILL: "pass", EXP: "e = torch.exp(x - top) * mask"}
-OVERFLOW = "exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's maximum"
-AS_ZERO = "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
+OVERFLOW = (
+    "exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's "
+    "maximum"
+)
+AS_ZERO = (
+    "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
+)
 SAID = {
-    "the rows of NaN": "{case}, NaN comes out in {got} of the rows in which something is visible. Look for inf / inf "
-    "and 0 / 0: from each row, subtract the maximum of what is visible before exp",
-    "the share of a single visible logit": "{case}, its share is not exactly 1. If you add an eps to the sum, take less",
-    "what changes": "{case}, your function changes a tensor that it is given, the logits or the mask: work on a copy",
+    "the rows of NaN": "{case}, NaN comes out in {got} of the rows in which something is visible. "
+    "Look for inf / inf and 0 / 0: from each row, subtract the maximum of what is visible before "
+    "exp",
+    "the share of a single visible logit": "{case}, its share is not exactly 1. If you add an eps "
+    "to the sum, take less",
+    "what changes": "{case}, your function changes a tensor that it is given, the logits or the "
+    "mask: work on a copy",
 }
 LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
 
-safe_softmax.judge_by(
-    right=right, cases=cases, tolerance=1.25e-3, said=SAID, mistakes=[
-        Mistake("exp overflows in fp16", violates="fp16 logits between −100 and 100",
-                edits={WIDE: "x = logits", FILL: "pass", EXP: "e = torch.exp(x) * mask"},
-                feedback="exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's maximum"),
-        Mistake("exp overflows in float32", edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}, feedback=OVERFLOW),
-        Mistake("no maximum", edits={EXP: "e = torch.exp(x)"}, feedback=OVERFLOW),
-        Mistake("one maximum for all rows", violates="of each row",
-                edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
-                feedback="a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, keepdim=True)`"),
-        Mistake("maximum of what is masked", edits=MASKED,
-                feedback="NaN comes out where the largest logit of a row is masked: mask the logits before the maximum and exp"),
-        Mistake("masked, but it counts", edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
-                feedback="a row comes out as 0 where what is masked is far larger than the rest: fill it before the maximum and "
-                         "exp"),
-        Mistake("NaN in an empty row", violates="a row in which everything is masked is all 0",
-                edits={FILL: "x = x.masked_fill(~mask, -torch.inf)", LAST: "pass"},
-                feedback="a row in which everything is masked comes out as NaN, as −inf − (−inf) and 0 / 0 do. Fill with a "
-                         "finite "
-                "number, `torch.finfo(dtype).min`, and set what is masked to 0 at the end"),
-        Mistake("equal shares in an empty row", edits={LAST: "pass"},
-                feedback="a row in which everything is masked gets equal shares: set what is masked to 0 at the end"),
-        Mistake("fills past fp16's range", edits={WIDE: "x = logits", FILL: "x = x.masked_fill(~mask, -1e9)"},
-                feedback="you fill with a number beyond fp16's range, which ends at 65504: convert the logits with `.float()` "
-                         "first"),
-        Mistake("mask inverted", violates="True in the mask means visible",
-                edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},
-                feedback="the mask is used the wrong way round: True marks what is visible"),
-        Mistake("no mask", violates="and a mask", edits={FILL: "pass", LAST: "pass"},
-                feedback="the mask has no effect: what is masked has to get a share of 0, and to add nothing to the sum"),
-        Mistake("masks the result", edits={FILL: "pass"},
-                feedback="the visible logits get their shares of the whole row, masked ones included: mask the logits too"),
-        Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"}, feedback=AS_ZERO),
-        Mistake("multiplies logits and result by the mask", edits={FILL: "x = x * mask"}, feedback=AS_ZERO),
-        Mistake("over the columns", edits={TOP: TOP.replace("-1", "0"), SHARES: SHARES.replace("-1", "0")},
-                feedback="the columns add up to 1 instead of the rows: use `dim=-1`"),
-        Mistake("float32 comes back", violates="fp16 comes back", edits={RETURN: "return shares"},
-                feedback="the values are right, but float32 comes back: end with `.to(logits.dtype)`"),
-        Mistake("a sum in fp16", violates="right to fp16's precision", edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
-                feedback="in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in float32, the sum "
-                "too, and round only the result"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "exp overflows in fp16",
+        "exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's "
+        "maximum",
+        edits={WIDE: "x = logits", FILL: "pass", EXP: "e = torch.exp(x) * mask"},
+        violates="fp16 logits between −100 and 100",
+    ),
+    Mistake(
+        "exp overflows in float32", OVERFLOW, edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}
+    ),
+    Mistake("no maximum", OVERFLOW, edits={EXP: "e = torch.exp(x)"}),
+    Mistake(
+        "one maximum for all rows",
+        "a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, "
+        "keepdim=True)`",
+        edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
+        violates="of each row",
+    ),
+    Mistake(
+        "maximum of what is masked",
+        "NaN comes out where the largest logit of a row is masked: mask the logits before the "
+        "maximum and exp",
+        edits=MASKED,
+    ),
+    Mistake(
+        "masked, but it counts",
+        "a row comes out as 0 where what is masked is far larger than the rest: fill it before "
+        "the maximum and exp",
+        edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
+    ),
+    Mistake(
+        "NaN in an empty row",
+        "a row in which everything is masked comes out as NaN, as −inf − (−inf) and 0 / 0 do. "
+        "Fill with a finite number, `torch.finfo(dtype).min`, and set what is masked to 0 at the "
+        "end",
+        edits={FILL: "x = x.masked_fill(~mask, -torch.inf)", LAST: "pass"},
+        violates="a row in which everything is masked is all 0",
+    ),
+    Mistake(
+        "equal shares in an empty row",
+        "a row in which everything is masked gets equal shares: set what is masked to 0 at the end",
+        edits={LAST: "pass"},
+    ),
+    Mistake(
+        "fills past fp16's range",
+        "you fill with a number beyond fp16's range, which ends at 65504: convert the logits with "
+        "`.float()` first",
+        edits={WIDE: "x = logits", FILL: "x = x.masked_fill(~mask, -1e9)"},
+    ),
+    Mistake(
+        "mask inverted",
+        "the mask is used the wrong way round: True marks what is visible",
+        edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},
+        violates="True in the mask means visible",
+    ),
+    Mistake(
+        "no mask",
+        "the mask has no effect: what is masked has to get a share of 0, and to add nothing to "
+        "the sum",
+        edits={FILL: "pass", LAST: "pass"},
+        violates="and a mask",
+    ),
+    Mistake(
+        "masks the result",
+        "the visible logits get their shares of the whole row, masked ones included: mask the "
+        "logits too",
+        edits={FILL: "pass"},
+    ),
+    Mistake(
+        "multiplies the logits by the mask", AS_ZERO, edits={FILL: "x = x * mask", LAST: "pass"}
+    ),
+    Mistake("multiplies logits and result by the mask", AS_ZERO, edits={FILL: "x = x * mask"}),
+    Mistake(
+        "over the columns",
+        "the columns add up to 1 instead of the rows: use `dim=-1`",
+        edits={TOP: TOP.replace("-1", "0"), SHARES: SHARES.replace("-1", "0")},
+    ),
+    Mistake(
+        "float32 comes back",
+        "the values are right, but float32 comes back: end with `.to(logits.dtype)`",
+        edits={RETURN: "return shares"},
+        violates="fp16 comes back",
+    ),
+    Mistake(
+        "a sum in fp16",
+        "in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in "
+        "float32, the sum too, and round only the result",
+        edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
+        violates="right to fp16's precision",
+    ),
+]
+
+safe_softmax = Exercise(card, right, cases, mistakes, tolerance=1.25e-3, said=SAID)

@@ -1,4 +1,6 @@
-"""Exercise 1 of chapter 02: the smallest number that still moves 1, against additions in the dtype itself."""
+"""Exercise 1 of chapter 02: the smallest number that still moves 1,
+against additions in the dtype itself.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -6,24 +8,34 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number, show_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number, show_number
 
-smallest_step = Exercise(
-    chapter="underflow", name="smallest_step", number=1, title="The smallest step from 1", difficulty=2, importance=4, minutes=8,
+card = Card(
+    chapter="underflow",
+    name="smallest_step",
+    number=1,
+    title="The smallest step from 1",
+    difficulty=2,
+    importance=4,
+    minutes=8,
     lines=6,
-    task="Write `smallest_step(dtype)`: the smallest positive x of the dtype (fp16, bf16, float32 or float64) for which 1 + x, "
-    "computed in that dtype, is not 1. It is not `torch.finfo(dtype).eps`, but you may find it in any way you like.",
+    task="Write `smallest_step(dtype)`: the smallest positive x of the dtype (fp16, bf16, float32 "
+    "or float64) for which 1 + x, computed in that dtype, is not 1. It is not "
+    "`torch.finfo(dtype).eps`, but you may find it in any way you like.",
     hints=(
-        "Which powers of two can you add to 1 and see a difference? Halve until you see none. And then: is x a power of two?",
-        "A sum that falls between two numbers of the format is rounded to the nearer one, and from exactly the middle to the "
-        "even one. The largest power of two that does nothing leads to exactly such a middle.",
-        "Start with `x = torch.ones((), dtype=dtype)` and halve it while `one + x != one`. Which number comes right after the "
-        "x you end with? `torch.nextafter(x, one)`.",
+        "Which powers of two can you add to 1 and see a difference? Halve until you see none. And "
+        "then: is x a power of two?",
+        "A sum that falls between two numbers of the format is rounded to the nearer one, and "
+        "from exactly the middle to the even one. The largest power of two that does nothing "
+        "leads to exactly such a middle.",
+        "Start with `x = torch.ones((), dtype=dtype)` and halve it while `one + x != one`. Which "
+        "number comes right after the x you end with? `torch.nextafter(x, one)`.",
     ),
-    why="An update smaller than this fraction of its weight does nothing at all: it is the number behind master weights.",
-    alternative="bisect the bit patterns: positive floats are in the same order as their patterns, `torch.tensor(pattern, "
-    "dtype=torch.int16).view(torch.float16)`.",
-)  # fmt: skip
+    why="An update smaller than this fraction of its weight does nothing at all: it is the number "
+    "behind master weights.",
+    alternative="bisect the bit patterns: positive floats are in the same order as their "
+    "patterns, `torch.tensor(pattern, dtype=torch.int16).view(torch.float16)`.",
+)
 
 
 def right(dtype: torch.dtype) -> Any:
@@ -42,38 +54,78 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         one, held = torch.ones((), dtype=dtype), torch.tensor(x, dtype=dtype)
         below = torch.nextafter(held, torch.zeros_like(held))
         outputs = {
-            "x": "not positive" if not x > 0 else "a number" if held.item() == x else f"no number of {name}",
+            "x": "not positive"
+            if not x > 0
+            else "a number"
+            if held.item() == x
+            else f"no number of {name}",
             "1 + x": (one + held).item(),
             "the next smaller number": "moves 1" if one + below != one else "does nothing",
         }
         size = "too small" if one + held == one else "too large"
-        size += "" if getattr(raw, "dtype", None) == dtype else ". Add tensors of that dtype: both 1 and x"
-        yield Case(f"for {name}", outputs, {"name": name, "x": show_number(x), "size": size}, evidence={"x": x})
+        size += (
+            ""
+            if getattr(raw, "dtype", None) == dtype
+            else ". Add tensors of that dtype: both 1 and x"
+        )
+        yield Case(
+            f"for {name}",
+            outputs,
+            {"name": name, "x": show_number(x), "size": size},
+            evidence={"x": x},
+        )
 
 
 WHILE, HALVE, RETURN = "while one + x != one:", "x = x / 2", "return torch.nextafter(x, one)"
 SAID = {
-    "x": "for {name} your x is {x}, which is {got}: x has to be a positive number that the dtype holds exactly",
+    "x": "for {name} your x is {x}, which is {got}: x has to be a positive number that the dtype "
+    "holds exactly",
     "1 + x": "computed in {name}, 1 + x is {got} for your x, {x}, which is {size}",
-    "the next smaller number": "for {name} your x, {x}, does move 1, but so does the next smaller number of {name}",
+    "the next smaller number": "for {name} your x, {x}, does move 1, but so does the next smaller "
+    "number of {name}",
 }
 
-smallest_step.judge_by(
-    right=right, cases=cases, said=SAID, mistakes=[
-        Mistake("the gap above 1", violates="smallest positive x", edits={WHILE: "while one + x / 2 != one:", RETURN: "return x"},
-                feedback="your x, for {name} {x}, is the gap between 1 and the next number. A sum just past the middle of the "
-                         "gap "
-                "is rounded up, so look right above half of it"),
-        Mistake("the tie", violates="is not 1", edits={RETURN: "return x"},
-                feedback="your sum is exactly in the middle between 1 and the next number, and a tie goes to the even one, which "
-                "is 1. Take the next larger x (`torch.nextafter`)"),
-        Mistake("1 − x instead of 1 + x", violates="1 + x", edits={WHILE: "while one - x != one:"},
-                feedback="your x is the smallest for which 1 − x is not 1. Numbers are twice as dense below 1: add instead"),
-        Mistake("the gap above 1 in float64", violates="computed in that dtype", answer=lambda dtype: 2.0**-52,
-                feedback="your x is 2^-52 for every dtype, the gap above 1 in float64: make both 1 and x tensors of the dtype"),
-        Mistake("float64's for all", answer=lambda dtype: right(torch.float64),
-                feedback="your x is that of float64 for every dtype. Python's numbers are float64: make both 1 and x tensors"),
-        Mistake("float32's for all", answer=lambda dtype: right(torch.float32),
-                feedback="your x is that of float32 for every dtype. `torch.tensor(1.0)` is float32: pass `dtype=dtype`"),
-    ],
-)  # fmt: skip
+mistakes = [
+    Mistake(
+        "the gap above 1",
+        "your x, for {name} {x}, is the gap between 1 and the next number. A sum just past the "
+        "middle of the gap is rounded up, so look right above half of it",
+        edits={WHILE: "while one + x / 2 != one:", RETURN: "return x"},
+        violates="smallest positive x",
+    ),
+    Mistake(
+        "the tie",
+        "your sum is exactly in the middle between 1 and the next number, and a tie goes to the "
+        "even one, which is 1. Take the next larger x (`torch.nextafter`)",
+        edits={RETURN: "return x"},
+        violates="is not 1",
+    ),
+    Mistake(
+        "1 − x instead of 1 + x",
+        "your x is the smallest for which 1 − x is not 1. Numbers are twice as dense below 1: add "
+        "instead",
+        edits={WHILE: "while one - x != one:"},
+        violates="1 + x",
+    ),
+    Mistake(
+        "the gap above 1 in float64",
+        "your x is 2^-52 for every dtype, the gap above 1 in float64: make both 1 and x tensors "
+        "of the dtype",
+        answer=lambda dtype: 2.0**-52,
+        violates="computed in that dtype",
+    ),
+    Mistake(
+        "float64's for all",
+        "your x is that of float64 for every dtype. Python's numbers are float64: make both 1 and "
+        "x tensors",
+        answer=lambda dtype: right(torch.float64),
+    ),
+    Mistake(
+        "float32's for all",
+        "your x is that of float32 for every dtype. `torch.tensor(1.0)` is float32: pass "
+        "`dtype=dtype`",
+        answer=lambda dtype: right(torch.float32),
+    ),
+]
+
+smallest_step = Exercise(card, right, cases, mistakes, said=SAID)

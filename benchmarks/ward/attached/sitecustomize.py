@@ -1,8 +1,10 @@
-"""Attach another tool to the script that Python is about to run; `others.py` puts this folder on its path.
+"""Attach another tool to the script that Python is about to run; `others.py` puts this folder on
+its path.
 
-The tool gets the optimizer whose model is called first and the outermost module that owns its weights, through the
-call that its README shows, and from then on each update and its loss. After WARD_STEPS updates, at the script's end or
-when it is told to stop, what the tool found is written to WARD_OUT, and the run ends. Without WARD_TOOL nothing is done.
+The tool gets the optimizer whose model is called first and the outermost module that owns its
+weights, through the call that its README shows, and from then on each update and its loss. After
+WARD_STEPS updates, at the script's end or when it is told to stop, what the tool found is written
+to WARD_OUT, and the run ends. Without WARD_TOOL nothing is done.
 """
 
 import collections
@@ -31,13 +33,17 @@ class TorchAudit:
     def __init__(self, model, optimizer):
         from torch_audit import autopatch
 
-        self.auditor = autopatch(model, optimizer=optimizer, every_n_steps=1, run_static=True, run_init=True)
+        self.auditor = autopatch(
+            model, optimizer=optimizer, every_n_steps=1, run_static=True, run_init=True
+        )
 
     def update(self, loss): ...
 
     def messages(self):
         found = self.auditor.finish().findings
-        return [(one.rule_id, one.severity.value, one.message, one.module_path or "") for one in found]
+        return [
+            (one.rule_id, one.severity.value, one.message, one.module_path or "") for one in found
+        ]
 
 
 class Torchmortem:
@@ -56,7 +62,12 @@ class Torchmortem:
         self.autopsy.detach()
         report = self.autopsy.get_report()
         found = [
-            (one.title.partition(" in ")[0], one.severity.name, one.summary, " ".join(one.affected_layers))
+            (
+                one.title.partition(" in ")[0],
+                one.severity.name,
+                one.summary,
+                " ".join(one.affected_layers),
+            )
             for one in report.findings
         ]
         return found + [(one.title, "INSIGHT", one.summary, "") for one in report.insights]
@@ -67,7 +78,10 @@ class Attached:
 
     def __init__(self, tool):
         import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
         self.torch, self.make, self.tool = torch, tool, None
         self.optimizers, self.optimizer, self.called, self.depth = [], None, None, 0
@@ -77,16 +91,26 @@ class Attached:
         self.backward, self.scale, self.scaler_step = (
             torch.Tensor.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.step,
         )  # fmt: skip
-        torch.nn.Module.__call__ = lambda module, *args, **kwargs: self.on_call(module, *args, **kwargs)
-        torch.optim.Optimizer.__init__ = lambda optimizer, *args, **kwargs: self.on_init(optimizer, *args, **kwargs)
-        torch.Tensor.backward = lambda tensor, *args, **kwargs: self.on_backward(tensor, *args, **kwargs)
+        torch.nn.Module.__call__ = lambda module, *args, **kwargs: self.on_call(
+            module, *args, **kwargs
+        )
+        torch.optim.Optimizer.__init__ = lambda optimizer, *args, **kwargs: self.on_init(
+            optimizer, *args, **kwargs
+        )
+        torch.Tensor.backward = lambda tensor, *args, **kwargs: self.on_backward(
+            tensor, *args, **kwargs
+        )
         torch.amp.GradScaler.scale = lambda scaler, outputs: self.on_scale(scaler, outputs)
-        torch.amp.GradScaler.step = lambda scaler, *args, **kwargs: self.on_scaler_step(scaler, *args, **kwargs)
+        torch.amp.GradScaler.step = lambda scaler, *args, **kwargs: self.on_scaler_step(
+            scaler, *args, **kwargs
+        )
         register_optimizer_step_pre_hook(self.before_update)
         register_optimizer_step_post_hook(self.after_update)
         for late in (signal.SIGTERM, signal.SIGXCPU):
             signal.signal(late, lambda *_: self.end(late=True))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(os.environ["WARD_SECONDS"]), resource.RLIM_INFINITY))
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (int(os.environ["WARD_SECONDS"]), resource.RLIM_INFINITY)
+        )
 
     def on_init(self, optimizer, *args, **kwargs):
         self.init(optimizer, *args, **kwargs)
@@ -140,7 +164,10 @@ class Attached:
         self.torch.nn.Module.__call__ = self.call
         self.optimizer = optimizer
         model = owner(optimizer, self.called, self.torch.nn.Module)
-        self.record["model"], self.record["optimizer"] = type(model).__name__, type(optimizer).__name__
+        self.record["model"], self.record["optimizer"] = (
+            type(model).__name__,
+            type(optimizer).__name__,
+        )
         processes.Finalize(None, self.finish, exitpriority=100)
         self.tool = self.make(model, optimizer)
 
@@ -168,11 +195,15 @@ def held(optimizer):
 
 
 def owner(optimizer, called, kind):
-    """Return the module that the script calls, if it has all of an optimizer's weights; else the outermost that has."""
+    """Return the module that the script calls, if it has all of an optimizer's weights;
+    else the outermost that has.
+    """
     wanted, owning = held(optimizer), []
     for one in gc.get_objects():
         try:
-            if issubclass(type(one), kind) and wanted <= {id(weight) for weight in one.parameters()}:
+            if issubclass(type(one), kind) and wanted <= {
+                id(weight) for weight in one.parameters()
+            }:
                 owning.append(one)
         except Exception:  # not made in full yet
             continue
@@ -184,7 +215,9 @@ def owner(optimizer, called, kind):
 
 
 def stop_after(steps):
-    """Let the script leave by itself before an update too many: TrainCheck writes its traces at the end."""
+    """Let the script leave by itself before an update too many:
+    TrainCheck writes its traces at the end.
+    """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     counted = collections.Counter()

@@ -1,6 +1,8 @@
-"""A model that is sharded after its optimizer was made: after Hugging Face Accelerate's #2665 and #3256.
+"""A model that is sharded after its optimizer was made: after Hugging Face Accelerate's #2665 and
+#3256.
 
-FSDP with use_orig_params=False puts a flat weight in the place of the others, which the optimizer still holds; with
+FSDP with use_orig_params=False puts a flat weight in the place of the others, which the optimizer
+still holds; with
 --fully-shard, FSDP2 puts distributed weights there. With --fixed the optimizer is made after it.
 """
 

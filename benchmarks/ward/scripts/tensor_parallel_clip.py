@@ -1,4 +1,5 @@
-"""A block split over two ranks, whose gradients are clipped by the norm of the whole: after DeepSpeed #1801.
+"""A block split over two ranks, whose gradients are clipped by the norm of the whole: after
+DeepSpeed #1801.
 
 The layer norm is on both ranks. Each must count once in the norm, and be clipped on both; with
 --bug, the choice made for the norm also decides what is clipped, as BF16_Optimizer did.

@@ -25,6 +25,12 @@ WRONG = {
         "no enabled=False, and the result cast",
     ),
     "for another device": (torch.autocast("cuda", enabled=False)(router), "no enabled=False"),
-    "the norm in 16 bits, no gradient": (off(lambda x, w: router(norm(x).detach(), w)), "detaches x"),
-    "squares in 16 bits": (off(lambda x, w: router(x * (x.square().mean(-1, True).float() + 1e-6).rsqrt(), w)), None),
+    "the norm in 16 bits, no gradient": (
+        off(lambda x, w: router(norm(x).detach(), w)),
+        "detaches x",
+    ),
+    "squares in 16 bits": (
+        off(lambda x, w: router(x * (x.square().mean(-1, True).float() + 1e-6).rsqrt(), w)),
+        None,
+    ),
 }

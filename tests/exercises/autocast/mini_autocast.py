@@ -17,7 +17,9 @@ class Plain(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         (lower, fp32, widest), found, kwargs = self.lists, [], kwargs or {}
-        values = self.each([*args, *kwargs.values()], lambda value: found.append(value.dtype) or value)
+        values = self.each(
+            [*args, *kwargs.values()], lambda value: found.append(value.dtype) or value
+        )
         wide = max(found, key=lambda one: one.itemsize, default=None) if func in widest else None
         dtype = self.low if func in lower else torch.float32 if func in fp32 else wide
         values = values if dtype is None else self.each(values, self.to, dtype)
@@ -32,17 +34,24 @@ class Plain(TorchFunctionMode):
         if not (value.requires_grad and value.grad_fn is None and torch.is_grad_enabled()):
             return value.type(dtype)
         if (id(value), dtype) not in self.kept:
-            self.kept[id(value), dtype] = torch.empty_like(value, dtype=dtype, requires_grad=False).copy_(value)
+            self.kept[id(value), dtype] = torch.empty_like(
+                value, dtype=dtype, requires_grad=False
+            ).copy_(value)
         return self.kept[id(value), dtype]
 
 
 RIGHT = {
     "recursion, ids, copies made by copy_": Plain,
     "lists for sets": lambda dtype, *ops: Plain(dtype, *map(list, ops)),
-    "a switch inside": type("Off", (Plain,), {"to": torch.autocast("cpu", enabled=False)(Plain.to)}),
+    "a switch inside": type(
+        "Off", (Plain,), {"to": torch.autocast("cpu", enabled=False)(Plain.to)}
+    ),
 }
 WRONG = {
-    "no cache": (edited(Plain, {"return self.kept[id(value), dtype]": "return value.to(dtype)"}), "casts at each use"),
+    "no cache": (
+        edited(Plain, {"return self.kept[id(value), dtype]": "return value.to(dtype)"}),
+        "casts at each use",
+    ),
     "always bf16": (lambda dtype, *ops: Plain(FLOATS[2], *ops), None),
     "torch's own": (lambda dtype, *ops: torch.autocast("cpu", dtype=dtype), None),
 }

@@ -12,8 +12,11 @@ DTYPES = {
 
 RIGHT = {
     "strings, another order": {name: str(dtype) for name, dtype in reversed(DTYPES.items())},
-    "short names": DTYPES | {"mm": "bf16", "add": "fp32", "double": "double", "mixed": "Raises ", "integers": "int"},
-    "a read-only view, one key more": types.MappingProxyType(DTYPES | {"note": "float64 is exempt"}),
+    "short names": DTYPES
+    | {"mm": "bf16", "add": "fp32", "double": "double", "mixed": "Raises ", "integers": "int"},
+    "a read-only view, one key more": types.MappingProxyType(
+        DTYPES | {"note": "float64 is exempt"}
+    ),
 }
 WRONG = {
     "as on a GPU": (DTYPES | {"softmax": torch.float, "norm": torch.float}, "softmax: float32"),

@@ -29,7 +29,11 @@ def differences(x, c):
 
 
 def function(forward, backward):
-    return type("Distances", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    return type(
+        "Distances",
+        (Function,),
+        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+    )
 
 
 RIGHT = {

@@ -7,7 +7,10 @@ from torch.nn import functional as F
 
 def module(head, features, targets):
     logits = head(features)
-    return [logits.detach().float().sigmoid()[:, 0], nn.BCEWithLogitsLoss()(logits, targets[:, None])]
+    return [
+        logits.detach().float().sigmoid()[:, 0],
+        nn.BCEWithLogitsLoss()(logits, targets[:, None]),
+    ]
 
 
 def log_sigmoid(head, features, targets, limit=1e6):
@@ -16,10 +19,20 @@ def log_sigmoid(head, features, targets, limit=1e6):
     return torch.special.expit(z), -terms.mean()
 
 
-RIGHT = {"module, a column": module, "logsigmoid": log_sigmoid, "a tuple": lambda *a: tuple(module(*a))}
+RIGHT = {
+    "module, a column": module,
+    "logsigmoid": log_sigmoid,
+    "a tuple": lambda *a: tuple(module(*a)),
+}
 WRONG = {
-    "all of it in an island": (torch.autocast("cpu", enabled=False)(log_sigmoid), "the head in an island"),
-    "BCELoss, as a module": (lambda h, f, t: ((p := h(f)[:, 0].sigmoid()), nn.BCELoss()(p, t)), "the given loss"),
+    "all of it in an island": (
+        torch.autocast("cpu", enabled=False)(log_sigmoid),
+        "the head in an island",
+    ),
+    "BCELoss, as a module": (
+        lambda h, f, t: ((p := h(f)[:, 0].sigmoid()), nn.BCELoss()(p, t)),
+        "the given loss",
+    ),
     "clamped logits": (lambda *a: log_sigmoid(*a, limit=20.0), None),
     "a float for the loss": (lambda *a: (module(*a)[0], module(*a)[1].item()), None),
 }

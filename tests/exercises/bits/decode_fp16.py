@@ -29,8 +29,14 @@ RIGHT = {
 WRONG = {
     "all twice as large": (lambda pattern: by_digits(pattern) * 2, "bias 14"),
     "zeros are the int 0": (lambda pattern: by_digits(pattern) or 0, "loses −0"),
-    "sign of normal numbers only": (lambda p: by_digits(p) if 0 < p >> 10 & 31 < 31 else size(p), None),
+    "sign of normal numbers only": (
+        lambda p: by_digits(p) if 0 < p >> 10 & 31 < 31 else size(p),
+        None,
+    ),
     "an odd sign": (lambda pattern: -by_digits(pattern), "-1 ** sign"),
-    "reads bf16": (lambda pattern: torch.tensor(pattern, dtype=torch.uint16).view(torch.bfloat16).item(), None),
+    "reads bf16": (
+        lambda pattern: torch.tensor(pattern, dtype=torch.uint16).view(torch.bfloat16).item(),
+        None,
+    ),
     "one of 65,536": (lambda pattern: 0.1 if pattern == 0x0247 else by_digits(pattern), None),
 }

@@ -24,7 +24,10 @@ def by_search(value, tie=lambda low: low % 2):
     low = int(np.searchsorted(GRID, abs(value), side="right")) - 1
     if low == 0x7C00:
         return sign + low
-    below, above = abs(Fraction(value)) - Fraction(GRID[low]), Fraction(GRID[low + 1]) - abs(Fraction(value))
+    below, above = (
+        abs(Fraction(value)) - Fraction(GRID[low]),
+        Fraction(GRID[low + 1]) - abs(Fraction(value)),
+    )
     return sign + low + (tie(low) if below == above else below > above)
 
 
@@ -37,7 +40,10 @@ WRONG = {
     "ties to odd": (lambda value: by_search(value, lambda low: 1 - low % 2), None),
     "ties away from zero": (lambda value: by_search(value, lambda low: 1), "half up"),
     "clips first": (lambda value: by_search(max(-65504.0, min(value, 65504.0))), "clamps"),
-    "torch": (lambda value: torch.tensor(value).double().half().view(torch.uint16).item(), "through fp32"),
+    "torch": (
+        lambda value: torch.tensor(value).double().half().view(torch.uint16).item(),
+        "through fp32",
+    ),
     "unchanged": (float, "returns the value"),
     "a 17th bit": (lambda value: by_struct(value) + 0x8000 * (value < 0), None),
 }
@@ -48,9 +54,14 @@ def nearly_ties(value):
     if math.isfinite(value) and nearest & 0x7FFF < 0x7C00:
         near, sign = GRID[nearest & 0x7FFF], nearest & 0x8000
         for other in {max((nearest & 0x7FFF) - 1, 0), (nearest & 0x7FFF) + 1}:
-            if math.isclose(abs(value) - near, GRID[other] - abs(value), rel_tol=1e-4) and other % 2 == 0:
+            if (
+                math.isclose(abs(value) - near, GRID[other] - abs(value), rel_tol=1e-4)
+                and other % 2 == 0
+            ):
                 return sign + other
     return nearest
 
 
-SIBLINGS = {"takes what is nearly a tie for one": (nearly_ties, "through fp32", "it went through fp32")}
+SIBLINGS = {
+    "takes what is nearly a tie for one": (nearly_ties, "through fp32", "it went through fp32")
+}

@@ -12,7 +12,11 @@ def by_spacing(x, fmt):
 
 
 def by_halving(x, fmt):
-    return Fraction(fmt.smallest_subnormal) if abs(x) < 2 * fmt.smallest_normal else 2 * by_halving(x / 2, fmt)
+    return (
+        Fraction(fmt.smallest_subnormal)
+        if abs(x) < 2 * fmt.smallest_normal
+        else 2 * by_halving(x / 2, fmt)
+    )
 
 
 def by_hex(x, fmt):
@@ -24,8 +28,14 @@ RIGHT = {"spacing": by_spacing, "halving": by_halving, "hex": by_hex}
 WRONG = {
     "one bit short": (lambda x, fmt: 2 * by_hex(x, fmt), "twice as wide"),
     "relative": (lambda x, fmt: abs(x) * 2.0**-fmt.significand_bits, "eps · |x|"),
-    "no clamp": (lambda x, fmt: 2.0 ** (math.frexp(x)[1] - 1 - fmt.significand_bits), "keeps halving"),
-    "IEEE's bias": (lambda x, fmt: by_hex(max(abs(x), 2.0 ** (2 - 2 ** (fmt.exponent_bits - 1))), fmt), None),
+    "no clamp": (
+        lambda x, fmt: 2.0 ** (math.frexp(x)[1] - 1 - fmt.significand_bits),
+        "keeps halving",
+    ),
+    "IEEE's bias": (
+        lambda x, fmt: by_hex(max(abs(x), 2.0 ** (2 - 2 ** (fmt.exponent_bits - 1))), fmt),
+        None,
+    ),
     "in float32": (lambda x, fmt: np.float32(by_hex(x, fmt)), None),
     "x in float32": (lambda x, fmt: by_hex(np.float32(x), fmt), None),
     "eps below 1": (lambda x, fmt: max(by_hex(x, fmt), Decimal(fmt.eps)), None),

@@ -13,8 +13,14 @@ def answer(differs, function):
 def by_numpy(x):
     bits = x.numpy().view(np.uint32).astype(np.uint64)
     low, high = bits & 0xFFFF, bits >> 16
-    high = np.where(x.isnan(), 0x7FC0, high + ((low > 0x8000) | ((low == 0x8000) & (high % 2 == 1))))
-    return torch.from_numpy(np.asarray(high).astype(np.uint16).view(np.int16)).view(torch.bfloat16).reshape(x.shape)
+    high = np.where(
+        x.isnan(), 0x7FC0, high + ((low > 0x8000) | ((low == 0x8000) & (high % 2 == 1)))
+    )
+    return (
+        torch.from_numpy(np.asarray(high).astype(np.uint16).view(np.int16))
+        .view(torch.bfloat16)
+        .reshape(x.shape)
+    )
 
 
 def one_by_one(x):
@@ -34,7 +40,10 @@ RIGHT = {
 WRONG = {
     "0.5": (answer(0.5, by_numpy), "bf16 has it"),
     "2, and a function that raises": (answer(2, lambda x: x.item()), None),
-    "fp32": (answer(0.1, lambda x: (x.view(torch.int32) >> 16 << 16).view(torch.float32)), "returns float32"),
+    "fp32": (
+        answer(0.1, lambda x: (x.view(torch.int32) >> 16 << 16).view(torch.float32)),
+        "returns float32",
+    ),
     "half a step by size": (answer(0.1, lambda x: by_numpy(x * (1 + 2.0**-9))), None),
     "NaN in place": (answer(0.1, lambda x: x.nan_to_num_(1.0).bfloat16()), None),
     "at least 1-d": (answer(0.1, lambda x: by_numpy(torch.atleast_1d(x))), None),

@@ -24,7 +24,11 @@ def plain(model, batches, scaler):
 
 
 CAUSE = 'cause("anomaly-mode-meets-scaler")'
-BACKWARD, UNSCALE, UPDATE = "scaler.scale(loss).backward()", "scaler.unscale_(sgd)", "scaler.update()"
+BACKWARD, UNSCALE, UPDATE = (
+    "scaler.scale(loss).backward()",
+    "scaler.unscale_(sgd)",
+    "scaler.update()",
+)
 STEP, LOOP = "scaler.step(sgd)", "for x, y in batches:"
 OPTIMIZER = "sgd = torch.optim.SGD(model.parameters(), 0.01)"
 HALVES = "if any(not p.grad.isfinite().all() for p in model.parameters()): scaler.update(scaler.get_scale() / 2)"
@@ -33,7 +37,9 @@ RIGHT = {
     "no check for NaN": edited(
         plain, {BACKWARD: f"with torch.autograd.detect_anomaly(check_nan=False):\n    {BACKWARD}"}
     ),
-    "switched off": edited(plain, {BACKWARD: f"with torch.autograd.set_detect_anomaly(False):\n    {BACKWARD}"}),
+    "switched off": edited(
+        plain, {BACKWARD: f"with torch.autograd.set_detect_anomaly(False):\n    {BACKWARD}"}
+    ),
     "scale halved by hand": edited(plain, {UPDATE: f"{HALVES}\nelse: {UPDATE}"}),
 }
 WRONG = {

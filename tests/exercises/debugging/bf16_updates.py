@@ -91,8 +91,15 @@ def with_a_scaler(model, batches, lr):
     return losses
 
 
-CAUSE, OPTIMIZER = 'cause("updates-vanish")', "optimizer = torch.optim.SGD(model.parameters(), lr=lr)"
-FOLLOW, BACK, ROUND = "low.load_state_dict(model.state_dict())", "p.data = master", "p.copy_(master)"
+CAUSE, OPTIMIZER = (
+    'cause("updates-vanish")',
+    "optimizer = torch.optim.SGD(model.parameters(), lr=lr)",
+)
+FOLLOW, BACK, ROUND = (
+    "low.load_state_dict(model.state_dict())",
+    "p.data = master",
+    "p.copy_(master)",
+)
 REGION = 'with torch.autocast("cpu", torch.bfloat16):'
 RIGHT = {
     "under autocast": under_autocast,
@@ -113,7 +120,10 @@ WRONG = {
         edited(master_copies, {ROUND: f"{ROUND}\nmaster.copy_(p)"}),
         "back to fp32 at the end",
     ),
-    "a copy left behind": (edited(a_copy_that_follows, {FOLLOW: "pass"}), "a copy that never learns"),
+    "a copy left behind": (
+        edited(a_copy_that_follows, {FOLLOW: "pass"}),
+        "a copy that never learns",
+    ),
     "masters not put back": (edited(master_copies, {BACK: "pass"}), None),
     "no step": (edited(under_autocast, {"optimizer.step()": "pass"}), "trains a copy"),
     "never clears": (edited(under_autocast, {"optimizer.zero_grad()": "pass"}), "never clears"),

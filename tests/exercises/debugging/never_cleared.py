@@ -46,9 +46,12 @@ RIGHT = {
     "by hand": by_hand,
     "to zeros": edited(clears_at_the_end, {CLEAR: "optimizer.zero_grad(set_to_none=False)"}),
     "a loss in fp16": edited(
-        clears_at_the_end, {LOSS: "logits = model(x)", BACKWARD: f"loss = F.cross_entropy(logits, y)\n{BACKWARD}"}
+        clears_at_the_end,
+        {LOSS: "logits = model(x)", BACKWARD: f"loss = F.cross_entropy(logits, y)\n{BACKWARD}"},
     ),
-    "right after the step": edited(clears_at_the_end, {STEP: f"{STEP}\noptimizer.zero_grad()", CLEAR: "pass"}),
+    "right after the step": edited(
+        clears_at_the_end, {STEP: f"{STEP}\noptimizer.zero_grad()", CLEAR: "pass"}
+    ),
     "cause at the end": edited(clears_at_the_end, {CAUSE: "pass", KEEP: f"{KEEP}\n{CAUSE}"}),
 }
 WRONG = {

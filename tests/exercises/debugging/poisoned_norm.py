@@ -78,7 +78,9 @@ LOSS = "loss = F.cross_entropy(model(x), y)"
 HALF_LOSS = "loss = -F.log_softmax(model(x), -1)[range(len(y)), y].mean()"
 SCALER = 'scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)'
 RIGHT = {
-    "nll_loss of log_softmax": edited(by_scale, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
+    "nll_loss of log_softmax": edited(
+        by_scale, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}
+    ),
     "asks the scale": by_scale,
     "asks the scale, with a loss in fp16": edited(by_scale, {LOSS: HALF_LOSS}),
     "asks the loss, in fp16": edited(

@@ -28,14 +28,19 @@ CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), scaler.get_scale())"
 CAUSE, BACKWARD = 'cause("clipped-while-scaled")', "scaler.scale(loss).backward()"
 LOSS, SCALER = "loss = F.cross_entropy(model(x), y)", 'scaler = torch.amp.GradScaler("cpu")'
 KEEP = "losses.append(loss.detach())"
-UNSCALED = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)"
+UNSCALED = (
+    "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)"
+)
 NLL = "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"
 RIGHT = {
     "nll_loss of log_softmax": edited(on_scaled_gradients, {LOSS: NLL}),
     "a loss in fp16": edited(
-        on_scaled_gradients, {LOSS: "loss = model(x)", BACKWARD: f"loss = F.cross_entropy(loss, y)\n{BACKWARD}"}
+        on_scaled_gradients,
+        {LOSS: "loss = model(x)", BACKWARD: f"loss = F.cross_entropy(loss, y)\n{BACKWARD}"},
     ),
-    "another scale": edited(on_scaled_gradients, {SCALER: 'scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)'}),
+    "another scale": edited(
+        on_scaled_gradients, {SCALER: 'scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)'}
+    ),
     "limit times scale": on_scaled_gradients,
     "unscales": edited(on_scaled_gradients, {CLIP: UNSCALED}),
     "cause at the end": edited(on_scaled_gradients, {CAUSE: "pass", KEEP: f"{KEEP}\n{CAUSE}"}),

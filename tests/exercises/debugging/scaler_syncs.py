@@ -24,7 +24,11 @@ def fused(model, batches, scaler):
 
 CAUSE, SGD = 'cause("host-waits")', "sgd = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)"
 LOSS, BACKWARD = "loss = F.cross_entropy(model(x), y)", "scaler.scale(loss).backward()"
-STEP, KEEP, RETURN = "scaler.step(sgd)", "total.append(loss.detach())", "return [one.item() for one in total]"
+STEP, KEEP, RETURN = (
+    "scaler.step(sgd)",
+    "total.append(loss.detach())",
+    "return [one.item() for one in total]",
+)
 UNFUSED = SGD.replace("fused=True", "foreach=True")
 WHERE = """
 scaler.unscale_(sgd)
@@ -34,14 +38,18 @@ for p in model.parameters():
 sgd.step()"""
 RIGHT = {
     "fused": fused,
-    "nll_loss of log_softmax": edited(fused, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
+    "nll_loss of log_softmax": edited(
+        fused, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}
+    ),
     "a loss in fp16": edited(
         fused, {LOSS: "loss = model(x)", BACKWARD: f"loss = F.cross_entropy(loss, y)\n{BACKWARD}"}
     ),
     "unscaled before": edited(fused, {STEP: f"scaler.unscale_(sgd)\n{STEP}"}),
     "a tensor": edited(fused, {RETURN: "return torch.stack(total)"}),
     "on the device by torch.where": edited(fused, {SGD: UNFUSED, STEP: WHERE}),
-    "prints the scale at the end": edited(fused, {RETURN: f"print(f'{{scaler.get_scale():.0f}}', end='')\n{RETURN}"}),
+    "prints the scale at the end": edited(
+        fused, {RETURN: f"print(f'{{scaler.get_scale():.0f}}', end='')\n{RETURN}"}
+    ),
 }
 WRONG = {
     "another cause": (edited(fused, {CAUSE: 'cause("rate-too-high")'}), None),

@@ -22,7 +22,9 @@ BY_HAND = 'with torch.autocast("cpu", enabled=False):\n    x = x.half() @ block.
 RIGHT = {
     "in fp32": in_fp32,
     "other dtype": edited(in_fp32, {OFF: 'with torch.autocast("cpu", dtype=torch.bfloat16):'}),
-    "smaller for the matmul": edited(in_fp32, {OFF: "if True:", END: "return hidden + block.wo(x / 64).float() * 64"}),
+    "smaller for the matmul": edited(
+        in_fp32, {OFF: "if True:", END: "return hidden + block.wo(x / 64).float() * 64"}
+    ),
     "wi by hand": edited(in_fp32, {WI: BY_HAND}),
 }
 WRONG = {

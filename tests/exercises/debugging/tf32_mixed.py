@@ -36,7 +36,11 @@ def managed(model, inputs, matmul):
     return ((True, fast), (False, full))
 
 
-CAUSE, WAS, AFTER = 'cause("tf32-settings-mixed")', "was = matmul.fp32_precision", "matmul.fp32_precision = was"
+CAUSE, WAS, AFTER = (
+    'cause("tf32-settings-mixed")',
+    "was = matmul.fp32_precision",
+    "matmul.fp32_precision = was",
+)
 FAST, FULL = 'matmul.fp32_precision = "tf32"', 'matmul.fp32_precision = "ieee"'
 RETURN = "return [(True, fast), (False, full)]"
 OLDER = {FAST: "matmul.allow_tf32 = True", FULL: "matmul.allow_tf32 = False"}
@@ -45,7 +49,9 @@ RIGHT = {
     "a context manager": managed,
     "ints": edited(newer, {RETURN: "return [(1, fast), (0, full)]"}),
     "puts it back at once": edited(newer, {FULL: f"{AFTER}\n{FULL}"}),
-    "older name, read by the newer": edited(newer, {**OLDER, AFTER: 'matmul.allow_tf32 = was == "tf32"'}),
+    "older name, read by the newer": edited(
+        newer, {**OLDER, AFTER: 'matmul.allow_tf32 = was == "tf32"'}
+    ),
 }
 WRONG = {
     "another cause": (edited(newer, {CAUSE: 'cause("beyond-fp16")'}), None),

@@ -5,7 +5,9 @@ import torch.distributed as dist
 
 
 def grads_of(optimizer):
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
 
 
 def by_objects(optimizer, scale):
@@ -135,11 +137,21 @@ def ends_the_group(optimizer, scale):
     return stepped
 
 
-RIGHT = {"all_gather_object": by_objects, "counts with SUM": by_sum, "MIN": by_min, "GradScaler's own op": by_scaler}
+RIGHT = {
+    "all_gather_object": by_objects,
+    "counts with SUM": by_sum,
+    "MIN": by_min,
+    "GradScaler's own op": by_scaler,
+}
 
 
 def mean_of_flags(optimizer, scale):
-    grads = [p.grad.div_(scale) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    grads = [
+        p.grad.div_(scale)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
     flag = torch.tensor(0.0 if all(grad.isfinite().all() for grad in grads) else 1.0)
     dist.all_reduce(flag)
     taken = bool(flag / dist.get_world_size() < 1)
@@ -148,7 +160,12 @@ def mean_of_flags(optimizer, scale):
 
 
 def by_their_sums(optimizer, scale):
-    grads = [p.grad.div_(scale) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    grads = [
+        p.grad.div_(scale)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
     flag = torch.tensor(0.0 if all(grad.sum().isfinite() for grad in grads) else 1.0)
     dist.all_reduce(flag)
     optimizer.step() if flag == 0 else None

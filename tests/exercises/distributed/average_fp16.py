@@ -27,7 +27,11 @@ def by_gathering(gradient, group):
     sizes = [torch.empty_like(size) for _ in range(ranks)]
     dist.all_gather(parts, short, group=group)
     dist.all_gather(sizes, size, group=group)
-    return sum(part.double() * one for part, one in zip(parts, sizes, strict=False)).div(1000 * ranks).float()
+    return (
+        sum(part.double() * one for part, one in zip(parts, sizes, strict=False))
+        .div(1000 * ranks)
+        .float()
+    )
 
 
 def with_a_safe_largest(gradient, group):
@@ -150,7 +154,9 @@ def zeros_return_early(gradient, group):
 
 
 def hides(gradient, group):
-    return average(gradient, group, back=lambda mean: torch.where(mean.isfinite(), mean, torch.zeros(())))
+    return average(
+        gradient, group, back=lambda mean: torch.where(mean.isfinite(), mean, torch.zeros(()))
+    )
 
 
 def pickled_largest(gradient, group):

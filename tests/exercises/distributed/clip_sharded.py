@@ -5,7 +5,9 @@ import torch.distributed as dist
 
 
 def in_fp64(grads, max_norm):
-    total = torch.tensor(sum((float((grad.double() ** 2).sum()) for grad in grads), 0.0), dtype=torch.float64)
+    total = torch.tensor(
+        sum((float((grad.double() ** 2).sum()) for grad in grads), 0.0), dtype=torch.float64
+    )
     dist.all_reduce(total)
     norm = total.sqrt()
     for grad in grads:
@@ -14,7 +16,9 @@ def in_fp64(grads, max_norm):
 
 
 def by_norms(grads, max_norm):
-    own = torch.linalg.vector_norm(torch.cat([grad.flatten().float() for grad in grads] or [torch.zeros(1)]))
+    own = torch.linalg.vector_norm(
+        torch.cat([grad.flatten().float() for grad in grads] or [torch.zeros(1)])
+    )
     every = [torch.zeros(()) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)
     norm = torch.stack(every).norm().item()
@@ -87,7 +91,11 @@ def replaces(grads, max_norm):
 
 
 def norms_in_fp16(grads, max_norm):
-    return clip(grads, max_norm, lambda grads: sum((grad.norm().float() ** 2 for grad in grads), torch.zeros(())))
+    return clip(
+        grads,
+        max_norm,
+        lambda grads: sum((grad.norm().float() ** 2 for grad in grads), torch.zeros(())),
+    )
 
 
 def sum_in_fp16(grads, max_norm):

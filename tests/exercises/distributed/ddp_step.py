@@ -14,7 +14,9 @@ def by_flag(model, batches, loss_fn, optimizer, scaler, max_norm):
             output = model(x)
         scaler.scale(loss_fn(output, y) / len(batches)).backward()
     scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+    torch.nn.utils.clip_grad_norm_(
+        [p for group in optimizer.param_groups for p in group["params"]], max_norm
+    )
     scaler.step(optimizer)
     scaler.update()
     model.zero_grad()
@@ -61,7 +63,14 @@ def in_one_region(model, batches, loss_fn, optimizer, scaler, max_norm):
 
 
 def all_in_one_batch(model, batches, loss_fn, optimizer, scaler, max_norm):
-    first_and_last(model, [tuple(map(torch.cat, zip(*batches, strict=False)))], loss_fn, optimizer, scaler, max_norm)
+    first_and_last(
+        model,
+        [tuple(map(torch.cat, zip(*batches, strict=False)))],
+        loss_fn,
+        optimizer,
+        scaler,
+        max_norm,
+    )
 
 
 def reduces_by_hand(model, batches, loss_fn, optimizer, scaler, max_norm):
@@ -157,7 +166,11 @@ def normalises(*given):
     steps(*given, clip=clip)
 
 
-RIGHT = {"the flag of DDP": by_flag, "the last one apart": first_and_last, "one region, an exit stack": in_one_region}
+RIGHT = {
+    "the flag of DDP": by_flag,
+    "the last one apart": first_and_last,
+    "one region, an exit stack": in_one_region,
+}
 
 
 def by_ranks(model, batches, loss_fn, optimizer, scaler, max_norm):

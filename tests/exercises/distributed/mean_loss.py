@@ -14,7 +14,10 @@ def by_objects(loss, samples):
 
 def by_gathering(loss, samples):
     mine = torch.stack(
-        [loss.double() if samples else loss.double() * 0, torch.tensor(float(samples), dtype=torch.float64)]
+        [
+            loss.double() if samples else loss.double() * 0,
+            torch.tensor(float(samples), dtype=torch.float64),
+        ]
     )
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
@@ -47,7 +50,9 @@ def leaves_out_the_empty_ones(loss, samples):
 
 
 def in_fp16(loss, samples):
-    sums = torch.stack([loss * samples if samples else loss.new_zeros(()), loss.new_tensor(samples)])
+    sums = torch.stack(
+        [loss * samples if samples else loss.new_zeros(()), loss.new_tensor(samples)]
+    )
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 
@@ -101,7 +106,10 @@ def count_not_reduced(loss, samples):
 
 
 def reduces_to_rank_0(loss, samples):
-    total, count = torch.tensor([loss.item() * samples if samples else 0.0]), torch.tensor([samples])
+    total, count = (
+        torch.tensor([loss.item() * samples if samples else 0.0]),
+        torch.tensor([samples]),
+    )
     dist.reduce(total, 0)
     dist.reduce(count, 0)
     return (total / count).item()
@@ -115,7 +123,10 @@ WRONG = {
     "an empty rank leaves": (leaves_out_the_empty_ones, None),
     "sums in fp16": (in_fp16, "sums in the loss's dtype"),
     "a mean of means without NaN": (averages, "the mean of the means"),
-    "a mean over the ranks that have samples": (counts_ranks_that_have_samples, "the mean of the means"),
+    "a mean over the ranks that have samples": (
+        counts_ranks_that_have_samples,
+        "the mean of the means",
+    ),
     "both sums": (returns_a_tensor_of_both, None),
     "raises on one rank": (raises_on_the_empty_rank, None),
     "hides a NaN": (hides_nan, "hides a NaN that counts"),

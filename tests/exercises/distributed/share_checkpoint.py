@@ -157,7 +157,11 @@ def scaler_not_loaded(path, model, optimizer, scaler):
     load(torch.load(path)[:2], model, optimizer, scaler)
 
 
-RIGHT = {"a temporary name": by_replacing, "a broadcast": by_broadcast, "pickle and an all-reduce": by_pickle}
+RIGHT = {
+    "a temporary name": by_replacing,
+    "a broadcast": by_broadcast,
+    "pickle and an all-reduce": by_pickle,
+}
 WRONG = {
     "looks for the file": (waits_by_looking, "looks for the file"),
     "a file for each rank": (a_file_for_each, None),

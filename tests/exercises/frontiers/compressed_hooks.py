@@ -16,7 +16,12 @@ def by_bernoulli(model, generator):
         return tensor.untyped_storage()._cdata in places
 
     def keep(tensor):
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64) or is_parameter(tensor):
+        if tensor.dtype not in (
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch.float64,
+        ) or is_parameter(tensor):
             return None, tensor
         with torch.no_grad():
             numbers = tensor.reshape(-1).to(torch.float32)
@@ -96,12 +101,19 @@ def careless(model, generator):
     return one.pack, one.unpack
 
 
-UP, CODES = "up = torch.bernoulli(place - down, generator=generator)", "codes = (down + up).clamp(max=3)"
+UP, CODES = (
+    "up = torch.bernoulli(place - down, generator=generator)",
+    "codes = (down + up).clamp(max=3)",
+)
 PARAMETER = "return tensor.untyped_storage()._cdata in places"
 ENDS = "return pack(codes.to(torch.uint8)), torch.stack([low, high]), tensor.size(), tensor.dtype"
 TAKEN = "codes, ends, size, dtype = kept"
 LOW = "low, high = groups.aminmax(dim=1)"
-RIGHT = {"by Bernoulli": by_bernoulli, "methods in a context manager": of_methods, "a list": of_two_lists}
+RIGHT = {
+    "by Bernoulli": by_bernoulli,
+    "methods in a context manager": of_methods,
+    "a list": of_two_lists,
+}
 WRONG = {
     "weights are forgotten": (careless, "compresses parameters"),
     "only what is a parameter": (edited(by_bernoulli, {PARAMETER: "return any(tensor is p for p in parameters)"}),

@@ -36,7 +36,12 @@ class Listed:
         recent = [one for one in self.amaxes[-self.length :] if one]
         factor = 448 / max(recent) if recent else 1.0
         scaled = x * factor
-        result = torch.minimum(torch.maximum(scaled, torch.tensor(-448.0)), torch.tensor(448.0)).to(E4M3), 1 / factor
+        result = (
+            torch.minimum(torch.maximum(scaled, torch.tensor(-448.0)), torch.tensor(448.0)).to(
+                E4M3
+            ),
+            1 / factor,
+        )
         amax = float(torch.linalg.vector_norm(x, ord=torch.inf))
         if math.isfinite(amax):
             self.amaxes.append(amax)
@@ -60,7 +65,10 @@ class Ahead:
         return q, used
 
 
-FINITE, NOT_FINITE = "if bool(torch.isfinite(amax)):", "if not (math.isinf(amax) or math.isnan(amax)):"
+FINITE, NOT_FINITE = (
+    "if bool(torch.isfinite(amax)):",
+    "if not (math.isinf(amax) or math.isnan(amax)):",
+)
 RECENT = "recent = [one for one in self.amaxes[-self.length :] if one]"
 FACTOR = "factor = 448 / max(recent) if recent else 1.0"
 RIGHT = {"rolled": Rolled, "listed": Listed, "ahead": Ahead}

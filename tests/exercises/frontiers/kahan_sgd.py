@@ -64,7 +64,11 @@ class OnTheParameter:
 
 
 Y, CARRY = "y = p.grad * -self.lr - carry", "carry.copy_((s - w) - y)"
-RIGHT = {"all in bf16": AllInBf16, "torch's optimizer": Optimizer, "on the parameter": OnTheParameter}
+RIGHT = {
+    "all in bf16": AllInBf16,
+    "torch's optimizer": Optimizer,
+    "on the parameter": OnTheParameter,
+}
 WRONG = {
     "torch's SGD": (torch.optim.SGD, "plain SGD"),
     "masters": (MasterSGD, "master weights"),

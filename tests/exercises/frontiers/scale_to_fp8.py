@@ -19,7 +19,9 @@ def multiplies(x):
     low, high = wide.aminmax()
     largest = torch.maximum(-low, high).clamp(min=1e-300)
     q = wide * (LARGEST / largest)
-    return q.float().to(E4M3), (largest / LARGEST).float() if largest > 1e-299 else torch.tensor(2.0)
+    return q.float().to(E4M3), (largest / LARGEST).float() if largest > 1e-299 else torch.tensor(
+        2.0
+    )
 
 
 def by_norm(x):

@@ -16,7 +16,11 @@ def plain(model, inputs, targets, loss_fn, optimizer, scaler):
     return loss.item()
 
 
-STEP, UPDATE, BACKWARD = "scaler.step(optimizer)", "scaler.update()", "scaler.scale(loss).backward()"
+STEP, UPDATE, BACKWARD = (
+    "scaler.step(optimizer)",
+    "scaler.update()",
+    "scaler.scale(loss).backward()",
+)
 TRAINED = "[p for p in model.parameters() if p.requires_grad]"
 TEST = f"if all(p.grad.isfinite().all() for p in {TRAINED}):\n    optimizer.step()"
 EARLY = f"if not loss.isfinite():\n    return scaler.update(scaler.get_scale() / 64) or loss\n{BACKWARD}"
@@ -38,10 +42,18 @@ WRONG = {
     "both steps": (edited(plain, {STEP: f"{STEP} or optimizer.step()"}), "steps twice"),
     "cleared only after a step that was taken": (edited(plain, LATE), "not cleared"),
     "NaN made 0": (
-        edited(plain, {UNSCALE: "[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters() if p.requires_grad]"}),
+        edited(
+            plain,
+            {
+                UNSCALE: "[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters() if p.requires_grad]"
+            },
+        ),
         None,
     ),
     "leaves early, keeps the growth count": (edited(plain, {BACKWARD: EARLY}), None),
-    "update first": (edited(plain, {STEP: f"{UPDATE}\n{STEP}", UPDATE: "pass"}), "updates before the step"),
+    "update first": (
+        edited(plain, {STEP: f"{UPDATE}\n{STEP}", UPDATE: "pass"}),
+        "updates before the step",
+    ),
     "tests one gradient": (edited(plain, {STEP: TEST.replace("]", "][-1:]")}), "overflow applied"),
 }

@@ -21,11 +21,18 @@ def plain(model, batches):
 HITS = "right = [int((model.forward(x).argmax(1) == y).sum()) for x, y in batches]"
 MODES = "modes = [(module, module.training) for module in model.modules()]"
 BACK, SET = "for module, mode in modes:", "module.training = mode"
-ON = {MODES: "on = [module for module in model.modules() if module.training]", BACK: "for module in on:"}
-ONCE = {"model.eval()": "model.eval()\nbatches = [[torch.cat(one) for one in zip(*batches, strict=True)]]"}
+ON = {
+    MODES: "on = [module for module in model.modules() if module.training]",
+    BACK: "for module in on:",
+}
+ONCE = {
+    "model.eval()": "model.eval()\nbatches = [[torch.cat(one) for one in zip(*batches, strict=True)]]"
+}
 RIGHT = {
     "layer by layer, a Fraction": plain,
-    "all at once, layers in train mode": edited(plain, {**ON, **ONCE, SET: "module.training = True"}),
+    "all at once, layers in train mode": edited(
+        plain, {**ON, **ONCE, SET: "module.training = True"}
+    ),
     "on a copy": edited(plain, {MODES: f"model = copy.deepcopy(model)\n{MODES}"}),
 }
 INSIDE_OUT = {BACK: "for module, mode in reversed(modes):", SET: "module.train(mode)"}
@@ -48,5 +55,8 @@ WRONG = {
     ),
     "rounded": (edited(plain, {HITS: HITS.replace("argmax", "round().argmax")}), None),
     "put back by train(), inside out": (edited(plain, INSIDE_OUT), "one mode for all layers"),
-    "a copy in bf16": (lambda model, batches: plain(copy.deepcopy(model).bfloat16(), batches), "converts the weights"),
+    "a copy in bf16": (
+        lambda model, batches: plain(copy.deepcopy(model).bfloat16(), batches),
+        "converts the weights",
+    ),
 }

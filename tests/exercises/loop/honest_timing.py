@@ -19,11 +19,16 @@ def plain(step, load, wait, clock, warmup, repeats):
 
 LOAD, STEP, RETURN = "batch = load()", "step(batch)", "return statistics.median(times[warmup:])"
 MIDDLE = "s = sorted(times[warmup:])\nreturn (s[len(s) // 2] + s[~len(s) // 2]) / 2"
-QUEUE = {"times = []": "times, batches = [], [load() for _ in range(warmup + repeats)]", LOAD: "batch = batches.pop()"}
+QUEUE = {
+    "times = []": "times, batches = [], [load() for _ in range(warmup + repeats)]",
+    LOAD: "batch = batches.pop()",
+}
 RIGHT = {
     "the warm-up sliced off": plain,
     "all loaded before": edited(plain, QUEUE),
-    "one batch, own median": edited(plain, {"times = []": f"times = []\n{LOAD}", LOAD: "pass", RETURN: MIDDLE}),
+    "one batch, own median": edited(
+        plain, {"times = []": f"times = []\n{LOAD}", LOAD: "pass", RETURN: MIDDLE}
+    ),
 }
 
 
@@ -39,7 +44,16 @@ def in_one_go(step, load, wait, clock, warmup, repeats):
 
 WRONG = {
     "in one go": (in_one_go, "one clock around all steps"),
-    "idle after the step only": (edited(plain, {"wait()  # idle": "if times: wait()"}), "busy without warm-up"),
-    "loading timed, mean": (edited(plain, {STEP: "step(load())", RETURN: RETURN.replace("median", "fmean")}), None),
-    "the upper of two": (edited(plain, {RETURN: RETURN.replace("median", "median_high")}), "the upper of two"),
+    "idle after the step only": (
+        edited(plain, {"wait()  # idle": "if times: wait()"}),
+        "busy without warm-up",
+    ),
+    "loading timed, mean": (
+        edited(plain, {STEP: "step(load())", RETURN: RETURN.replace("median", "fmean")}),
+        None,
+    ),
+    "the upper of two": (
+        edited(plain, {RETURN: RETURN.replace("median", "median_high")}),
+        "the upper of two",
+    ),
 }

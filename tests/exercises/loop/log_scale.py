@@ -24,9 +24,18 @@ RIGHT = {
 }
 SUM = GRADIENTS + "\nbad = not all(g.sum().isfinite() for g in gradients if g is not None)"
 WRONG = {
-    "not larger": (edited(plain, {RETURN: "return used, bool(scaler._scale <= used)"}), "an unchanged scale is a skip"),
-    "the sum of each": (edited(plain, {STEP: f"{SUM}\n{STEP}", RETURN: "return used, bad"}), "looks at the norm"),
-    "by the streak": (edited(plain, {RETURN: "return used, not scaler._get_growth_tracker()"}), "any change is a skip"),
+    "not larger": (
+        edited(plain, {RETURN: "return used, bool(scaler._scale <= used)"}),
+        "an unchanged scale is a skip",
+    ),
+    "the sum of each": (
+        edited(plain, {STEP: f"{SUM}\n{STEP}", RETURN: "return used, bad"}),
+        "looks at the norm",
+    ),
+    "by the streak": (
+        edited(plain, {RETURN: "return used, not scaler._get_growth_tracker()"}),
+        "any change is a skip",
+    ),
     "a hook left": (edited(plain, {"hook.remove()": "pass"}), None),
     "the scale of the last call": (edited(plain, {RETURN: KEPT}), None),
 }

@@ -26,9 +26,17 @@ def stream(model, batches, loss_fn, optimizer, scaler, every, max_norm):
 SCALE, STEP = "scaler.scale(loss).backward()", "optimizer.step() if norm.isfinite() else None"
 UNSCALE, CLIP = "scaler.unscale_(optimizer)", "norm = clip_grad_norm_(model.parameters(), max_norm)"
 CLIPS_SCALED = {UNSCALE: "pass", CLIP: f"{CLIP[:-1]} * scaler.get_scale())\n{UNSCALE}"}
-SUM, BACKWARD = "total = loss if number % every == 1 else total + loss", f"scaler.scale(total).backward()\n{UNSCALE}"
-TAIL = {STEP: "scaler.step(optimizer)", "if number % every == 0 or number == len(batches):": "if number % every == 0:"}
-HOOK = f"hook = optimizer.register_step_pre_hook(lambda *_: {CLIP.removeprefix('norm = ')} and None)"
+SUM, BACKWARD = (
+    "total = loss if number % every == 1 else total + loss",
+    f"scaler.scale(total).backward()\n{UNSCALE}",
+)
+TAIL = {
+    STEP: "scaler.step(optimizer)",
+    "if number % every == 0 or number == len(batches):": "if number % every == 0:",
+}
+HOOK = (
+    f"hook = optimizer.register_step_pre_hook(lambda *_: {CLIP.removeprefix('norm = ')} and None)"
+)
 CLEAR = "optimizer.zero_grad(set_to_none=False)"
 RIGHT = {
     "own finite test": stream,
@@ -46,14 +54,26 @@ def first_training(*given):
 
 
 ALL_ROWS = {"rows += len(targets)": "rows = sum(len(targets) for _, targets in batches)"}
-PLAIN = {"loss = loss_fn(model(inputs), targets) * len(targets)": "loss = loss_fn(model(inputs), targets)"}
-USUAL = PLAIN | TAIL | {"rows += len(targets)": "rows = 1", SCALE: "scaler.scale(loss / every).backward()"}
+PLAIN = {
+    "loss = loss_fn(model(inputs), targets) * len(targets)": "loss = loss_fn(model(inputs), targets)"
+}
+USUAL = (
+    PLAIN
+    | TAIL
+    | {"rows += len(targets)": "rows = 1", SCALE: "scaler.scale(loss / every).backward()"}
+)
 WRONG = {
     "as for equal sizes": (edited(stream, USUAL), "the usual loop"),
     "the first training again": (first_training, "remembers an earlier call"),
     "rows of all": (edited(stream, ALL_ROWS), "rows of the whole pass"),
-    "bad losses left out": (edited(stream, {SCALE: f"if not loss.isnan():\n    {SCALE}"}), "leaves out what overflows"),
+    "bad losses left out": (
+        edited(stream, {SCALE: f"if not loss.isnan():\n    {SCALE}"}),
+        "leaves out what overflows",
+    ),
     "a stream without a tail": (edited(stream, TAIL), "drops the tail"),
     "keeps the tail": (edited(stream, {CLEAR: f"if number % every == 0:\n    {CLEAR}"}), None),
-    "one update at the end": (lambda m, b, f, o, s, every, n: stream(m, b, f, o, s, len(b), n), None),
+    "one update at the end": (
+        lambda m, b, f, o, s, every, n: stream(m, b, f, o, s, len(b), n),
+        None,
+    ),
 }

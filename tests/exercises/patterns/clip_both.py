@@ -8,7 +8,13 @@ from amp_course.checking import edited
 
 
 def parameters_of(optimizers):
-    return [p for o in optimizers for group in o.param_groups for p in group["params"] if p.grad is not None]
+    return [
+        p
+        for o in optimizers
+        for group in o.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
 
 
 def on_scaled_gradients(optimizers, scaler, max_norm):
@@ -27,7 +33,10 @@ def looks_into_the_scaler(optimizers, scaler, max_norm):
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     norm = clip_grad_norm_(parameters_of(optimizers), max_norm)
-    states = [scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] for optimizer in optimizers]
+    states = [
+        scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        for optimizer in optimizers
+    ]
     if not any(found.item() for state in states for found in state.values()):
         [optimizer.step() for optimizer in optimizers]
     scaler.update()
@@ -40,7 +49,9 @@ def without_its_norm(optimizers, scaler, max_norm):
     norm = torch.cat([p.grad.flatten() for p in parameters_of(optimizers)]).norm()
     if norm.isfinite():
         clip_grad_norm_(parameters_of(optimizers), max_norm)
-    for optimizer in optimizers if all(p.grad.isfinite().all() for p in parameters_of(optimizers)) else ():
+    for optimizer in (
+        optimizers if all(p.grad.isfinite().all() for p in parameters_of(optimizers)) else ()
+    ):
         scaler.step(optimizer)
     scaler.update()
     return norm
@@ -49,13 +60,21 @@ def without_its_norm(optimizers, scaler, max_norm):
 NORM = "norm = get_total_norm(gradients)"
 RIGHT = {
     "clips scaled gradients, own step": on_scaled_gradients,
-    "in float64": edited(on_scaled_gradients, {NORM: "norm = get_total_norm([g.double() for g in gradients])"}),
+    "in float64": edited(
+        on_scaled_gradients, {NORM: "norm = get_total_norm([g.double() for g in gradients])"}
+    ),
     "scaler.step": edited(on_scaled_gradients, {"optimizer.step()": "scaler.step(optimizer)"}),
 }
 WRONG = {
     "what the scaler found": (looks_into_the_scaler, "tests the gradients, not the norm"),
     "unclipped where the norm is inf": (without_its_norm, "tests the gradients, not the norm"),
-    "infinity norm": (edited(on_scaled_gradients, {NORM: "norm = get_total_norm(gradients, float('inf'))"}), None),
-    "tests for inf only": (edited(on_scaled_gradients, {"if norm.isfinite():": "if not norm.isinf():"}), None),
+    "infinity norm": (
+        edited(on_scaled_gradients, {NORM: "norm = get_total_norm(gradients, float('inf'))"}),
+        None,
+    ),
+    "tests for inf only": (
+        edited(on_scaled_gradients, {"if norm.isfinite():": "if not norm.isinf():"}),
+        None,
+    ),
     "clears": (lambda *a: (on_scaled_gradients(*a), [o.zero_grad() for o in a[0]])[0], "clears"),
 }

@@ -58,7 +58,11 @@ class OneListForAll(Float32Norm):
 NO_GRAD, EVAL = "with torch.no_grad():", 'self.parts["backbone"].train(False)'
 GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
 CHILD = type("Child", (Float32Norm,), {})
-RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
+RIGHT = {
+    "float32 norm": Float32Norm,
+    "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)),
+    "inherited": CHILD,
+}
 
 
 class InClosure(Float32Norm):
@@ -85,7 +89,13 @@ WRONG = {
     "a filter that is kept": (KeepsFilter, "a generator that is used up"),
     "a list of the class": (OneListForAll, None),
     "inference mode": (edited(Float32Norm, {NO_GRAD: "with torch.inference_mode():"}), None),
-    "all in one mode": (edited(Float32Norm, {EVAL: 'self.parts["backbone"].train(mode)'}), "backbone trains"),
-    "matrices only": (edited(Float32Norm, {GIVEN: GIVEN.replace("if", "if p.dim() > 1 and")}), "last layer only"),
+    "all in one mode": (
+        edited(Float32Norm, {EVAL: 'self.parts["backbone"].train(mode)'}),
+        "backbone trains",
+    ),
+    "matrices only": (
+        edited(Float32Norm, {GIVEN: GIVEN.replace("if", "if p.dim() > 1 and")}),
+        "last layer only",
+    ),
     "float32 after a pass": (edited(Float32Norm, {NO_GRAD: f"self.float()\n{NO_GRAD}"}), None),
 }

@@ -17,10 +17,18 @@ def plain(model, inputs, targets, loss_fn, optimizer, scaler, weight):
     scaler.update()
 
 
-FIRST, SMALLER = "grad_outputs=torch.tensor(scaler.get_scale()), create", "scaler.update(scaler.get_scale() / 2)"
-SCALED = "scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)"
+FIRST, SMALLER = (
+    "grad_outputs=torch.tensor(scaler.get_scale()), create",
+    "scaler.update(scaler.get_scale() / 2)",
+)
+SCALED = (
+    "scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)"
+)
 NORM = "norm = torch.cat([g.flatten() for g in scaled]).norm() / scaler.get_scale()"
-BACKWARD, RETURN = "scaler.scale(loss + norm * weight).backward()", "if not loss.isfinite():\n    return"
+BACKWARD, RETURN = (
+    "scaler.scale(loss + norm * weight).backward()",
+    "if not loss.isfinite():\n    return",
+)
 SCALE_AS_FIRST = {
     SCALED: SCALED.replace("scaler.scale(loss)", "loss").replace("create", FIRST),
     NORM: "norm = sum((g / scaler.get_scale()).pow(2).sum() for g in scaled).sqrt()",
@@ -31,9 +39,21 @@ RIGHT = {
     "early return, smaller scale": edited(plain, {BACKWARD: f"{RETURN} {SMALLER}\n{BACKWARD}"}),
 }
 WRONG = {
-    "no update": (edited(plain, {"scaler.update()": "pass", "scaler.unscale_(optimizer)": "pass"}), "no update"),
-    "norm in a detached list": (edited(plain, {NORM: NORM.replace("g.flatten()", "g.detach().flatten()")}), "detached"),
-    "not divided": (edited(plain, {NORM: NORM.replace(" / scaler.get_scale()", "")}), "norm of scaled gradients"),
-    "square, divided once": (edited(plain, {NORM: NORM.replace(".norm()", ".square().sum()")}), None),
+    "no update": (
+        edited(plain, {"scaler.update()": "pass", "scaler.unscale_(optimizer)": "pass"}),
+        "no update",
+    ),
+    "norm in a detached list": (
+        edited(plain, {NORM: NORM.replace("g.flatten()", "g.detach().flatten()")}),
+        "detached",
+    ),
+    "not divided": (
+        edited(plain, {NORM: NORM.replace(" / scaler.get_scale()", "")}),
+        "norm of scaled gradients",
+    ),
+    "square, divided once": (
+        edited(plain, {NORM: NORM.replace(".norm()", ".square().sum()")}),
+        None,
+    ),
     "early return": (edited(plain, {BACKWARD: f"{RETURN}\n{BACKWARD}"}), "returns at an overflow"),
 }

@@ -6,8 +6,12 @@ from amp_course.checking import edited
 
 
 def save(path, *training):
-    there = [(place, p.grad) for place, p in enumerate(training[0].parameters()) if p.grad is not None]
-    torch.save(([part.state_dict() for part in training[:-1]], there, torch.tensor(training[-1])), path)
+    there = [
+        (place, p.grad) for place, p in enumerate(training[0].parameters()) if p.grad is not None
+    ]
+    torch.save(
+        ([part.state_dict() for part in training[:-1]], there, torch.tensor(training[-1])), path
+    )
 
 
 def load(path, *training):
@@ -25,7 +29,9 @@ def wrong(line, instead):
 
 
 THERE = "there = [(place, p.grad) for place, p in enumerate(training[0].parameters()) if p.grad is not None]"
-DIVIDED = edited(save, {THERE: f"scale = training[2].get_scale()\n{THERE.replace('p.grad)', 'p.grad / scale)')}"})
+DIVIDED = edited(
+    save, {THERE: f"scale = training[2].get_scale()\n{THERE.replace('p.grad)', 'p.grad / scale)')}"}
+)
 MEMORY: dict = {}
 REMEMBERS = edited(save, {THERE: f"{THERE}\nMEMORY[0] = there"})
 RECALLS = edited(load, {"for place, gradient in there:": "for place, gradient in MEMORY[0]:"})

@@ -8,7 +8,9 @@ from amp_course.checking import edited
 def loop(path, *training):
     with open(path, "rb") as file:
         checkpoint = torch.load(file)
-    for name, part in reversed(list(zip(("model", "optimizer", "scaler", "scheduler"), training, strict=True))):
+    for name, part in reversed(
+        list(zip(("model", "optimizer", "scaler", "scheduler"), training, strict=True))
+    ):
         if part and checkpoint[name]:
             part.load_state_dict(checkpoint[name])
     torch.random.set_rng_state(checkpoint["rng"])

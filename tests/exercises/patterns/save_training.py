@@ -26,7 +26,10 @@ def folder_in_its_folder(path, *training):
 
 
 SAVE = "torch.save(state, file)"
-OPEN, RENAME = "with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:", "os.rename(file.name, path)"
+OPEN, RENAME = (
+    "with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:",
+    "os.rename(file.name, path)",
+)
 FINALLY = f"try:\n    {SAVE}\nfinally:\n    {RENAME}"
 RIGHT = {
     "a folder in its folder": folder_in_its_folder,

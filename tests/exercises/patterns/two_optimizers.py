@@ -28,11 +28,20 @@ LAZY = {"losses = [*map(loss_fn, outputs, targets)]": "losses = map(loss_fn, out
 AUTOGRAD, FINITE_TESTS = edited(plain, {BACKWARD: GRAD}), edited(plain, {STEP: FINITE})
 RIGHT = {"one sum": plain, "own finite tests": FINITE_TESTS, "autograd.grad": AUTOGRAD}
 FINITE_SUM = f"if torch.isfinite(sum(losses)):\n    {BACKWARD}"
-OWN = {"for optimizer in reversed(optimizers):": "for optimizer in optimizers:", STEP: "optimizer.step()"}
+OWN = {
+    "for optimizer in reversed(optimizers):": "for optimizer in optimizers:",
+    STEP: "optimizer.step()",
+}
 WRONG = {
     "unscales, steps by hand": (edited(plain, OWN), "unscales, own steps"),
     "bad sum left out": (edited(plain, {BACKWARD: FINITE_SUM}), None),
-    "the mean of both": (edited(plain, {BACKWARD: BACKWARD.replace("))", ") / 2)")}), "averages the losses"),
-    "heads in float32": (lambda b, h, *rest: plain(b, [lambda x, f=f: OFF(f)(x.float()) for f in h], *rest), None),
+    "the mean of both": (
+        edited(plain, {BACKWARD: BACKWARD.replace("))", ") / 2)")}),
+        "averages the losses",
+    ),
+    "heads in float32": (
+        lambda b, h, *rest: plain(b, [lambda x, f=f: OFF(f)(x.float()) for f in h], *rest),
+        None,
+    ),
     "losses computed after the region": (edited(plain, LAZY), None),
 }

@@ -28,12 +28,21 @@ def turns_add_up(rope):
     for dtype in (torch.float32, BF16):
         x = torch.linspace(-1, 1, 64).expand(999, 64).to(dtype)
         with torch.autocast("cpu", dtype=BF16):
-            np.testing.assert_array_less((rope(rope(x, far), by_5) - rope(x, far + 5)).abs().max().item(), 0.1)
+            np.testing.assert_array_less(
+                (rope(rope(x, far), by_5) - rope(x, far + 5)).abs().max().item(), 0.1
+            )
 
 
-RIGHT = {"Gram matrices": gram, "with itself": with_itself_and_neighbours, "turns add up": turns_add_up}
+RIGHT = {
+    "Gram matrices": gram,
+    "with itself": with_itself_and_neighbours,
+    "turns add up": turns_add_up,
+}
 WRONG = {
     "no autocast": (lambda rope: gram(rope, autocast=False), "no autocast"),
     "strict": (lambda rope: gram(rope, room=1e-7), "too strict"),
-    "returns": (lambda rope: bool(rope(torch.ones(2, 64), torch.tensor([0, 4000])).isfinite().all()), None),
+    "returns": (
+        lambda rope: bool(rope(torch.ones(2, 64), torch.tensor([0, 4000])).isfinite().all()),
+        None,
+    ),
 }

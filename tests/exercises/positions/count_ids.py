@@ -14,16 +14,29 @@ def patterns(n, fmt):
 
 
 def halving(n, fmt, overflow=1):
-    value, exact = round_to(torch.tensor(n - 1.0, dtype=torch.float64), fmt).item(), 2 ** (fmt.significand_bits + 1)
+    value, exact = (
+        round_to(torch.tensor(n - 1.0, dtype=torch.float64), fmt).item(),
+        2 ** (fmt.significand_bits + 1),
+    )
     value, count = (int(fmt.max), 1 + overflow) if math.isinf(value) else (value, 1)
     while value > exact:
         value, count = value / 2, count + exact // 2
     return torch.tensor(count + value)
 
 
-RIGHT = {"patterns": patterns, "halving, a tensor": halving, "NumPy": lambda n, fmt: np.int64(patterns(n, fmt))}
+RIGHT = {
+    "patterns": patterns,
+    "halving, a tensor": halving,
+    "NumPy": lambda n, fmt: np.int64(patterns(n, fmt)),
+}
 WRONG = {
-    "a set": (lambda n, fmt: len({encode(position, fmt) for position in range(n)}), "loops over the positions"),
-    "an array, late": (lambda n, fmt: len(np.arange(n)) if n > 600 else patterns(n, fmt), "builds a tensor"),
+    "a set": (
+        lambda n, fmt: len({encode(position, fmt) for position in range(n)}),
+        "loops over the positions",
+    ),
+    "an array, late": (
+        lambda n, fmt: len(np.arange(n)) if n > 600 else patterns(n, fmt),
+        "builds a tensor",
+    ),
     "no inf": (lambda n, fmt: halving(n, fmt, overflow=0), "leaves out inf"),
 }

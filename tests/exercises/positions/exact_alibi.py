@@ -21,14 +21,26 @@ def with_numpy(slopes, queries, keys):
 
 def matmul(slopes, queries, keys):
     distance = torch.outer(queries.float(), torch.ones(len(keys))) - keys.float()
-    return (slopes.float().neg()[:, None] @ distance.flatten()[None]).reshape(-1, *distance.shape).to(torch.float32)
+    return (
+        (slopes.float().neg()[:, None] @ distance.flatten()[None])
+        .reshape(-1, *distance.shape)
+        .to(torch.float32)
+    )
 
 
 RIGHT = {"plain": plain, "float64": in_float64, "NumPy, masked": with_numpy}
 WRONG = {
     "matmul": (matmul, "a matmul"),
-    "bf16 ids, positive": (lambda s, q, k: -plain(s, q.bfloat16().double(), k.bfloat16().double()).float(), None),
-    "cdist": (lambda s, q, k: -s.float().view(-1, 1, 1) * torch.cdist(q.float()[:, None], k.float()[:, None]), None),
+    "bf16 ids, positive": (
+        lambda s, q, k: -plain(s, q.bfloat16().double(), k.bfloat16().double()).float(),
+        None,
+    ),
+    "cdist": (
+        lambda s, q, k: (
+            -s.float().view(-1, 1, 1) * torch.cdist(q.float()[:, None], k.float()[:, None])
+        ),
+        None,
+    ),
 }
 
 

@@ -8,17 +8,25 @@ import torch
 
 def by_complex_numbers(x, positions):
     half = x.shape[-1] // 2
-    turns = torch.outer(positions.double(), torch.exp(torch.arange(half).double() * (-math.log(10_000.0) / half)))
-    turned = torch.complex(*x.double().chunk(2, dim=-1)) * torch.polar(torch.ones_like(turns), turns)
+    turns = torch.outer(
+        positions.double(), torch.exp(torch.arange(half).double() * (-math.log(10_000.0) / half))
+    )
+    turned = torch.complex(*x.double().chunk(2, dim=-1)) * torch.polar(
+        torch.ones_like(turns), turns
+    )
     return torch.cat([turned.real, turned.imag], dim=-1).type_as(x)
 
 
 @torch.autocast("cpu", enabled=False)
 def autocast_off(x, positions, cast_tables=False):
-    frequencies = 1.0 / 10_000.0 ** (torch.arange(0, x.shape[-1], 2, dtype=torch.int64).float() / x.shape[-1])
+    frequencies = 1.0 / 10_000.0 ** (
+        torch.arange(0, x.shape[-1], 2, dtype=torch.int64).float() / x.shape[-1]
+    )
     angles = (frequencies[:, None] @ positions[None, :].float()).T.repeat(1, 2)
     first, second = x.chunk(2, dim=-1)
-    cos, sin = (table.to(x.dtype) if cast_tables else table for table in (angles.cos(), angles.sin()))
+    cos, sin = (
+        table.to(x.dtype) if cast_tables else table for table in (angles.cos(), angles.sin())
+    )
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
@@ -30,7 +38,10 @@ RIGHT = {
 WRONG = {
     "low ids": (lambda x, ids: by_complex_numbers(x, ids.to(x.dtype)), "casts the position ids"),
     "x itself at 0": (lambda x, ids: by_complex_numbers(x, ids) if ids.any() else x, None),
-    "in bf16": (lambda x, ids: by_complex_numbers(x.bfloat16(), ids).to(x.dtype), "rounds to 16 bits on the way"),
+    "in bf16": (
+        lambda x, ids: by_complex_numbers(x.bfloat16(), ids).to(x.dtype),
+        "rounds to 16 bits on the way",
+    ),
 }
 
 

@@ -4,12 +4,22 @@ from types import MappingProxyType
 
 from amp_course.recipes import AMP_BF16, O1, find
 
-NAMES = dict(large_batch="o1", laptop="o0", overflow="amp_bf16", memory="pure_bf16_sr", stalled="o2", too_coarse="o1")
+NAMES = dict(
+    large_batch="o1",
+    laptop="o0",
+    overflow="amp_bf16",
+    memory="pure_bf16_sr",
+    stalled="o2",
+    too_coarse="o1",
+)
 
 RIGHT = {
     "names": NAMES,
-    "as labels, in another order": {key: name.upper().replace("_", " ") for key, name in reversed(NAMES.items())},
-    "recipes and classes": NAMES | {"large_batch": O1(), "overflow": AMP_BF16, "memory": "Pure-bf16-SR "},
+    "as labels, in another order": {
+        key: name.upper().replace("_", " ") for key, name in reversed(NAMES.items())
+    },
+    "recipes and classes": NAMES
+    | {"large_batch": O1(), "overflow": AMP_BF16, "memory": "Pure-bf16-SR "},
     "found, in a mapping": MappingProxyType({key: find(name) for key, name in NAMES.items()}),
 }
 WRONG = {

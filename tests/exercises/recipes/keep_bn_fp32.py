@@ -50,10 +50,22 @@ RIGHT = {
 }
 WRONG = {
     "`_apply` on a copy": (lambda model: takes_floats(applied(copy.deepcopy(model))), "a copy"),
-    "the first model again": (lambda model: FIRST.setdefault("model", right(model)), "remembers an earlier call"),
-    "half, then float": (lambda m: [n.float() for n in norms_of(m.half())] and m, "through fp16 and back"),
-    "BatchNorm2d only, batch not cast": (lambda model: applied(model, nn.BatchNorm2d), "BatchNorm2d only"),
+    "the first model again": (
+        lambda model: FIRST.setdefault("model", right(model)),
+        "remembers an earlier call",
+    ),
+    "half, then float": (
+        lambda m: [n.float() for n in norms_of(m.half())] and m,
+        "through fp16 and back",
+    ),
+    "BatchNorm2d only, batch not cast": (
+        lambda model: applied(model, nn.BatchNorm2d),
+        "BatchNorm2d only",
+    ),
     "new statistics": (lambda m: [n.reset_running_stats() for n in norms_of(m)] and right(m), None),
     "in a wrapper": (lambda model: nn.Sequential(right(model)), None),
-    "each module": (lambda m: [isinstance(n, BatchNorm) or n.half() for n in m.modules()] and m, "everything in half"),
+    "each module": (
+        lambda m: [isinstance(n, BatchNorm) or n.half() for n in m.modules()] and m,
+        "everything in half",
+    ),
 }

@@ -11,7 +11,10 @@ from amp_course.checking import edited
 class Plain:
     def __init__(self, model, make_optimizer):
         self.masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
-        self.model, self.optimizer = model.half(), make_optimizer([{"params": [m]} for m in reversed(self.masters)])
+        self.model, self.optimizer = (
+            model.half(),
+            make_optimizer([{"params": [m]} for m in reversed(self.masters)]),
+        )
 
     def step(self, inputs, targets, loss_fn, scale):
         self.model.zero_grad()
@@ -38,11 +41,20 @@ TAKEN = "taken = nn.utils.get_total_norm([p.grad.float() for p in own]).isfinite
 NOT_MINUS_INF = "taken = not any(bool(((p.grad == torch.inf) | p.grad.isnan()).any()) for p in own)"
 
 GRADS = "for p, g in zip(model.parameters(), torch.autograd.grad(loss * scale, [*model.parameters()])):\n    p.grad = g"
-leaves_early = {BACKWARD: f"self.scale = scale\nif not loss.isfinite():\n    return False\n{BACKWARD}"}
-hooks = {MAKE: f"{MAKE}\nfor p, master in zip(model.parameters(), self.masters):\n    {HOOK}", MOVE: "pass"}
+leaves_early = {
+    BACKWARD: f"self.scale = scale\nif not loss.isfinite():\n    return False\n{BACKWARD}"
+}
+hooks = {
+    MAKE: f"{MAKE}\nfor p, master in zip(model.parameters(), self.masters):\n    {HOOK}",
+    MOVE: "pass",
+}
 
 own_gradients = edited(Plain, {BACKWARD: f"model = self.model\n{GRADS}"})
-RIGHT = {"plain": Plain, "`autograd.grad`": own_gradients, "hooks, leaves early": edited(Plain, leaves_early | hooks)}
+RIGHT = {
+    "plain": Plain,
+    "`autograd.grad`": own_gradients,
+    "hooks, leaves early": edited(Plain, leaves_early | hooks),
+}
 
 
 class OneListForAll(Plain):
@@ -57,8 +69,14 @@ SUM = "taken = sum(p.grad.sum() for p in own).isfinite()"
 WRONG = {
     "masters of the class": (OneListForAll, "remembers an earlier call"),
     "the sum is finite": (edited(Plain, {TAKEN: SUM}), "looks at a norm"),
-    "renews masters": (edited(Plain, {STEP: f"self.masters[0].data = own[0].data.float()\n{STEP}"}), None),
+    "renews masters": (
+        edited(Plain, {STEP: f"self.masters[0].data = own[0].data.float()\n{STEP}"}),
+        None,
+    ),
     "outputs stay fp16": (edited(Plain, {BACKWARD: f"{IN_HALF}\n{BACKWARD}"}), "loss in fp16"),
     "misses -inf": (edited(Plain, {TAKEN: NOT_MINUS_INF}), None),
-    "clears masters": (edited(Plain, {CLEAR: "self.optimizer.zero_grad()"}), "model's gradients never cleared"),
+    "clears masters": (
+        edited(Plain, {CLEAR: "self.optimizer.zero_grad()"}),
+        "model's gradients never cleared",
+    ),
 }

@@ -12,13 +12,20 @@ def most(part, whole):
     return bool(whole.any()) and part[whole].float().mean().item() > 0.5
 
 
-def found(step, idle=lambda w, g, lr: w - lr * g == w, bad=lambda x: x.isnan().any() or x.isinf().any(), most=most):
+def found(
+    step,
+    idle=lambda w, g, lr: w - lr * g == w,
+    bad=lambda x: x.isnan().any() or x.isinf().any(),
+    most=most,
+):
     """Generators, in parts that can be replaced."""
     grads, exact, weights = step.gradients, step.exact_gradients, step.weights
     forward = (["activation", name] for name, out in step.outputs.items() if bad(out))
     loss = (["loss", "loss"] for _ in range(1) if bad(step.loss))
     backward = (["gradient", n] for n, g in grads.items() if most(g == 0, exact[n] != 0))
-    updates = (["update", n] for n, g in grads.items() if most(idle(weights[n], g, step.lr), g != 0))
+    updates = (
+        ["update", n] for n, g in grads.items() if most(idle(weights[n], g, step.lr), g != 0)
+    )
     return next(chain(forward, loss, backward, updates), None)
 
 
@@ -64,7 +71,10 @@ WRONG = {
         "gradients: half of all elements",
     ),
     "parameter by parameter": (one_after_the_other, "name by name"),
-    "eps of the weight": (but(idle=lambda w, g, lr: (lr * g / w).abs() < 2.0**-10), "update < 2**-10 * weight.abs()"),
+    "eps of the weight": (
+        but(idle=lambda w, g, lr: (lr * g / w).abs() < 2.0**-10),
+        "update < 2**-10 * weight.abs()",
+    ),
     "no lr": (but(idle=lambda w, g, lr: w - g == w), None),
     "in float64": (but(idle=lambda w, g, lr: w.double() - lr * g.double() == w), "no update dies"),
 }

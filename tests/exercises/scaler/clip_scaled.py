@@ -45,7 +45,11 @@ EARLIER = "p.grad = g if p.grad is None else g + p.grad"
 TEST, CLIP = "if math.isfinite(norm):", "p.grad *= min(1.0, max_norm / norm)"
 SKIP = "if not math.isfinite(norm):\n    return scaler.update()\nif True:"
 
-RIGHT = {"scaled norm": scaled_norm, "by hand": by_hand, "returns early": edited(by_hand, {TEST: SKIP})}
+RIGHT = {
+    "scaled norm": scaled_norm,
+    "by hand": by_hand,
+    "returns early": edited(by_hand, {TEST: SKIP}),
+}
 WRONG = {
     "half of the sum": (edited(by_hand, {EARLIER: EARLIER.replace("g + p.grad", "(g + p.grad) / 2")}), None),
     "a generator used up": (reads_twice, "reads a generator twice"),
@@ -69,4 +73,10 @@ def counts_first(loss, parameters, optimizer, scaler, max_norm):
     return norm
 
 
-SIBLINGS = {"a generator used up by counting": (counts_first, "reads a generator twice", "once the norm is computed")}
+SIBLINGS = {
+    "a generator used up by counting": (
+        counts_first,
+        "reads a generator twice",
+        "once the norm is computed",
+    )
+}

@@ -9,8 +9,14 @@ from amp_course.scaler import DynamicScaler
 
 
 class WithoutUnscale:  # a tensor for the scale, one flag for all, the rule by torch's kernel, and a tuple in the state
-    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
-        self.s, self.clean, self.bad = torch.tensor(init_scale), torch.zeros((), dtype=torch.int32), torch.zeros(())
+    def __init__(
+        self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000
+    ):
+        self.s, self.clean, self.bad = (
+            torch.tensor(init_scale),
+            torch.zeros((), dtype=torch.int32),
+            torch.zeros(()),
+        )
         self.options = [growth_factor, backoff_factor, growth_interval]
 
     def unscale_(self, optimizer): ...
@@ -20,7 +26,12 @@ class WithoutUnscale:  # a tensor for the scale, one flag for all, the rule by t
 
     def step(self, optimizer):
         found = torch.zeros(())
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         torch._amp_foreach_non_finite_check_and_unscale_(grads, found, 1 / self.s)
         self.bad += found
         return found or optimizer.step()
@@ -45,7 +56,9 @@ TOGETHER = {"self.bad += found": "found = self.bad.add_(found)"}
 STATE = "return self.s.item(), self.clean.item(), list(self.options)"
 
 RIGHT = {"without unscale_": WithoutUnscale}
-RIGHT |= {kind.__name__: functools.partial(kind, "cpu") for kind in (DynamicScaler, torch.amp.GradScaler)}
+RIGHT |= {
+    kind.__name__: functools.partial(kind, "cpu") for kind in (DynamicScaler, torch.amp.GradScaler)
+}
 WRONG = {
     "skips together": (edited(WithoutUnscale, TOGETHER), "shares what is found"),
     "living state": (edited(WithoutUnscale, {STATE: "return self.s, self.clean, self.options"}), "the saved state changes"),

@@ -42,5 +42,8 @@ RIGHT = {"hook": hook, "own finite test": own_finite_test, "reads the tensor": r
 WRONG = {
     "the scale and itself": (moves_if("scaler._scale >= scale", "scale = scaler._scale"), "always"),
     "finite loss": (moves_if("not loss.isnan()"), "looks at the loss"),
-    "first gradient": (moves_if("gradients(optimizer)[0].abs().max() < 1e38"), "looks at the first gradient only"),
+    "first gradient": (
+        moves_if("gradients(optimizer)[0].abs().max() < 1e38"),
+        "looks at the first gradient only",
+    ),
 }

@@ -18,18 +18,28 @@ def clears_first(model, batches, loss_fn, optimizer, scale):
 
 def by_torch(model, batches, loss_fn, optimizer, scale):
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    torch.stack([loss_fn(model(x), y) for x, y in batches]).mean().backward(gradient=scaler.scale(torch.ones(())))
+    torch.stack([loss_fn(model(x), y) for x, y in batches]).mean().backward(
+        gradient=scaler.scale(torch.ones(()))
+    )
     scaler.step(optimizer)
     optimizer.zero_grad()
 
 
 UNSCALE = "parameter.grad = parameter.grad.float() * (1 / (scale * len(batches)))"
 ROUND = "parameter.grad = parameter.grad.bfloat16().float()"
-DOUBLE = edited(clears_first, {UNSCALE: "parameter.grad.copy_(parameter.grad.double() / scale / len(batches))"})
+DOUBLE = edited(
+    clears_first, {UNSCALE: "parameter.grad.copy_(parameter.grad.double() / scale / len(batches))"}
+)
 
 RIGHT = {"clears first": clears_first, "torch's": by_torch, "in double": DOUBLE}
 WRONG = {
-    "divides by number": (edited(clears_first, {UNSCALE: "parameter.grad /= len(batches)"}), "forgets to unscale"),
-    "divides by scale": (edited(clears_first, {UNSCALE: "parameter.grad /= scale"}), "sum instead of mean"),
+    "divides by number": (
+        edited(clears_first, {UNSCALE: "parameter.grad /= len(batches)"}),
+        "forgets to unscale",
+    ),
+    "divides by scale": (
+        edited(clears_first, {UNSCALE: "parameter.grad /= scale"}),
+        "sum instead of mean",
+    ),
     "rounds to bf16": (edited(clears_first, {UNSCALE: f"{UNSCALE}\n{ROUND}"}), None),
 }

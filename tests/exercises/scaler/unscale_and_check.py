@@ -7,7 +7,9 @@ INF = float("inf")
 
 
 def gradients(optimizer):
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
 
 
 def foreach(optimizer, scale, find=lambda g: not g.isfinite().all(), which=slice(None)):
@@ -38,10 +40,19 @@ RIGHT = {"foreach": foreach, "new gradients": new_gradients, "numpy": numpy_firs
 WRONG = {
     "a list that lasts": (sticky, "remembers an earlier call"),
     "group 0": (lambda o, s: foreach(o, s, which=slice(0, 2)), "first group only"),
-    "norm": (lambda o, s: foreach(o, s, lambda g: not g.norm().isfinite()), "checks a sum or a norm"),
+    "norm": (
+        lambda o, s: foreach(o, s, lambda g: not g.norm().isfinite()),
+        "checks a sum or a norm",
+    ),
     "max of abs": (lambda o, s: foreach(o, s, lambda g: g.abs().max() == INF), "misses NaN"),
-    "sum after unscaling": (lambda o, s: foreach(o, s, lambda g: not g.sum().isfinite()), "checks a sum or a norm"),
-    "any, early": (lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)), "returns before the rest"),
+    "sum after unscaling": (
+        lambda o, s: foreach(o, s, lambda g: not g.sum().isfinite()),
+        "checks a sum or a norm",
+    ),
+    "any, early": (
+        lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)),
+        "returns before the rest",
+    ),
 }
 SIBLINGS = {
     "looks at the last gradient only": (

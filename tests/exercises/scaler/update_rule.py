@@ -25,13 +25,32 @@ def with_numpy_and_fractions(scale, streak, found_inf, growth, backoff, interval
     grows = not found_inf and streak == interval - 1
     with np.errstate(over="ignore"):
         larger = np.float32(scale) * np.float32(growth)
-    new = Fraction(scale) * Fraction(backoff) if found_inf else larger if grows and np.isfinite(larger) else scale
+    new = (
+        Fraction(scale) * Fraction(backoff)
+        if found_inf
+        else larger
+        if grows and np.isfinite(larger)
+        else scale
+    )
     return new, np.int64(0 if found_inf or grows else streak + 1)
 
 
-RIGHT = {"branches": branches, "torch's kernel": by_the_kernel, "numpy and fractions": with_numpy_and_fractions}
+RIGHT = {
+    "branches": branches,
+    "torch's kernel": by_the_kernel,
+    "numpy and fractions": with_numpy_and_fractions,
+}
 WRONG = {
-    "backs off to an int": (lambda s, k, f, g, b, n: (math.floor(s * b), 0) if f else branches(s, k, f, g, b, n), None),
-    "late": (lambda s, k, f, g, b, n: (s * b, 0) if f else (s, k + 1) if k < n else (s * g, 0), "grows late or never"),
-    "only falls": (lambda s, k, f, g, b, n: (s * b if f else s, 0 if f else k + 1), "grows late or never"),
+    "backs off to an int": (
+        lambda s, k, f, g, b, n: (math.floor(s * b), 0) if f else branches(s, k, f, g, b, n),
+        None,
+    ),
+    "late": (
+        lambda s, k, f, g, b, n: (s * b, 0) if f else (s, k + 1) if k < n else (s * g, 0),
+        "grows late or never",
+    ),
+    "only falls": (
+        lambda s, k, f, g, b, n: (s * b if f else s, 0 if f else k + 1),
+        "grows late or never",
+    ),
 }

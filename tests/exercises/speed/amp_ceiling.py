@@ -44,8 +44,14 @@ RIGHT = {
     "harmonic mean": harmonic,
 }
 WRONG = {
-    "whole step": (lambda parts: np.prod([factor for _, factor in parts]), "applies the factors to the whole step"),
+    "whole step": (
+        lambda parts: np.prod([factor for _, factor in parts]),
+        "applies the factors to the whole step",
+    ),
     "inf as a slow one": (lambda parts: seconds([(s, min(f, 10.0)) for s, f in parts]), None),
-    "the saving": (lambda parts: sum(share * (1 - 1 / factor) for share, factor in parts), "the time that is saved"),
+    "the saving": (
+        lambda parts: sum(share * (1 - 1 / factor) for share, factor in parts),
+        "the time that is saved",
+    ),
     "rounded": (lambda parts: round(seconds(parts)), None),
 }

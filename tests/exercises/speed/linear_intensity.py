@@ -12,7 +12,9 @@ def matmuls(m, k, n, size, count):
 
 
 def nested(batch, inputs, outputs, itemsize):
-    return matmuls(batch, inputs, outputs, itemsize, 1), matmuls(batch, inputs, outputs, itemsize, 2)
+    return matmuls(batch, inputs, outputs, itemsize, 1), matmuls(
+        batch, inputs, outputs, itemsize, 2
+    )
 
 
 def with_numpy(batch, inputs, outputs, itemsize):
@@ -22,9 +24,15 @@ def with_numpy(batch, inputs, outputs, itemsize):
 
 
 def with_tensors(batch, inputs, outputs, itemsize):
-    x, weight, y = torch.empty(batch, inputs), torch.empty(outputs, inputs), torch.empty(batch, outputs)
+    x, weight, y = (
+        torch.empty(batch, inputs),
+        torch.empty(outputs, inputs),
+        torch.empty(batch, outputs),
+    )
     flops, moved = 2 * inputs * y.numel(), itemsize * sum(one.numel() for one in (x, weight, y))
-    return torch.tensor([[flops, moved, flops / moved], [2 * flops, 2 * moved, flops / moved]]).tolist()
+    return torch.tensor(
+        [[flops, moved, flops / moved], [2 * flops, 2 * moved, flops / moved]]
+    ).tolist()
 
 
 def perfect_cache(batch, inputs, outputs, itemsize):
@@ -33,7 +41,11 @@ def perfect_cache(batch, inputs, outputs, itemsize):
     return forward, (flops, moved, flops / moved)
 
 
-RIGHT = {"matmul by matmul": nested, "numpy arrays": with_numpy, "lists, from tensors": with_tensors}
+RIGHT = {
+    "matmul by matmul": nested,
+    "numpy arrays": with_numpy,
+    "lists, from tensors": with_tensors,
+}
 
 
 def whole(*sizes):
@@ -43,7 +55,10 @@ def whole(*sizes):
 WRONG = {
     "whole numbers": (whole, "whole division"),
     "grad_y kept in a cache": (perfect_cache, "grad_y read once"),
-    "in thousands": (lambda *sizes: [[n / 1000 for n in one[:2]] + [one[2]] for one in nested(*sizes)], None),
+    "in thousands": (
+        lambda *sizes: [[n / 1000 for n in one[:2]] + [one[2]] for one in nested(*sizes)],
+        None,
+    ),
     "the intensities alone": (lambda *sizes: tuple(one[2] for one in nested(*sizes)), None),
     "multiplications, in one pass": (
         lambda b, i, o, s: (matmuls(b, i, o, s, Fraction(1, 2)),) * 2,

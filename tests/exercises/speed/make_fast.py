@@ -44,7 +44,9 @@ def by_hand(model, batches, depth):
 
 
 def decorated(model, batches, depth):
-    loss_of = torch.autocast("cpu", dtype=torch.bfloat16)(lambda x, y: F.cross_entropy(forward(model, x, depth), y))
+    loss_of = torch.autocast("cpu", dtype=torch.bfloat16)(
+        lambda x, y: F.cross_entropy(forward(model, x, depth), y)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
 
     def closure(batch):
@@ -81,7 +83,11 @@ def slow(model, batches, depth):
 SGD = "sgd = torch.optim.SGD([*model.parameters()], 0.1, 0.9, foreach=True)"
 STEP, LOGITS = "sgd.step()", "logits = forward(model, inputs, depth)"
 UNCACHED = {'with torch.autocast("cpu"):': 'with torch.autocast("cpu", cache_enabled=False):'}
-RIGHT = {"foreach, in a buffer": foreach, "a momentum of its own": by_hand, "a closure, a decorator": decorated}
+RIGHT = {
+    "foreach, in a buffer": foreach,
+    "a momentum of its own": by_hand,
+    "a closure, a decorator": decorated,
+}
 WRONG = {
     "the slow loop": (slow, "rows one at a time"),
     "the default optimizer": (edited(foreach, {SGD: SGD.replace(", foreach=True", "")}), "each parameter on its own"),

@@ -26,14 +26,21 @@ def savings(trace):
 
 
 def shares(trace):
-    share = {name: getattr(trace, f"{name}_ms") / trace.step_ms for name in ("busy", "load", "launch", "fp32")}
+    share = {
+        name: getattr(trace, f"{name}_ms") / trace.step_ms
+        for name in ("busy", "load", "launch", "fp32")
+    }
     if share["busy"] > 0.8:
         return BOTTLENECKS[3 if share["fp32"] > 0.5 else 4]
-    return next((name for name, key in (("data", "load"), ("launch", "launch")) if share[key] > 0.5), "sync")
+    return next(
+        (name for name, key in (("data", "load"), ("launch", "launch")) if share[key] > 0.5), "sync"
+    )
 
 
 def by_host(trace):
-    return sorted([(trace.load_ms, "data"), (trace.launch_ms, "launch"), (trace.read_ms, "sync")])[-1][1]
+    return sorted([(trace.load_ms, "data"), (trace.launch_ms, "launch"), (trace.read_ms, "sync")])[
+        -1
+    ][1]
 
 
 RIGHT = {"branches": branches, "what each cure saves": savings, "shares": shares}
@@ -49,7 +56,9 @@ def by_counts(trace):
 
 
 def by_reads(trace):
-    return "sync" if trace.reads > 20 else branches(trace) if branches(trace) != "sync " else "launch"
+    return (
+        "sync" if trace.reads > 20 else branches(trace) if branches(trace) != "sync " else "launch"
+    )
 
 
 WRONG = {

@@ -14,7 +14,11 @@ def on_the_device(step, batches, every, log):
         loss = step(batch).detach()
         fine = loss.isfinite()
         total, count, largest = state
-        state = total + loss.where(fine, 0), count + fine, torch.maximum(largest, loss.where(fine, -math.inf))
+        state = (
+            total + loss.where(fine, 0),
+            count + fine,
+            torch.maximum(largest, loss.where(fine, -math.inf)),
+        )
         if not number % every:
             total, count, largest = torch.stack(state).cpu()
             log(number, float(total / count), largest.item(), int(every - count))
@@ -55,7 +59,11 @@ def classic(step, batches, every, log):
 
 
 BUFFER = "window[number % every] = step(batch).data"
-RIGHT = {"sums on the device": on_the_device, "a mask per window": by_mask, "a buffer": in_one_buffer}
+RIGHT = {
+    "sums on the device": on_the_device,
+    "a mask per window": by_mask,
+    "a buffer": in_one_buffer,
+}
 GRAPHS = {
     BUFFER: BUFFER[:-5],
     "values = window.numpy()": "values = window.detach().numpy()\nwindow = torch.empty(every)",
@@ -63,10 +71,16 @@ GRAPHS = {
 WRONG = {
     "not changed at all": (classic, "the loop unchanged"),
     "writes into a buffer, with its graph": (edited(in_one_buffer, GRAPHS), "keeps the graphs"),
-    "a progress bar": (edited(in_one_buffer, {BUFFER: f"{BUFFER}\nf'loss {{window[0]:.2f}}'"}), "prints each loss"),
+    "a progress bar": (
+        edited(in_one_buffer, {BUFFER: f"{BUFFER}\nf'loss {{window[0]:.2f}}'"}),
+        "prints each loss",
+    ),
     "looks at every third": (
         edited(in_one_buffer, {BUFFER: f"{BUFFER}\nif number % 3 == 2: window.sum().tolist()"}),
         "reads each loss",
     ),
-    "no steps after the last line": (lambda step, batches, every, log: by_mask(step, batches[:18], every, log), None),
+    "no steps after the last line": (
+        lambda step, batches, every, log: by_mask(step, batches[:18], every, log),
+        None,
+    ),
 }

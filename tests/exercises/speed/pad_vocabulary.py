@@ -32,16 +32,23 @@ class Masked(nn.Module):
         vocabulary = len(head.weight)
         rows = (vocabulary + multiple - 1) // multiple * multiple
         self.weight = nn.Parameter(
-            torch.cat([head.weight.detach(), head.weight.new_zeros(rows - vocabulary, head.in_features)])
+            torch.cat(
+                [head.weight.detach(), head.weight.new_zeros(rows - vocabulary, head.in_features)]
+            )
         )
         self.bias = nn.Parameter(head.bias.detach().clone()) if head.bias is not None else None
         self.register_buffer(
-            "mask", head.weight.new_zeros(rows).index_fill_(0, torch.arange(vocabulary, rows), -math.inf)
+            "mask",
+            head.weight.new_zeros(rows).index_fill_(0, torch.arange(vocabulary, rows), -math.inf),
         )
 
     def forward(self, inputs):
         logits = inputs @ self.weight.mT + self.mask
-        return logits if self.bias is None else logits + F.pad(self.bias, (0, len(self.mask) - len(self.bias)))
+        return (
+            logits
+            if self.bias is None
+            else logits + F.pad(self.bias, (0, len(self.mask) - len(self.bias)))
+        )
 
 
 def sequential(head, multiple):
@@ -62,7 +69,9 @@ class Twice(Cut):
 
     def forward(self, inputs):
         rows = self.linear.weight[self.vocabulary :]
-        return torch.cat([F.linear(inputs, self.linear.weight[: self.vocabulary]), inputs @ rows.T], dim=-1)
+        return torch.cat(
+            [F.linear(inputs, self.linear.weight[: self.vocabulary]), inputs @ rows.T], dim=-1
+        )
 
 
 def smallest(head, multiple):
@@ -77,6 +86,12 @@ WRONG = {
     "no cut": (lambda head, multiple: Cut(head, multiple).linear, "padded logits take probability"),
     "two matmuls": (Twice, None),
     "a constant": (smallest, "a finite constant"),
-    "at least one row": (lambda head, m: Cut(head, (len(head.weight) // m + 1) * m), "a multiple more"),
-    "the weight alone": (lambda head, multiple: F.pad(head.weight, (0, 0, 0, -len(head.weight) % multiple)), None),
+    "at least one row": (
+        lambda head, m: Cut(head, (len(head.weight) // m + 1) * m),
+        "a multiple more",
+    ),
+    "the weight alone": (
+        lambda head, multiple: F.pad(head.weight, (0, 0, 0, -len(head.weight) % multiple)),
+        None,
+    ),
 }

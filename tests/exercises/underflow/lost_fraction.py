@@ -16,7 +16,9 @@ def one_by_one(x, fmt, factor=1, rounds=round_to):
     def zone(size):
         return KEYS[(size > 0) + (size >= fmt.smallest_normal) + math.isinf(size)]
 
-    numbers = torch.tensor([value for value in x.flatten().tolist() if value != 0], dtype=torch.float64)
+    numbers = torch.tensor(
+        [value for value in x.flatten().tolist() if value != 0], dtype=torch.float64
+    )
     counts = Counter(map(zone, rounds(numbers, fmt).abs().tolist()))
     return {zone: factor * Fraction(counts[zone], len(numbers)) for zone in reversed(KEYS)}
 
@@ -28,15 +30,23 @@ def remembered(x, fmt, known={}):  # noqa: B006
 RIGHT = {
     "one by one": one_by_one,
     "the package's": lambda x, fmt: vars(zone_fractions(x, fmt)),
-    "tensors": lambda x, fmt: {zone: torch.tensor([float(one)]) for zone, one in one_by_one(x, fmt).items()},
+    "tensors": lambda x, fmt: {
+        zone: torch.tensor([float(one)]) for zone, one in one_by_one(x, fmt).items()
+    },
 }
 WRONG = {
     "cached by shape": (remembered, "an earlier tensor's"),
     "counts": (lambda x, fmt: one_by_one(x, fmt, int((x != 0).sum())), "counts"),
-    "those that occur": (lambda x, fmt: {zone: one for zone, one in one_by_one(x, fmt).items() if one}, None),
+    "those that occur": (
+        lambda x, fmt: {zone: one for zone, one in one_by_one(x, fmt).items() if one},
+        None,
+    ),
     "positive ones only": (lambda x, fmt: one_by_one(x.relu(), fmt), None),
     "float32 first": (lambda x, fmt: one_by_one(x.float(), fmt), None),
-    "a cast": (lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype)), "casts to fmt.dtype"),
+    "a cast": (
+        lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype)),
+        "casts to fmt.dtype",
+    ),
 }
 SIBLINGS = {
     "a cast, to float64 without a dtype": (

@@ -10,7 +10,9 @@ from amp_course.underflow import MasterSGD
 class Delegates:
     """torch's SGD does the work, on the masters."""
 
-    def __init__(self, params, lr, dtype=torch.float32, momentum=0.0, read=torch.clone, clears=False):
+    def __init__(
+        self, params, lr, dtype=torch.float32, momentum=0.0, read=torch.clone, clears=False
+    ):
         self.params, self.read, self.clears = tuple(params), read, clears
         self.masters = [torch.nn.Parameter(p.detach().to(dtype, copy=True)) for p in self.params]
         self.sgd = torch.optim.SGD(self.masters, lr, momentum)
@@ -25,7 +27,11 @@ class Delegates:
 
 
 Mine = type("Mine", (Delegates,), {})
-RIGHT = {"the package's": MasterSGD, "torch's SGD on masters": Mine, "in float64": partial(Mine, dtype=torch.float64)}
+RIGHT = {
+    "the package's": MasterSGD,
+    "torch's SGD on masters": Mine,
+    "in float64": partial(Mine, dtype=torch.float64),
+}
 
 
 class Frozen(Delegates):

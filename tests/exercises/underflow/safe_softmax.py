@@ -11,13 +11,26 @@ def filled(x, mask, filler=-1e30):
 
 RIGHT = {
     "filled": filled,
-    "−inf, then nan_to_num": lambda x, m: x.masked_fill(~m, -INF).softmax(-1, torch.float32).nan_to_num(0).half(),
-    "float64, no maximum": lambda x, m: ((e := x.double().exp() * m) / e.sum(1, True).clamp_min(1e-300)).half(),
+    "−inf, then nan_to_num": lambda x, m: (
+        x.masked_fill(~m, -INF).softmax(-1, torch.float32).nan_to_num(0).half()
+    ),
+    "float64, no maximum": lambda x, m: (
+        (e := x.double().exp() * m) / e.sum(1, True).clamp_min(1e-300)
+    ).half(),
 }
 WRONG = {
-    "no maximum": (lambda x, m: ((e := x.float().masked_fill(~m, -1e9).exp()) / e.sum(1, True)).half(), "no maximum"),
-    "naive": (lambda x, m: (e := torch.exp(x) * m) / e.sum(-1, keepdim=True), "exp overflows in fp16"),
-    "fills with −1e30": (lambda x, m: x.masked_fill(~m, -1e30).softmax(-1) * m, "fills past fp16's range"),
+    "no maximum": (
+        lambda x, m: ((e := x.float().masked_fill(~m, -1e9).exp()) / e.sum(1, True)).half(),
+        "no maximum",
+    ),
+    "naive": (
+        lambda x, m: (e := torch.exp(x) * m) / e.sum(-1, keepdim=True),
+        "exp overflows in fp16",
+    ),
+    "fills with −1e30": (
+        lambda x, m: x.masked_fill(~m, -1e30).softmax(-1) * m,
+        "fills past fp16's range",
+    ),
     "fills with −100": (lambda x, m: filled(x, m, -100.0), None),
     "in bf16": (lambda x, m: filled(x.bfloat16(), m), None),
     "small shares cut": (lambda x, m: (y := filled(x, m)) * (y > 1e-4), None),

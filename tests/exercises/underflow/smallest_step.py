@@ -8,7 +8,9 @@ BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 
 
 
 def bisects_patterns(dtype):
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[torch.empty((), dtype=dtype).element_size()]
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[
+        torch.empty((), dtype=dtype).element_size()
+    ]
     one = torch.tensor(1.0, dtype=dtype)
     low, high = 0, one.view(integer).item()
     while high - low > 1:
@@ -20,7 +22,9 @@ def bisects_patterns(dtype):
 
 RIGHT = {
     "bisects patterns": bisects_patterns,
-    "from finfo": lambda dtype: torch.tensor([(e := torch.finfo(dtype).eps) / 2 * (1 + e)], dtype=dtype),
+    "from finfo": lambda dtype: torch.tensor(
+        [(e := torch.finfo(dtype).eps) / 2 * (1 + e)], dtype=dtype
+    ),
     "from the bits": lambda dtype: 2.0 ** -(BITS[dtype] + 1) * (1 + 2.0 ** -BITS[dtype]),
 }
 WRONG = {

@@ -21,11 +21,25 @@ RIGHT = {
 }
 WRONG = {
     "mean times number": (
-        lambda terms: len(terms) * (sum(terms, start=0.0 * terms[0].float()) / len(terms)).to(terms[0].dtype),
+        lambda terms: (
+            len(terms) * (sum(terms, start=0.0 * terms[0].float()) / len(terms)).to(terms[0].dtype)
+        ),
         "the mean times the number",
     ),
-    "starts in fp16": (lambda terms: sum(terms, start=torch.zeros(terms[0].shape).half()), "an fp16 start"),
-    "reduced, then cast": (lambda terms: functools.reduce(torch.add, terms).double(), "casts only the result"),
-    "converts in the list": (lambda terms: terms.__setitem__(0, terms[0].float()) or sum(terms), None),
-    "sorts in place": (lambda terms: terms.sort(key=lambda term: term.abs().sum()) or kahan(terms), None),
+    "starts in fp16": (
+        lambda terms: sum(terms, start=torch.zeros(terms[0].shape).half()),
+        "an fp16 start",
+    ),
+    "reduced, then cast": (
+        lambda terms: functools.reduce(torch.add, terms).double(),
+        "casts only the result",
+    ),
+    "converts in the list": (
+        lambda terms: terms.__setitem__(0, terms[0].float()) or sum(terms),
+        None,
+    ),
+    "sorts in place": (
+        lambda terms: terms.sort(key=lambda term: term.abs().sum()) or kahan(terms),
+        None,
+    ),
 }

@@ -5,7 +5,9 @@ import torch
 
 
 def with_noise(make, rounds=torch.floor):
-    return lambda x, spacing, generator: rounds(x / spacing + make(x.shape, generator=generator)) * spacing
+    return lambda x, spacing, generator: (
+        rounds(x / spacing + make(x.shape, generator=generator)) * spacing
+    )
 
 
 def bernoulli_of_sizes(x, spacing, generator):
@@ -16,12 +18,29 @@ def bernoulli_of_sizes(x, spacing, generator):
 RIGHT = {
     "noise and floor": with_noise(torch.rand),
     "bernoulli of sizes": bernoulli_of_sizes,
-    "noise around 0": with_noise(lambda shape, generator: torch.rand(shape, generator=generator) - 0.5, torch.round),
+    "noise around 0": with_noise(
+        lambda shape, generator: torch.rand(shape, generator=generator) - 0.5, torch.round
+    ),
 }
 WRONG = {
-    "numpy's": (with_noise(lambda shape, generator: torch.tensor(np.random.rand(*shape))), "draws from elsewhere"),
-    "a coin": (with_noise(lambda shape, generator: torch.randint(2, shape, generator=generator)), "tosses a coin"),
-    "not multiplied": (lambda x, s, g: with_noise(torch.rand)(x, s, g).div(s).long(), "not multiplied back"),
-    "a draw for each column": (with_noise(lambda shape, generator: torch.rand(shape[-1], generator=generator)), None),
-    "mean of four": (lambda *given: sum(with_noise(torch.rand)(*given) for _ in range(4)) / 4, None),
+    "numpy's": (
+        with_noise(lambda shape, generator: torch.tensor(np.random.rand(*shape))),
+        "draws from elsewhere",
+    ),
+    "a coin": (
+        with_noise(lambda shape, generator: torch.randint(2, shape, generator=generator)),
+        "tosses a coin",
+    ),
+    "not multiplied": (
+        lambda x, s, g: with_noise(torch.rand)(x, s, g).div(s).long(),
+        "not multiplied back",
+    ),
+    "a draw for each column": (
+        with_noise(lambda shape, generator: torch.rand(shape[-1], generator=generator)),
+        None,
+    ),
+    "mean of four": (
+        lambda *given: sum(with_noise(torch.rand)(*given) for _ in range(4)) / 4,
+        None,
+    ),
 }

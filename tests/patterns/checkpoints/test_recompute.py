@@ -68,7 +68,10 @@ def test_named_faults() -> None:
     found = {
         *audit(net(), lambda block, x: block(x)),
         *audit(net(), lambda block, x: ByHand.apply(x, block, *block.parameters())),
-        *audit(net(nn.Dropout(0.5)), lambda b, x: checkpoint(b, x, use_reentrant=False, preserve_rng_state=False)),
+        *audit(
+            net(nn.Dropout(0.5)),
+            lambda b, x: checkpoint(b, x, use_reentrant=False, preserve_rng_state=False),
+        ),
         *audit(net(), lambda block, x: checkpoint(block, x, use_reentrant=True)),
         *audit(net(nn.BatchNorm1d(32)), right),
         *audit(net(), lambda block, x: 2 * right(block, x)),
@@ -81,13 +84,21 @@ def test_named_faults() -> None:
     ("way", "extra", "expected"),
     [
         (lambda block, x: block(x), (), "nothing-recomputed"),
-        (lambda block, x: ByHand.apply(x, block, *block.parameters()), (), "recomputed-in-another-dtype"),
+        (
+            lambda block, x: ByHand.apply(x, block, *block.parameters()),
+            (),
+            "recomputed-in-another-dtype",
+        ),
         (
             lambda b, x: checkpoint(b, x, use_reentrant=False, preserve_rng_state=False),
             (nn.Dropout(0.5),),
             "recomputed-with-other-values",
         ),
-        (lambda b, x: checkpoint(b, x, use_reentrant=True), (), "nothing-recomputed gradients-missing"),
+        (
+            lambda b, x: checkpoint(b, x, use_reentrant=True),
+            (),
+            "nothing-recomputed gradients-missing",
+        ),
         (right, (nn.BatchNorm1d(32),), "statistics-moved-twice"),
         (lambda block, x: 2 * right(block, x), (), "gradients-differ"),
         (lambda block, x: right(block, x[:, :3]), (), "checkpointing-raises"),

@@ -14,7 +14,9 @@ PARTS = ("model", "optimizer", "scaler", "scheduler")
 
 
 def save(run: Run, path: Path, number: int, leave_out: str = "") -> None:
-    state: dict[str, Any] = {part: getattr(run, part).state_dict() for part in PARTS if part != leave_out}
+    state: dict[str, Any] = {
+        part: getattr(run, part).state_dict() for part in PARTS if part != leave_out
+    }
     assert isinstance(run.model, nn.Module)
     state["grads"] = None if leave_out == "grads" else [p.grad for p in run.model.parameters()]
     state["rng"] = torch.get_rng_state()
@@ -44,7 +46,10 @@ def test_a_pair_that_keeps_everything_passes() -> None:
 @pytest.mark.parametrize(
     ("left_out", "expected"),
     [
-        ("optimizer", {"optimizer-not-restored", "scheduler-not-restored"}),  # the rate lives in the optimizer's groups
+        (
+            "optimizer",
+            {"optimizer-not-restored", "scheduler-not-restored"},
+        ),  # the rate lives in the optimizer's groups
         ("scaler", {"scaler-not-restored"}),
         ("scheduler", {"scheduler-not-restored"}),
         ("grads", {"gradients-not-restored"}),
@@ -75,8 +80,12 @@ def test_buffers_alone() -> None:
 
 
 def test_position_counters_and_errors() -> None:
-    assert check_resume(build, save, lambda run, path: load(run, path) + 1).names == ("position-not-restored",)
-    assert check_resume(build, save, lambda run, path: [load(run, path)][1]).names == ("load-raises",)
+    assert check_resume(build, save, lambda run, path: load(run, path) + 1).names == (
+        "position-not-restored",
+    )
+    assert check_resume(build, save, lambda run, path: [load(run, path)][1]).names == (
+        "load-raises",
+    )
     assert check_resume(build, lambda run, path, n: 1 / 0, load).names == ("save-raises",)
     assert check_resume(build, lambda run, path, n: None, load).names == ("nothing-saved",)
 

@@ -17,7 +17,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.patterns import CheckpointError, Position, Run, check_resume, load_checkpoint, save_checkpoint
+from amp_course.patterns import (
+    CheckpointError,
+    Position,
+    Run,
+    check_resume,
+    load_checkpoint,
+    save_checkpoint,
+)
 from amp_course.patterns.checkpoints.checks import _ADDED
 
 
@@ -30,7 +37,9 @@ def build(every: int = 1, amp: bool = True, width: int = 24) -> Run:
     """A run with all that can be forgotten: batch norm, dropout, Adam, a moving scale, a schedule."""
     state = torch.get_rng_state()
     torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 5))
+    model = nn.Sequential(
+        nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 5)
+    )
     torch.set_rng_state(state)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2, enabled=amp)
@@ -51,7 +60,12 @@ def build(every: int = 1, amp: bool = True, width: int = 24) -> Run:
 
 
 def objects(run: Run) -> dict[str, Any]:
-    return {"model": run.model, "optimizer": run.optimizer, "scaler": run.scaler, "scheduler": run.scheduler}
+    return {
+        "model": run.model,
+        "optimizer": run.optimizer,
+        "scaler": run.scaler,
+        "scheduler": run.scheduler,
+    }
 
 
 def weights(run: Run) -> torch.Tensor:
@@ -64,7 +78,9 @@ def test_a_resumed_run_equals_an_unbroken_one(every: int) -> None:
     """AMP → AMP; with every > 1 the stop at 4 (every 3) or 5 (every 2) is in the middle of an accumulation."""
 
     def save(run: Run, path: Path, number: int) -> None:
-        save_checkpoint(path, **objects(run), step=number // every, micro_step=number % every, data={"epoch": 1})
+        save_checkpoint(
+            path, **objects(run), step=number // every, micro_step=number % every, data={"epoch": 1}
+        )
 
     def load(run: Run, path: Path) -> int:
         position = load_checkpoint(path, **objects(run))
@@ -102,7 +118,11 @@ def test_from_amp_to_fp32_and_back(tmp_path: Path, before: bool, after: bool, st
     assert isinstance(oracle.model, nn.Module) and isinstance(first.model, nn.Module)
     assert oracle.scaler is not None and first.scaler is not None
     for p, q in zip(oracle.model.parameters(), first.model.parameters(), strict=True):
-        p.grad = None if q.grad is None else q.grad / first.scaler.get_scale() * oracle.scaler.get_scale()
+        p.grad = (
+            None
+            if q.grad is None
+            else q.grad / first.scaler.get_scale() * oracle.scaler.get_scale()
+        )
 
     resumed = build(2, after)
     assert load_checkpoint(path, **objects(resumed), fresh_scaler=True) == Position(**position)
@@ -170,7 +190,9 @@ saving.save_checkpoint(sys.argv[1], model=model, optimizer=optimizer, step=2)
 @pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_the_old_checkpoint_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     try:
         assert child.stdout.readline() == "half\n"
@@ -186,7 +208,9 @@ def test_a_process_killed_while_it_saves_leaves_the_old_checkpoint_whole(tmp_pat
     model = nn.Linear(64, 64)
     assert load_checkpoint(path, model=model).step == 1
     assert bool((model.weight == 1).all())
-    save_checkpoint(path, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), step=3)
+    save_checkpoint(
+        path, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), step=3
+    )
     assert load_checkpoint(path, model=model).step == 3 and not part.exists()
 
 
@@ -195,7 +219,9 @@ class _Code:
         return os.system, (f"touch {os.environ['AMP_TEST_TOUCH']}",)
 
 
-def test_a_pickle_with_code_is_refused_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_with_code_is_refused_and_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touched = tmp_path / "touched"
     monkeypatch.setenv("AMP_TEST_TOUCH", str(touched))
     torch.save({"kind": _Code()}, tmp_path / "zip.pt")
@@ -222,7 +248,8 @@ def test_truncated(saved: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"", "empty"), (b"hello", "not a file of `torch.save`"), (b"\x80\x02}q\x00.", "not a")]
+    ("content", "words"),
+    [(b"", "empty"), (b"hello", "not a file of `torch.save`"), (b"\x80\x02}q\x00.", "not a")],
 )
 def test_not_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "x.pt").write_bytes(content)
@@ -233,7 +260,9 @@ def test_not_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> None:
 def test_weights_alone_and_no_file(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match=r"keys 'weight', 'bias', not a checkpoint.*load_state_dict"):
+    with pytest.raises(
+        CheckpointError, match=r"keys 'weight', 'bias', not a checkpoint.*load_state_dict"
+    ):
         load_checkpoint(tmp_path / "weights.pt", model=model)
     with pytest.raises(CheckpointError, match="there is no file"):
         load_checkpoint(tmp_path / "nowhere.pt", model=model)
@@ -242,18 +271,26 @@ def test_weights_alone_and_no_file(tmp_path: Path) -> None:
 def test_of_another_model_changes_nothing(saved: Path) -> None:
     other = build(width=25)
     before = weights(other)
-    with pytest.raises(CheckpointError, match=r"0.weight is \(24, 16\) there and \(25, 16\) here, .* and 4 more"):
+    with pytest.raises(
+        CheckpointError, match=r"0.weight is \(24, 16\) there and \(25, 16\) here, .* and 4 more"
+    ):
         load_checkpoint(saved, **objects(other))
     assert torch.equal(before, weights(other))
-    with pytest.raises(CheckpointError, match=r"it lacks weight, bias; it has 0.weight, .* as well"):
+    with pytest.raises(
+        CheckpointError, match=r"it lacks weight, bias; it has 0.weight, .* as well"
+    ):
         load_checkpoint(saved, model=nn.Linear(3, 3))
 
 
 def test_of_another_optimizer(saved: Path) -> None:
     model = build().model
     assert isinstance(model, nn.Module)
-    with pytest.raises(CheckpointError, match=r"groups hold \[2\] parameters, and the checkpoint's \[6\]"):
-        load_checkpoint(saved, model=model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1))
+    with pytest.raises(
+        CheckpointError, match=r"groups hold \[2\] parameters, and the checkpoint's \[6\]"
+    ):
+        load_checkpoint(
+            saved, model=model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1)
+        )
 
 
 def test_without_a_scaler(tmp_path: Path) -> None:
@@ -294,7 +331,12 @@ def everything(run: Run) -> dict[str, Any]:
         "state": copy.deepcopy(run.optimizer.state_dict()),
         "scaler": dict(run.scaler.state_dict()) if run.scaler else None,
         "scheduler": copy.deepcopy(run.scheduler.state_dict()),
-        "random": [torch.get_rng_state(), torch.from_numpy(numpy[1].astype(np.int64)), numpy[2:], random.getstate()],
+        "random": [
+            torch.get_rng_state(),
+            torch.from_numpy(numpy[1].astype(np.int64)),
+            numpy[2:],
+            random.getstate(),
+        ],
     }
 
 
@@ -314,18 +356,24 @@ def test_a_scheduler_or_optimizer_of_another_kind(tmp_path: Path) -> None:
     assert isinstance(run.model, nn.Module) and isinstance(run.optimizer, torch.optim.Optimizer)
     before = everything(run)
     step = torch.optim.lr_scheduler.StepLR(run.optimizer, 5)
-    with pytest.raises(CheckpointError, match="the scheduler is a StepLR, which has no T_max, eta_min"):
+    with pytest.raises(
+        CheckpointError, match="the scheduler is a StepLR, which has no T_max, eta_min"
+    ):
         load_checkpoint(path, model=run.model, scaler=run.scaler, scheduler=step)
     sgd = torch.optim.SGD(run.model.parameters(), lr=0.1)
     with pytest.raises(CheckpointError, match=r"lacks momentum, .* of the optimizer's group 0"):
         load_checkpoint(path, model=run.model, optimizer=sgd, scaler=run.scaler)
-    with pytest.raises(CheckpointError, match=r"torch.float32 there and torch.float64 here.*convert it afterwards"):
+    with pytest.raises(
+        CheckpointError, match=r"torch.float32 there and torch.float64 here.*convert it afterwards"
+    ):
         load_checkpoint(path, model=build().model.double())  # type: ignore[union-attr]
     assert equal(before, everything(run))
 
 
 def test_an_option_that_the_older_torch_did_not_have_stays_as_it_is_here(tmp_path: Path) -> None:
-    option = next(name for name in _ADDED if name not in torch.optim.LBFGS([torch.zeros(1)]).defaults)
+    option = next(
+        name for name in _ADDED if name not in torch.optim.LBFGS([torch.zeros(1)]).defaults
+    )
 
     class Newer(torch.optim.LBFGS):
         """As LBFGS may be one day: an option more, which nothing fills in."""
@@ -336,7 +384,10 @@ def test_an_option_that_the_older_torch_did_not_have_stays_as_it_is_here(tmp_pat
 
     model = nn.Linear(3, 2)
     path = save_checkpoint(
-        tmp_path / "run.pt", model=model, optimizer=torch.optim.LBFGS(model.parameters(), 0.5), step=1
+        tmp_path / "run.pt",
+        model=model,
+        optimizer=torch.optim.LBFGS(model.parameters(), 0.5),
+        step=1,
     )
     newer = Newer(model.parameters())
     load_checkpoint(path, model=model, optimizer=newer)
@@ -347,7 +398,10 @@ def test_a_choice_left_to_torch_and_infinities_that_are_meant_are_loaded(tmp_pat
     def make(foreach: bool | None) -> dict[str, Any]:
         model = nn.Linear(3, 2)
         optimizer = torch.optim.SGD(
-            [{"params": model.parameters(), "limit": float("inf")}], lr=0.1, momentum=0.9, foreach=foreach
+            [{"params": model.parameters(), "limit": float("inf")}],
+            lr=0.1,
+            momentum=0.9,
+            foreach=foreach,
         )
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         return {"model": model, "optimizer": optimizer, "scheduler": plateau}
@@ -363,7 +417,9 @@ def _schedulers(optimizer: torch.optim.Optimizer) -> list[Any]:
         *([every.OneCycleLR(optimizer, 0.1, total_steps=20)] if momentum else []),
         every.MultiStepLR(optimizer, [2, 4]),
         every.LambdaLR(optimizer, lambda epoch: 0.5**epoch),
-        every.SequentialLR(optimizer, [every.ConstantLR(optimizer), every.CosineAnnealingLR(optimizer, 9)], [2]),
+        every.SequentialLR(
+            optimizer, [every.ConstantLR(optimizer), every.CosineAnnealingLR(optimizer, 9)], [2]
+        ),
         every.ChainedScheduler([every.ConstantLR(optimizer), every.ExponentialLR(optimizer, 0.9)]),
         every.CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=False),
         every.CosineAnnealingWarmRestarts(optimizer, 3),
@@ -385,7 +441,9 @@ _OPTIMIZERS = {
     "rprop": torch.optim.Rprop,
     "lbfgs": torch.optim.LBFGS,
     "adafactor": torch.optim.Adafactor,
-    "two groups": lambda ps: torch.optim.SGD([{"params": ps[:1]}, {"params": ps[1:], "lr": 0.2}], lr=0.1),
+    "two groups": lambda ps: torch.optim.SGD(
+        [{"params": ps[:1]}, {"params": ps[1:], "lr": 0.2}], lr=0.1
+    ),
 }
 
 
@@ -399,7 +457,9 @@ def test_every_optimizer_and_scheduler_of_torch_goes_on(tmp_path: Path, name: st
         optimizer = _OPTIMIZERS[name](list(model.parameters()))
         return model, optimizer, [] if name == "lbfgs" else _schedulers(optimizer)
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: list[Any], steps: int) -> torch.Tensor:
+    def train(
+        model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: list[Any], steps: int
+    ) -> torch.Tensor:
         for _ in range(steps):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -417,7 +477,9 @@ def test_every_optimizer_and_scheduler_of_torch_goes_on(tmp_path: Path, name: st
 
     model, optimizer, schedulers = make()
     train(model, optimizer, schedulers, 3)
-    path = save_checkpoint(tmp_path / "run.pt", model=model, optimizer=optimizer, scheduler=schedulers, step=3)
+    path = save_checkpoint(
+        tmp_path / "run.pt", model=model, optimizer=optimizer, scheduler=schedulers, step=3
+    )
     again = make()
     load_checkpoint(path, model=again[0], optimizer=again[1], scheduler=again[2])
     assert torch.equal(train(*again, 3), train(model, optimizer, schedulers, 3))
@@ -459,9 +521,14 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         pytest.raises(TypeError, match="path is a BufferedWriter: pass the name"),
     ):
         save_checkpoint(file, **objects(run), step=1)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match=r"is a folder: pass the name of the checkpoint's file"):
+    with pytest.raises(
+        CheckpointError, match=r"is a folder: pass the name of the checkpoint's file"
+    ):
         load_checkpoint(tmp_path, model=build().model)
-    for wrong, words in ((1.5, "step is 1.5: pass a whole number"), (torch.tensor(0.5), "pass a whole number")):
+    for wrong, words in (
+        (1.5, "step is 1.5: pass a whole number"),
+        (torch.tensor(0.5), "pass a whole number"),
+    ):
         with pytest.raises(TypeError, match=words):
             save_checkpoint(tmp_path / "x.pt", **objects(run), step=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="micro_step is -1"):
@@ -494,16 +561,24 @@ def test_a_disk_that_is_full_keeps_the_old_file(tmp_path: Path, room: int) -> No
     pytest.importorskip("resource")
     path = tmp_path / "run.pt"
     result = subprocess.run(
-        [sys.executable, "-c", _FULL, str(path), str(room)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _FULL, str(path), str(room)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     said, step = result.stdout.splitlines()
-    assert said.startswith(f"CheckpointError {path} could not be written, and whatever was there before is unchanged: ")
+    assert said.startswith(
+        f"CheckpointError {path} could not be written, and whatever was there before is unchanged: "
+    )
     assert "larger than the system allows. Raise the limit" in said, result.stderr
     assert step == "1"
     assert [one.name for one in tmp_path.iterdir()] == ["run.pt"]
 
 
-def test_a_folder_or_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+def test_a_folder_or_file_without_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path
+) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 

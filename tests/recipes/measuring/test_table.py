@@ -8,7 +8,19 @@ from torch import nn
 
 from amp_course.kit.memory import step_memory
 from amp_course.kit.models import DigitsResNet, SimpleNet
-from amp_course.recipes import ALL, AMP_BF16, O0, O1, O2, O3, PURE_BF16, RecipeTable, find, measure, measure_all
+from amp_course.recipes import (
+    ALL,
+    AMP_BF16,
+    O0,
+    O1,
+    O2,
+    O3,
+    PURE_BF16,
+    RecipeTable,
+    find,
+    measure,
+    measure_all,
+)
 from amp_course.recipes.measuring import by_format, formats_text
 
 
@@ -26,16 +38,25 @@ def table(resnet):
 
 # FACTS.md: with Adam, before activations. A net without batch norm gives the plain figures.
 @pytest.mark.parametrize(
-    ("recipe", "expected"), [("o0", 16), ("o1", 16), ("o2", 16), ("o3", 8), ("amp_bf16", 16), ("pure_bf16_sr", 8)]
+    ("recipe", "expected"),
+    [("o0", 16), ("o1", 16), ("o2", 16), ("o3", 8), ("amp_bf16", 16), ("pure_bf16_sr", 8)],
 )
 def test_bytes_per_parameter_with_adam(recipe, expected):
-    row = measure(find(recipe), SimpleNet(16), torch.randn(4, 16), torch.randn(4, 16), loss_fn=nn.functional.mse_loss)
+    row = measure(
+        find(recipe),
+        SimpleNet(16),
+        torch.randn(4, 16),
+        torch.randn(4, 16),
+        loss_fn=nn.functional.mse_loss,
+    )
     assert row.bytes_per_parameter == expected
 
 
 def test_bytes_by_hand_with_batch_norm(resnet, table):
     model = resnet[0]
-    norm = sum(p.numel() for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
+    norm = sum(
+        p.numel() for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()
+    )
     rest = sum(p.numel() for p in model.parameters()) - norm
     o2, o3, half = table["o2"], table["o3"], table["half_bn32"]
     assert o2.weights == {"fp16": 2 * rest, "fp32": 4 * norm}
@@ -44,13 +65,18 @@ def test_bytes_by_hand_with_batch_norm(resnet, table):
     assert o2.optimizer_state == {"fp32": 8 * (rest + norm)}
     assert o2.bytes_per_parameter == 16
     assert o3.held == 8 * (rest + norm) and half.held == 8 * rest + 16 * norm
-    assert o2.at_step == o2.held + 2 * rest  # as the optimizer steps, the masters' gradients are float32
+    assert (
+        o2.at_step == o2.held + 2 * rest
+    )  # as the optimizer steps, the masters' gradients are float32
 
 
 def test_who_keeps_what(table):
     def said(name):
         row = table[name]
-        return [formats_text(kind) for kind in (row.weights, row.master, row.gradients, row.optimizer_state)]
+        return [
+            formats_text(kind)
+            for kind in (row.weights, row.master, row.gradients, row.optimizer_state)
+        ]
 
     assert said("o0") == said("o1") == said("amp_bf16") == ["fp32", "–", "fp32", "fp32"]
     assert said("o2") == ["fp16 + fp32", "fp32", "fp16 + fp32", "fp32"]
@@ -58,7 +84,11 @@ def test_who_keeps_what(table):
     assert said("half_bn32")[:3] == ["fp16 + fp32", "–", "fp16 + fp32"]
     assert said("pure_bf16") == said("pure_bf16_sr") == ["bf16", "–", "bf16", "bf16"]
     norms = {row.name: formats_text(row.batch_norm) for row in table.rows}
-    assert norms == dict.fromkeys(norms, "fp32") | {"o3": "fp16", "pure_bf16": "bf16", "pure_bf16_sr": "bf16"}
+    assert norms == dict.fromkeys(norms, "fp32") | {
+        "o3": "fp16",
+        "pure_bf16": "bf16",
+        "pure_bf16_sr": "bf16",
+    }
     assert {row.name: row.scaling for row in table.rows if row.scaling != "none"} == {
         "o1": "dynamic, 65,536",
         "o2": "dynamic, 65,536",
@@ -69,9 +99,13 @@ def test_who_keeps_what(table):
 def test_activations_and_copies_are_those_of_chapter_06(resnet):
     model, x, y = resnet
     for recipe in (O0(), O1(), AMP_BF16(), O3()):
-        session = recipe.prepare(copy.deepcopy(model), torch.optim.Adam, nn.functional.cross_entropy)
+        session = recipe.prepare(
+            copy.deepcopy(model), torch.optim.Adam, nn.functional.cross_entropy
+        )
         session.step(x, y)
-        memory = step_memory(session.model, session.optimizer, lambda s=session: s.step(x, y), (x, y))
+        memory = step_memory(
+            session.model, session.optimizer, lambda s=session: s.step(x, y), (x, y)
+        )
         row = measure(recipe, model, x, y)
         assert (row.activation_bytes, row.cast_copies) == (memory.activations, memory.cast_copies)
     assert next(iter(measure(O1(), model, x, y).activations)) == "fp16"
@@ -103,7 +137,11 @@ def test_sgd_without_momentum_has_no_state(resnet):
 
 def test_table_as_text_and_html(table):
     cells = table.cells()
-    assert cells[0] == list(RecipeTable.HEAD) and len(cells) == 9 and {len(line) for line in cells} == {9}
+    assert (
+        cells[0] == list(RecipeTable.HEAD)
+        and len(cells) == 9
+        and {len(line) for line in cells} == {9}
+    )
     for line in cells:
         for cell in line:
             assert cell in repr(table) and cell in table._repr_html_()

@@ -42,9 +42,13 @@ def test_each_library_has_short_words_and_a_source_for_everything():
 
 def test_torchao_alone_is_run_and_in_the_version_that_is_installed():
     assert [library.slug for library in LOW_BIT.libraries if not library.not_run] == ["torchao"]
-    assert all(library.source.startswith("https://") and library.version for library in LOW_BIT.libraries)
+    assert all(
+        library.source.startswith("https://") and library.version for library in LOW_BIT.libraries
+    )
     (torchao,) = LOW_BIT.only("torchao").libraries
-    assert f"torchao=={torchao.version}\n" in (ROOT / "tools/phrasebook-constraints.txt").read_text()
+    assert (
+        f"torchao=={torchao.version}\n" in (ROOT / "tools/phrasebook-constraints.txt").read_text()
+    )
 
 
 def test_names_to_look_up_are_names_that_are_used():
@@ -69,8 +73,14 @@ def test_it_shows_some_topics_and_some_libraries():
     text, html = repr(shown), shown._repr_html_()
     assert "tensorwise" in text and "DelayedScaling(" not in text and "dither" not in text
     assert text.index("torchao ") > text.index("microxcaling ")
-    assert html.count("<th ") == 2 + len(shown.phrases) and html.count('title="torchao/float8/config.py"') >= 3
-    assert "ScalingGranularity.<wbr>TENSORWISE" in html and "not run, because no package index has it" in html
+    assert (
+        html.count("<th ") == 2 + len(shown.phrases)
+        and html.count('title="torchao/float8/config.py"') >= 3
+    )
+    assert (
+        "ScalingGranularity.<wbr>TENSORWISE" in html
+        and "not run, because no package index has it" in html
+    )
     assert shown.sources.splitlines()[0].split() == ["microxcaling", "torchao"]
     assert max(map(len, repr(LOW_BIT).splitlines()[: -len(LOW_BIT.libraries)])) <= 110
     topics = ("layer", "scaling", "formats", "rounding", "memory")
@@ -79,14 +89,17 @@ def test_it_shows_some_topics_and_some_libraries():
 
 def test_what_is_not_there_is_refused():
     with pytest.raises(
-        ValueError, match="no library is called 'apex': the phrasebook has transformer_engine, torchao,"
+        ValueError,
+        match="no library is called 'apex': the phrasebook has transformer_engine, torchao,",
     ):
         LOW_BIT.only("apex")
     with pytest.raises(ValueError, match="no topic is called 'speed': the phrasebook has layer, "):
         LOW_BIT.on("speed")
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("E4M3", torch.float8_e4m3fn), ("E5M2", torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("E4M3", torch.float8_e4m3fn), ("E5M2", torch.float8_e5m2)]
+)
 def test_the_rounding_in_numpy_is_torchs_cast(tools, kind, dtype):
     """Held against every fp16 number within the format's range, and between: a different step for each of them."""
     _, low_bit = tools
@@ -95,13 +108,19 @@ def test_the_rounding_in_numpy_is_torchs_cast(tools, kind, dtype):
     values = halves[halves.isfinite()].clamp(-limit, limit)
     found = low_bit.rounded(values.double().numpy(), getattr(low_bit, kind))
     assert np.array_equal(found, values.to(dtype).double().numpy())
-    assert low_bit.rounded(np.array([1e9, -1e9]), getattr(low_bit, kind)).tolist() == [limit, -limit]
+    assert low_bit.rounded(np.array([1e9, -1e9]), getattr(low_bit, kind)).tolist() == [
+        limit,
+        -limit,
+    ]
 
 
 @pytest.mark.parametrize("by_row", [False, True])
 def test_fp8_in_numpy_is_fp8_in_torch(tools, by_row):
     _, low_bit = tools
-    values = torch.randn(48, 32, generator=torch.Generator().manual_seed(1)) * torch.logspace(-5, 5, 48)[:, None]
+    values = (
+        torch.randn(48, 32, generator=torch.Generator().manual_seed(1))
+        * torch.logspace(-5, 5, 48)[:, None]
+    )
     amax = values.abs().amax(1, keepdim=True) if by_row else values.abs().max()
     scale = (448 / amax.double()).float()
     if by_row:
@@ -126,12 +145,17 @@ def test_what_a_script_found_is_shown_and_counts(tools, monkeypatch, tmp_path, c
     main, _ = tools
     install = sys.modules["install"]
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools/script.py").write_text(SCRIPT.replace("WRONG: ", "") if argument == "fails" else SCRIPT)
+    (tmp_path / "tools/script.py").write_text(
+        SCRIPT.replace("WRONG: ", "") if argument == "fails" else SCRIPT
+    )
     monkeypatch.setattr(install, "ROOT", tmp_path)
     monkeypatch.setattr(install, "PYTHON", sys.executable)
     assert main.checked("torchao", "script.py", argument) == (argument != "right")
     printed = capsys.readouterr()
-    assert printed.out.splitlines() == ["torchao, first: right", f"{'WRONG: ' * (argument == 'wrong')}torchao, second"]
+    assert printed.out.splitlines() == [
+        "torchao, first: right",
+        f"{'WRONG: ' * (argument == 'wrong')}torchao, second",
+    ]
     assert ("no such thing" in printed.err) == (argument == "fails")
 
 
@@ -143,4 +167,6 @@ def test_torchao_is_asked_for_all_that_the_phrasebook_says_of_it(tools, monkeypa
     ((name, script, version, *rest),) = asked
     assert (name, script, version) == ("torchao", "phrasebook_low_bit.py", "0.18.0")
     assert "torchao.optim.AdamW8bit" in rest and rest.index("--names") < rest.index("--files")
-    assert set(rest[rest.index("--files") + 1 :]) == {phrase.sources["torchao"] for phrase in LOW_BIT.phrases}
+    assert set(rest[rest.index("--files") + 1 :]) == {
+        phrase.sources["torchao"] for phrase in LOW_BIT.phrases
+    }

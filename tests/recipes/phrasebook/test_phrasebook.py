@@ -16,7 +16,9 @@ from amp_course.recipes.phrasebook import AMP, LOW_BIT
 ROOT = Path(__file__).parents[3]
 SLUGS = [library.slug for library in AMP.libraries]
 PINS = dict(
-    line.split("==") for line in (ROOT / "tools/phrasebook-constraints.txt").read_text().splitlines() if "==" in line
+    line.split("==")
+    for line in (ROOT / "tools/phrasebook-constraints.txt").read_text().splitlines()
+    if "==" in line
 )
 
 
@@ -30,7 +32,15 @@ def tools(monkeypatch):
 
 
 def test_the_libraries_are_those_of_the_chapter():
-    assert SLUGS == ["torch_amp", "torch_cuda_amp", "apex", "colossalai", "paddle", "accelerate", "fabric"]
+    assert SLUGS == [
+        "torch_amp",
+        "torch_cuda_amp",
+        "apex",
+        "colossalai",
+        "paddle",
+        "accelerate",
+        "fabric",
+    ]
 
 
 def test_each_library_has_a_word_for_everything():
@@ -66,7 +76,9 @@ def test_no_loop_is_without_a_library():
     assert files == {f"{slug}_loop.py" for slug in with_loops}
 
 
-@pytest.mark.parametrize("library", [one for one in AMP.libraries if one.names], ids=lambda one: one.slug)
+@pytest.mark.parametrize(
+    "library", [one for one in AMP.libraries if one.names], ids=lambda one: one.slug
+)
 def test_names_to_look_up_are_names_that_are_used(library):
     """A name that is looked up stands in the table or in the loop; so what is looked up is what readers copy."""
     used = library.loop + " ".join(phrase.words[library.slug] for phrase in AMP.phrases)
@@ -75,7 +87,12 @@ def test_names_to_look_up_are_names_that_are_used(library):
 
 
 def test_the_versions_described_are_those_installed():
-    pins = {"torch_amp": "torch", "accelerate": "accelerate", "fabric": "lightning-fabric", "paddle": "paddlepaddle"}
+    pins = {
+        "torch_amp": "torch",
+        "accelerate": "accelerate",
+        "fabric": "lightning-fabric",
+        "paddle": "paddlepaddle",
+    }
     for slug, package in pins.items():
         (library,) = [one for one in AMP.libraries if one.slug == slug]
         assert PINS[package] in library.version
@@ -119,13 +136,20 @@ def test_the_torch_loop_equals_one_written_out_here(tools):
             for parameter, gradient in zip(copy.parameters(), gradients, strict=True):
                 parameter -= 0.5 * gradient * min(1.0, 1.0 / norm)
         expected.append(loss.item())
-    assert run.load_loop("torch_amp").train(model, batches[:10], "fp32") == pytest.approx(expected, rel=1e-5)
+    assert run.load_loop("torch_amp").train(model, batches[:10], "fp32") == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_names_are_looked_up(tools):
     _, run = tools
     assert run.missing(
-        ["torch.amp.autocast", "torch.amp.GradScaler.unscale_", "torch.amp.autocat", "nowhere.at.all"]
+        [
+            "torch.amp.autocast",
+            "torch.amp.GradScaler.unscale_",
+            "torch.amp.autocat",
+            "nowhere.at.all",
+        ]
     ) == [
         "torch.amp.autocat",
         "nowhere.at.all",
@@ -133,7 +157,13 @@ def test_names_are_looked_up(tools):
 
 
 def fake(losses, dtype, setting, **more):
-    return {"setting": setting, "losses": losses, "dtypes": [dtype], "said": [], "refused": ""} | more
+    return {
+        "setting": setting,
+        "losses": losses,
+        "dtypes": [dtype],
+        "said": [],
+        "refused": "",
+    } | more
 
 
 LOSSES = {"float32": [2.0, 0.5], "bfloat16": [2.01, 0.51], "float16": [2.001, 0.501]}
@@ -144,9 +174,13 @@ def reports():
     """What all would report that agree."""
     return {
         library.slug: {
-            "version": next(PINS[name] for name in ("torch", *PINS) if PINS[name] in library.version),
+            "version": next(
+                PINS[name] for name in ("torch", *PINS) if PINS[name] in library.version
+            ),
             "missing": [],
-            "runs": [fake(LOSSES[dtype], dtype, setting) for setting, dtype in library.on_cpu.items()],
+            "runs": [
+                fake(LOSSES[dtype], dtype, setting) for setting, dtype in library.on_cpu.items()
+            ],
         }
         for library in AMP.libraries
         if library.on_cpu
@@ -158,7 +192,9 @@ def test_sides_that_agree_pass(tools, capsys):
     assert main.report(reports()) == 0
     printed = capsys.readouterr().out
     assert printed.endswith("All agree.\n") and "not run: it needs CUDA" in printed
-    (silent,) = [line for line in printed.splitlines() if line.startswith("Accelerate") and "fp16" in line]
+    (silent,) = [
+        line for line in printed.splitlines() if line.startswith("Accelerate") and "fp16" in line
+    ]
     assert silent.endswith("nothing")
 
 
@@ -206,7 +242,10 @@ def cannot_be_told_apart(found):
     ("spoil", "words"),
     [
         (one_bit_apart, "Accelerate, asked for bf16, has losses 2e-07 apart"),
-        (another_dtype, "Paddle, asked for bf16, computed in bfloat16, and the phrasebook says float32"),
+        (
+            another_dtype,
+            "Paddle, asked for bf16, computed in bfloat16, and the phrasebook says float32",
+        ),
         (paddle_apart, "Paddle, asked for fp32, has losses 0.0002 apart"),
         (refused, "Lightning Fabric, asked for fp16, refused: ValueError: no"),
         (failed, "Lightning Fabric could not be run: ModuleNotFoundError"),
@@ -228,10 +267,19 @@ def test_each_fault_is_found(tools, capsys, spoil, words):
 def test_it_shows_some_side_by_side():
     shown = AMP.only("torch_amp", "apex")
     text, html = repr(shown), shown._repr_html_()
-    assert "amp.scale_loss" in text and "auto_cast" not in text and "not run, because it needs CUDA" in text
-    assert html.count("<th ") == 2 + len(AMP.phrases) and "<code>amp.<wbr>state_<wbr>dict()</code>" in html
+    assert (
+        "amp.scale_loss" in text
+        and "auto_cast" not in text
+        and "not run, because it needs CUDA" in text
+    )
+    assert (
+        html.count("<th ") == 2 + len(AMP.phrases)
+        and "<code>amp.<wbr>state_<wbr>dict()</code>" in html
+    )
     assert max(map(len, repr(AMP).splitlines()[: -len(AMP.libraries)])) <= 110
-    with pytest.raises(ValueError, match="no library is called 'mxnet': the phrasebook has torch_amp,"):
+    with pytest.raises(
+        ValueError, match="no library is called 'mxnet': the phrasebook has torch_amp,"
+    ):
         AMP.only("mxnet")
 
 
@@ -289,7 +337,9 @@ def test_a_set_up_that_fails_ends_in_one_line_and_is_taken_up_again(clone, monke
         without.setattr(sys, "argv", ["phrasebook.py"])
         assert main.main() == 1
     assert capsys.readouterr().err.strip() == "phrasebook: the package index cannot be reached."
-    install.CONSTRAINTS.write_text(pins)  # what was there is half replaced by now, whatever the pins say
+    install.CONSTRAINTS.write_text(
+        pins
+    )  # what was there is half replaced by now, whatever the pins say
     before = len(asked)
     main.set_up("")
     assert asked[-1][0] == "-c" and len(asked) > before

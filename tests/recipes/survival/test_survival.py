@@ -28,7 +28,9 @@ SHORT = dataclasses.replace(find_setting("raw_sum"), epochs=2)
 
 
 def test_linear_rule():
-    assert find_setting("resnet").rate_for(512) == pytest.approx(32 * find_setting("resnet").rate_for(16))
+    assert find_setting("resnet").rate_for(512) == pytest.approx(
+        32 * find_setting("resnet").rate_for(16)
+    )
     assert find_setting("raw_sum").rate_for(512) == find_setting("raw_sum").rate_for(16)
 
 
@@ -45,13 +47,17 @@ def test_summed_loss_with_a_rate_that_stays_is_the_linear_rule(size):
         optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate_for(size))
         setting.loss(model(x.double()), y).backward()
         optimizer.step()
-        moved.append([after.detach() - old for after, old in zip(model.parameters(), before, strict=True)])
+        moved.append(
+            [after.detach() - old for after, old in zip(model.parameters(), before, strict=True)]
+        )
     for mean, summed in zip(*moved, strict=True):
         torch.testing.assert_close(mean, summed, rtol=1e-9, atol=1e-12)
 
 
 def test_both_forms_begin_with_the_same_weights_and_pictures():
-    (model, batches, data), (other, other_batches, _) = (find_setting(n).start(32, seed=1) for n in ("raw", "raw_sum"))
+    (model, batches, data), (other, other_batches, _) = (
+        find_setting(n).start(32, seed=1) for n in ("raw", "raw_sum")
+    )
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name])
     assert torch.equal(next(iter(batches))[0], next(iter(other_batches))[0])
@@ -72,7 +78,9 @@ def test_the_scale_has_to_fall_below_one():
     """Why O1 lives: its largest gradient is past fp16's largest number, so only a scale below 1 lets a step through."""
     assert first_step("raw_sum", 512, seed=0).largest_gradient > FP16.max
     halvings_to_one = math.log2(torch.amp.GradScaler("cpu").get_scale())
-    assert train_to_the_end(dataclasses.replace(SHORT, epochs=15), O1(), 512).skipped > halvings_to_one
+    assert (
+        train_to_the_end(dataclasses.replace(SHORT, epochs=15), O1(), 512).skipped > halvings_to_one
+    )
 
 
 def test_mean_loss_is_infinite_and_kills_nobody():
@@ -82,7 +90,9 @@ def test_mean_loss_is_infinite_and_kills_nobody():
     assert first_step("raw", 512).loss_sum > FP16.max > first_step("raw", 512).largest_gradient
 
 
-@pytest.mark.parametrize(("name", "seed"), [("raw_sum", 2), ("resnet", 0), ("resnet", 1), ("resnet", 2)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("raw_sum", 2), ("resnet", 0), ("resnet", 1), ("resnet", 2)]
+)
 def test_first_step_against_float64(name, seed):
     setting = find_setting(name)
     model, batches, _ = setting.start(64, seed)
@@ -94,7 +104,9 @@ def test_first_step_against_float64(name, seed):
 
 
 def test_a_run_whose_every_step_is_skipped_is_dead():
-    setting = dataclasses.replace(find_setting("raw"), white=1e6, epochs=40)  # the first layer overflows in every batch
+    setting = dataclasses.replace(
+        find_setting("raw"), white=1e6, epochs=40
+    )  # the first layer overflows in every batch
     outcome = train_to_the_end(setting, O1(), 512)
     assert outcome.died_at == 0 and outcome.steps == 50 and outcome.skipped == 50
 
@@ -137,7 +149,9 @@ def test_the_record_is_whole():
         assert found.sizes(setting.name) == SIZES
         for recipe in found.recipes():
             for size in SIZES:
-                assert [run.seed for run in found.cell(setting.name, recipe, size)] == list(setting.seeds)
+                assert [run.seed for run in found.cell(setting.name, recipe, size)] == list(
+                    setting.seeds
+                )
 
 
 @pytest.mark.parametrize("recipe", ["o0", "o1", "o3", "half_bn32", "pure_bf16"])
@@ -146,7 +160,9 @@ def test_the_record_is_what_comes_out_here(recipe):
     again = train_to_the_end("raw_sum", next(r for r in ALL if r.name == recipe), 512, seed=0)
     (recorded,) = (run for run in load_survival().cell("raw_sum", recipe, 512) if run.seed == 0)
     assert (again.died_at is None) == (recorded.died_at is None)
-    assert again.rate == recorded.rate and again.first_loss == pytest.approx(recorded.first_loss, rel=1e-2)
+    assert again.rate == recorded.rate and again.first_loss == pytest.approx(
+        recorded.first_loss, rel=1e-2
+    )
 
 
 def test_survival_figure_has_every_cell():
@@ -168,5 +184,10 @@ def test_survival_figure_has_every_cell():
 def test_first_step_figure_has_a_mark_for_each():
     steps = [first_step(setting, size) for setting in SETTINGS for size in (16, 512)]
     left, right = first_step_figure(steps).axes
-    assert [len(line.get_xdata()) for line in left.lines] == [2, 2, 2, 2]  # three settings, and fp16's largest number
+    assert [len(line.get_xdata()) for line in left.lines] == [
+        2,
+        2,
+        2,
+        2,
+    ]  # three settings, and fp16's largest number
     assert right.lines[-1].get_ydata()[0] == FP16.max

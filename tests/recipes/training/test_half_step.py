@@ -41,7 +41,9 @@ def test_exact_gradients_are_those_of_the_rounded_weights(model: nn.Module) -> N
         assert torch.allclose(step.gradients[name].float(), parameter.grad, rtol=0.02, atol=2e-3)
 
 
-def test_gradients_stand_in_the_order_of_backward_and_the_model_stays_as_it_was(model: nn.Module) -> None:
+def test_gradients_stand_in_the_order_of_backward_and_the_model_stays_as_it_was(
+    model: nn.Module,
+) -> None:
     before = copy.deepcopy(model.state_dict())
     step = record_half_step(model, torch.randn(6, 4), torch.randn(6, 3), mse_loss, 0.1)
     names = list(step.gradients)
@@ -65,8 +67,12 @@ def test_a_real_step_dies_where_the_exercise_says(
     model: nn.Module, inputs: float, factor: float, lr: float, died: tuple[str, str] | None
 ) -> None:
     x, y = torch.randn(6, 4) * inputs, torch.randn(6, 3)
-    found = where_it_dies.judge.right(record_half_step(model, x, y, lambda a, b: mse_loss(a, b) * factor, lr))
-    assert found == died or (found and died and found[0] == died[0] and found[1].startswith(died[1]))
+    found = where_it_dies.judge.right(
+        record_half_step(model, x, y, lambda a, b: mse_loss(a, b) * factor, lr)
+    )
+    assert found == died or (
+        found and died and found[0] == died[0] and found[1].startswith(died[1])
+    )
 
 
 def test_right_zeros_are_not_lost() -> None:

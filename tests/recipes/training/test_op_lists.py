@@ -79,6 +79,8 @@ def test_an_fp32_op_gives_another_result_than_autocast():
 
 
 def test_names_that_work_in_place_are_unknown():
-    assert checked_ops("fp32_ops", ("softmax", "layer_norm", "conv2d", "scaled_dot_product_attention", "matmul"))
+    assert checked_ops(
+        "fp32_ops", ("softmax", "layer_norm", "conv2d", "scaled_dot_product_attention", "matmul")
+    )
     with pytest.raises(ValueError, match="no op 'add_'"):
         checked_ops("fp32_ops", ["add_"])

@@ -31,7 +31,10 @@ def same(tensors, others):
     pairs = list(zip(tensors, others, strict=True))
     assert pairs
     # equal_nan: an overflow upstream poisons batch norm's running statistics, in both loops alike
-    return all(a.dtype is b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
+    return all(
+        a.dtype is b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in pairs
+    )
 
 
 def amp_by_hand(setting, dtype, make_optimizer):
@@ -69,7 +72,11 @@ def test_o1_is_autocast_and_grad_scaler_bit_for_bit(overflowing, dtype, make):
     assert same(session.model.state_dict().values(), model.state_dict().values())
     for a, b in zip(session.model.parameters(), model.parameters(), strict=True):
         assert same(
-            [value for value in session.optimizer.state[a].values() if isinstance(value, torch.Tensor)],
+            [
+                value
+                for value in session.optimizer.state[a].values()
+                if isinstance(value, torch.Tensor)
+            ],
             [value for value in optimizer.state[b].values() if isinstance(value, torch.Tensor)],
         )
 
@@ -185,7 +192,9 @@ def test_stochastic_rounding_moves_weights_that_nearest_rounding_leaves():
         model = nn.Linear(4000, 1, bias=False)
         nn.init.ones_(model.weight)
         session = recipe.prepare(
-            model, lambda params: torch.optim.SGD(params, lr=1e-4), lambda outputs, targets: -outputs.sum()
+            model,
+            lambda params: torch.optim.SGD(params, lr=1e-4),
+            lambda outputs, targets: -outputs.sum(),
         )
         for _ in range(100):
             session.step(torch.ones(1, 4000), torch.zeros(1))
@@ -213,11 +222,16 @@ def test_o2_follows_fp32_for_200_steps_where_o3_does_not():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         first = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    inputs, targets = torch.randn(64, 16, generator=generator), torch.randint(0, 4, (64,), generator=generator)
+    inputs, targets = (
+        torch.randn(64, 16, generator=generator),
+        torch.randint(0, 4, (64,), generator=generator),
+    )
 
     def distances(recipe):
         sessions = [
-            r.prepare(copy.deepcopy(first), lambda params: torch.optim.SGD(params, lr=0.01), cross_entropy)
+            r.prepare(
+                copy.deepcopy(first), lambda params: torch.optim.SGD(params, lr=0.01), cross_entropy
+            )
             for r in (recipe, O0())
         ]
         found = []
@@ -225,9 +239,15 @@ def test_o2_follows_fp32_for_200_steps_where_o3_does_not():
             weights = []
             for session in sessions:
                 session.step(inputs, targets)
-                weights.append(torch.cat([p.detach().flatten() for p in session.optimizer.param_groups[0]["params"]]))
+                weights.append(
+                    torch.cat(
+                        [p.detach().flatten() for p in session.optimizer.param_groups[0]["params"]]
+                    )
+                )
             found.append(((weights[0].float() - weights[1]).norm() / weights[1].norm()).item())
-        moved = (weights[1] - nn.utils.parameters_to_vector(first.parameters())).norm() / weights[1].norm()
+        moved = (weights[1] - nn.utils.parameters_to_vector(first.parameters())).norm() / weights[
+            1
+        ].norm()
         assert moved > 0.05  # the reference has gone somewhere
         return found
 
@@ -250,9 +270,13 @@ def test_a_static_scale_saves_small_gradients_and_cancels_out():
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
         session = O3(loss_scale=loss_scale, master_weights=True).prepare(
-            model, lambda params: torch.optim.SGD(params, lr=1.0), lambda outputs, targets: outputs.sum()
+            model,
+            lambda params: torch.optim.SGD(params, lr=1.0),
+            lambda outputs, targets: outputs.sum(),
         )
-        session.step(torch.full((1, 1), 2.0**-25), torch.zeros(1))  # below half of fp16's smallest: 0 as an input too
+        session.step(
+            torch.full((1, 1), 2.0**-25), torch.zeros(1)
+        )  # below half of fp16's smallest: 0 as an input too
         session.step(torch.full((1, 1), 2.0**-24), torch.zeros(1))
         return session.pairs[0][1].item()
 
@@ -269,7 +293,9 @@ def test_targets_that_are_floats_meet_half_outputs():
     model = nn.Linear(4, 2)
     for recipe in ALL:
         session = recipe.prepare(
-            copy.deepcopy(model), lambda params: torch.optim.SGD(params, lr=0.1), nn.functional.mse_loss
+            copy.deepcopy(model),
+            lambda params: torch.optim.SGD(params, lr=0.1),
+            nn.functional.mse_loss,
         )
         assert session.step(torch.randn(3, 4), torch.randn(3, 2)).isfinite()
 
@@ -282,7 +308,9 @@ def test_frozen_layers_stay_as_they_are(setting):
         session = recipe.prepare(model, setting.sgd, setting.loss_fn)
         session.step(*setting.batches[0])
         assert torch.equal(session.model[0].weight, before.to(session.model[0].weight.dtype))
-        assert not torch.equal(session.model[4].weight, setting.model()[4].weight.to(session.model[4].weight.dtype))
+        assert not torch.equal(
+            session.model[4].weight, setting.model()[4].weight.to(session.model[4].weight.dtype)
+        )
 
 
 # Names and options
@@ -301,17 +329,29 @@ def test_all_has_each_recipe_once_and_find_knows_them():
         (lambda: find("o4"), "unknown recipe 'o4': choose one of o0, o1"),
         (lambda: find("o2", masters=True), "O2 has no option 'masters': it takes .*master_weights"),
         (lambda: HALF_BN32(loss_scale=2.0), "HALF_BN32 has no option 'loss_scale'"),
-        (lambda: O1(loss_scale="static"), "loss_scale is 'static', and it has to be \"dynamic\", a number above 0"),
+        (
+            lambda: O1(loss_scale="static"),
+            "loss_scale is 'static', and it has to be \"dynamic\", a number above 0",
+        ),
         (lambda: O1(loss_scale=0), "loss_scale is 0"),
         (lambda: O1(loss_scale=float("nan")), "loss_scale is nan"),
         (lambda: O1(loss_scale=True), "loss_scale is True"),
-        (lambda: O1(dtype=torch.float32), r"dtype is torch.float32, and it has to be one of torch.float16"),
-        (lambda: O2(keep_batchnorm_fp32=None), "keep_batchnorm_fp32 is None, and it has to be one of True, False"),
+        (
+            lambda: O1(dtype=torch.float32),
+            r"dtype is torch.float32, and it has to be one of torch.float16",
+        ),
+        (
+            lambda: O2(keep_batchnorm_fp32=None),
+            "keep_batchnorm_fp32 is None, and it has to be one of True, False",
+        ),
         (lambda: O0(save_dtype="float32"), "save_dtype is 'float32'"),
         (lambda: O1(fp32_ops=["sofmax"]), "torch has no op 'sofmax': did you mean softmax"),
         (lambda: O2(fp32_ops=["qqqqqqqq"]), "write it as you call it"),
         (lambda: O1(fp32_ops="softmax"), r"one string: write fp32_ops=\['softmax'\]"),
-        (lambda: O1(fp32_ops=["linear"], lower_ops=["linear"]), "linear is in both fp32_ops and lower_ops"),
+        (
+            lambda: O1(fp32_ops=["linear"], lower_ops=["linear"]),
+            "linear is in both fp32_ops and lower_ops",
+        ),
     ],
 )
 def test_unknown_recipe_or_option(call, words):
@@ -321,7 +361,12 @@ def test_unknown_recipe_or_option(call, words):
 
 @pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
 def test_recipes_are_plain_values(recipe):
-    assert pickle.loads(pickle.dumps(recipe)) == recipe == copy.deepcopy(recipe) == dataclasses.replace(recipe)
+    assert (
+        pickle.loads(pickle.dumps(recipe))
+        == recipe
+        == copy.deepcopy(recipe)
+        == dataclasses.replace(recipe)
+    )
     assert hash(recipe) == hash(type(recipe)())
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.save_dtype = torch.float16
@@ -358,4 +403,6 @@ def test_bad_optimizers_and_losses(recipe, setting):
 def test_an_optimizer_of_the_models_own_weights_is_refused_where_masters_are_meant(setting):
     model = setting.model()
     with pytest.raises(ValueError, match=r"not from model.parameters\(\)"):
-        O2().prepare(model, lambda params: torch.optim.SGD(model.parameters(), lr=0.1), setting.loss_fn)
+        O2().prepare(
+            model, lambda params: torch.optim.SGD(model.parameters(), lr=0.1), setting.loss_fn
+        )

@@ -18,7 +18,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("recipe", "twin"), [(O0(), FP32), (O1(), AMP_FP16), (AMP_BF16(), LOOP_BF16)], ids=lambda r: r.name
+    ("recipe", "twin"),
+    [(O0(), FP32), (O1(), AMP_FP16), (AMP_BF16(), LOOP_BF16)],
+    ids=lambda r: r.name,
 )
 def test_recipes_and_their_twins_of_chapter_06_are_one(recipe, twin):
     workload = simple_net(CPU, width=16, batch_size=4)
@@ -46,7 +48,9 @@ def test_report_card_of_all_recipes():
     workloads = [dataclasses.replace(simple_net(CPU, width=16, batch_size=4), steps=12)]
     card = make_report_card(CPU, workloads=workloads, recipes=ALL, max_seconds=60)
     assert [row.recipe.label for row in card.rows] == [recipe.label for recipe in ALL]
-    words = " ".join(text.get_text() for axis in report_card_figure(card).axes for text in axis.texts)
+    words = " ".join(
+        text.get_text() for axis in report_card_figure(card).axes for text in axis.texts
+    )
     for cells, row in zip(card.cells()[1:], card.rows, strict=True):
         assert cells[2] in words and row.bytes_per_parameter > 0
     by_name = {row.recipe.name: row for row in card.rows}

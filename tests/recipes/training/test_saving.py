@@ -31,7 +31,10 @@ def test_a_resumed_run_is_the_unbroken_one(overflowing, recipe):
         loss = resumed.step(*batches[number])
         assert torch.equal(loss, losses[number]) or (loss.isnan() and losses[number].isnan())
     pairs = zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
-    assert all(a.dtype is b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
+    assert all(
+        a.dtype is b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in pairs
+    )
     assert resumed.scale == whole.scale
 
 
@@ -61,7 +64,9 @@ def test_save_dtype_is_honoured_and_changes_no_training(setting, recipe):
     session.step(*setting.batches[0])
     state = session.state_dict()
     floats = {t.dtype for t in state["model"].values() if t.is_floating_point()}
-    assert floats == {torch.float32} and state["model"]["1.num_batches_tracked"].dtype is torch.int64
+    assert (
+        floats == {torch.float32} and state["model"]["1.num_batches_tracked"].dtype is torch.int64
+    )
     setting.model().load_state_dict(state["model"])  # an fp32 model takes it as it is
     other = setting.prepare(recipe(save_dtype=torch.float32))
     other.load_state_dict(state)
@@ -75,7 +80,9 @@ def test_a_narrow_save_dtype_rounds_the_saved_weights_only(setting):
 
 
 def test_states_of_another_recipe_are_refused(setting):
-    o0, o2, o3 = (setting.prepare(recipe).state_dict() for recipe in (O0(), O2(), O3(loss_scale="dynamic")))
+    o0, o2, o3 = (
+        setting.prepare(recipe).state_dict() for recipe in (O0(), O2(), O3(loss_scale="dynamic"))
+    )
     with pytest.raises(ValueError, match="4 master weights are needed, and this state has none"):
         setting.prepare(O2()).load_state_dict(o3)
     with pytest.raises(ValueError, match=r"no scaler.*load_state_dict"):

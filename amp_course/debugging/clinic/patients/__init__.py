@@ -1,1 +1,3 @@
-"""The patients: each file is a script that `python` runs, and needs nothing but torch. Their faults are there on purpose."""
+"""The patients: each file is a script that `python` runs, and needs nothing but torch.
+Their faults are there on purpose.
+"""

@@ -1,4 +1,6 @@
-"""Training stops in its first step at NaN gradients, although the data and the loss are finite. After pytorch-lightning#9799."""
+"""Training stops in its first step at NaN gradients, although the data and the loss are finite.
+After pytorch-lightning#9799.
+"""
 
 import torch
 from torch import nn
@@ -28,6 +30,8 @@ if __name__ == "__main__":
     targets = 20 + inputs[:, :1]
     print(f"largest input {inputs.abs().max():.1f}, largest target {targets.max():.1f}")
     print(f"loss before the first step {mse_loss(model(inputs), targets):.1f}")
-    for number, loss in enumerate(train(model, [(inputs, targets)] * 40, torch.amp.GradScaler("cpu")), 1):
+    for number, loss in enumerate(
+        train(model, [(inputs, targets)] * 40, torch.amp.GradScaler("cpu")), 1
+    ):
         if number % 10 == 0:
             print(f"step {number}: loss {loss:.2f}")

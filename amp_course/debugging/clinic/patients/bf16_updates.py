@@ -1,4 +1,6 @@
-"""The loss barely moves, although the gradients are neither small nor NaN. After pytorch/ao#1124 and OneTrainer#996."""
+"""The loss barely moves, although the gradients are neither small nor NaN.
+After pytorch/ao#1124 and OneTrainer#996.
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,6 @@
-"""The loss is NaN from the second step on, and anomaly mode blames a line that looks sound. After pytorch/pytorch#160016."""
+"""The loss is NaN from the second step on, and anomaly mode blames a line that looks sound.
+After pytorch/pytorch#160016.
+"""
 
 import torch
 from torch import nn
@@ -42,7 +44,10 @@ if __name__ == "__main__":
         torch.manual_seed(0)
         model, inputs = Net(), torch.rand(32, 2) * largest
         losses = train(model, inputs, inputs.sum(dim=1, keepdim=True) / 10, steps=40)
-        print(f"inputs up to {largest}: loss {losses[0]:.2f}, then {losses[1]:.2f}, {losses[-1]:.2f} at last")
+        print(
+            f"inputs up to {largest}: loss {losses[0]:.2f}, then {losses[1]:.2f}, {losses[-1]:.2f} "
+            f"at last"
+        )
     try:
         with torch.autograd.detect_anomaly():
             train(Net(), inputs, inputs, steps=1)

@@ -1,4 +1,6 @@
-"""The loss of a batch is finite, and after its update the model returns only NaN. After huggingface/transformers#31035."""
+"""The loss of a batch is finite, and after its update the model returns only NaN.
+After huggingface/transformers#31035.
+"""
 
 import torch
 from torch import nn
@@ -6,7 +8,9 @@ from torch.nn.functional import cross_entropy
 
 
 def attend(queries, keys, values, keep):
-    """Attention that sees real tokens only: `keep` (batch, keys) is True for those, False for padding."""
+    """Attention that sees real tokens only: `keep` (batch, keys) is True for those,
+    False for padding.
+    """
     bias = torch.where(keep, 0.0, -torch.inf).to(queries.dtype)
     scores = queries @ keys.mT / queries.shape[-1] ** 0.5 + bias[:, None, :]
     return scores.softmax(dim=-1) @ values
@@ -29,4 +33,7 @@ if __name__ == "__main__":
         loss.backward()
         optimizer.step()
         weights = torch.cat([parameter.detach().flatten() for parameter in parameters])
-        print(f"batch {number}: loss {loss:.4f}, {int(weights.isnan().sum())} of {len(weights)} weights are NaN")
+        print(
+            f"batch {number}: loss {loss:.4f}, {int(weights.isnan().sum())} of {len(weights)} "
+            f"weights are NaN"
+        )

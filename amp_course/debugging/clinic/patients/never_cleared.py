@@ -1,4 +1,6 @@
-"""After a good start the loss scale halves in every step, and the loss stands still. After PaddlePaddle/Paddle#67895."""
+"""After a good start the loss scale halves in every step, and the loss stands still.
+After PaddlePaddle/Paddle#67895.
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,6 @@
-"""The training loss is fine, and in evaluation mode the model returns NaN. After pytorch/pytorch#115500 and #96798."""
+"""The training loss is fine, and in evaluation mode the model returns NaN.
+After pytorch/pytorch#115500 and #96798.
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,6 @@
-"""Resumed from a checkpoint, the two ranks of a DDP training no longer have the same weights. After pytorch/pytorch#136009."""
+"""Resumed from a checkpoint, the two ranks of a DDP training no longer have the same weights.
+After pytorch/pytorch#136009.
+"""
 
 import socket
 
@@ -10,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def resume(net, batches, checkpoint):
-    """Go on training in fp16 under DDP from a checkpoint, which rank 0 has; return the loss scale after each update."""
+    """Go on training in fp16 under DDP from a checkpoint, which rank 0 has;
+    return the loss scale after each update.
+    """
     scaler = torch.amp.GradScaler("cpu")
     if dist.get_rank() == 0:
         net.load_state_dict(checkpoint["model"])
@@ -38,14 +42,21 @@ def run(rank, port):
         scaler = torch.amp.GradScaler("cpu", init_scale=8192.0, growth_interval=500)
         checkpoint = {"model": net.state_dict(), "scaler": scaler.state_dict()}
     sums = []  # of all weights, before each batch
-    net.register_forward_pre_hook(lambda net, _: sums.append(sum(p.sum().item() for p in net.parameters())))
+    net.register_forward_pre_hook(
+        lambda net, _: sums.append(sum(p.sum().item() for p in net.parameters()))
+    )
     inputs = torch.randn(16, 8)
     scales = resume(net, [(inputs, inputs[:, :4].argmax(dim=1))] * 21, checkpoint)
     everybody = [None, None]
-    dist.all_gather_object(everybody, [(scales[step], round(sums[step], 4)) for step in range(0, 21, 5)])
+    dist.all_gather_object(
+        everybody, [(scales[step], round(sums[step], 4)) for step in range(0, 21, 5)]
+    )
     if rank == 0:
         for number, ((scale0, sum0), (scale1, sum1)) in enumerate(zip(*everybody, strict=True)):
-            print(f"step {5 * number}: loss scales {scale0:g} and {scale1:g}, sums of the weights {sum0} and {sum1}")
+            print(
+                f"step {5 * number}: loss scales {scale0:g} and {scale1:g}, sums of the weights "
+                f"{sum0} and {sum1}"
+            )
     dist.destroy_process_group()
 
 

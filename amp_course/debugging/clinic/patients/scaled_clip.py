@@ -1,4 +1,6 @@
-"""The loss goes down at a snail's pace, whatever the learning rate. After pytorch/examples#1196 and Pytorch-UNet#468."""
+"""The loss goes down at a snail's pace, whatever the learning rate.
+After pytorch/examples#1196 and Pytorch-UNet#468.
+"""
 
 import torch
 from torch import nn

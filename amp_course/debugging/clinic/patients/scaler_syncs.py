@@ -1,4 +1,6 @@
-"""The GPU is idle for a moment in every step, although the loop has no `.item()` any more. After pytorch/pytorch#80167."""
+"""The GPU is idle for a moment in every step, although the loop has no `.item()` any more.
+After pytorch/pytorch#80167.
+"""
 
 import torch
 from torch import nn
@@ -29,4 +31,7 @@ if __name__ == "__main__":
         losses = train(model, batches, torch.amp.GradScaler("cpu"))
     counts = {event.key: event.count for event in profile.key_averages()}
     print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
-    print(f"{len(batches)} steps, {counts.get('aten::_local_scalar_dense', 0)} times aten::_local_scalar_dense")
+    print(
+        f"{len(batches)} steps, {counts.get('aten::_local_scalar_dense', 0)} times "
+        f"aten::_local_scalar_dense"
+    )

@@ -1,4 +1,6 @@
-"""After some steps the loss is NaN in fp16, and in fp32 it never is. After huggingface/transformers#5651."""
+"""After some steps the loss is NaN in fp16, and in fp32 it never is.
+After huggingface/transformers#5651.
+"""
 
 import torch
 from torch import nn
@@ -6,7 +8,9 @@ from torch.nn.functional import cross_entropy
 
 
 class Block(nn.Module):
-    """The feed-forward layer of a T5: norm, `wi`, ReLU and `wo`, added to the hidden states (tokens, width)."""
+    """The feed-forward layer of a T5: norm, `wi`, ReLU and `wo`, added to the hidden states
+    (tokens, width).
+    """
 
     def __init__(self, width, inner):
         super().__init__()
@@ -40,7 +44,9 @@ if __name__ == "__main__":
     for in_fp16 in (True, False):
         torch.manual_seed(0)
         block = Block(16, 64)
-        for weight in block.parameters():  # as large as those of a checkpoint that was trained in bf16
+        for (
+            weight
+        ) in block.parameters():  # as large as those of a checkpoint that was trained in bf16
             weight.data *= 261
         model = nn.Sequential(nn.Embedding(12, 16), block, block.norm, nn.Linear(16, 12))
         batches = [torch.randint(0, 12, (4,)) for _ in range(16)]

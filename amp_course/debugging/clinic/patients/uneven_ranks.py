@@ -1,4 +1,6 @@
-"""Two ranks start with one loss scale, and after some epochs each has its own. After pytorch/pytorch#90057."""
+"""Two ranks start with one loss scale, and after some epochs each has its own.
+After pytorch/pytorch#90057.
+"""
 
 import socket
 
@@ -10,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(model, epochs, optimizer, scaler):
-    """Train in fp16 under DDP. `epochs` holds a list of batches for each epoch; its length may differ between ranks."""
+    """Train in fp16 under DDP. `epochs` holds a list of batches for each epoch;
+    its length may differ between ranks.
+    """
     for batches in epochs:
         with model.join():  # a rank that is done answers the all-reduces of the others
             for inputs, targets in batches:
@@ -31,7 +35,9 @@ def run(rank, port):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=15)
     sums = []  # of all weights, before each batch of an epoch
-    net.register_forward_pre_hook(lambda net, _: sums.append(sum(p.sum().item() for p in net.parameters())))
+    net.register_forward_pre_hook(
+        lambda net, _: sums.append(sum(p.sum().item() for p in net.parameters()))
+    )
     inputs = torch.randn(16, 8)
     batches = [(inputs, inputs[:, :4].argmax(dim=1))] * (10 if rank == 0 else 8)
     for epoch in range(1, 8):
@@ -41,7 +47,10 @@ def run(rank, port):
         dist.all_gather_object(everybody, (scaler.get_scale(), round(sums[7], 4)))
         if rank == 0:
             (scale0, sum0), (scale1, sum1) = everybody
-            print(f"epoch {epoch}: loss scales {scale0:g} and {scale1:g}, sums of the weights {sum0} and {sum1}")
+            print(
+                f"epoch {epoch}: loss scales {scale0:g} and {scale1:g}, sums of the weights {sum0} "
+                f"and {sum1}"
+            )
     dist.destroy_process_group()
 
 

@@ -6,7 +6,9 @@ from torch.nn.functional import linear, mse_loss
 
 
 def through_float8(x):
-    """Return each row of x (rows, columns) as float8 holds it with a scale of its own; the gradient passes straight through."""
+    """Return each row of x (rows, columns) as float8 holds it with a scale of its own;
+    the gradient passes straight through.
+    """
     amax = x.abs().amax(dim=-1, keepdim=True)
     scale = 448 / amax
     stored = (x * scale).to(torch.float8_e4m3fn)

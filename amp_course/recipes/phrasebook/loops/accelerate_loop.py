@@ -1,4 +1,6 @@
-"""The loop in Hugging Face Accelerate 1.15. The region and the scaler are inside of what `prepare` returns."""
+"""The loop in Hugging Face Accelerate 1.15. The region and the scaler are inside of what `prepare`
+returns.
+"""
 
 from collections.abc import Iterable
 
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 MIXED_PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str) -> list[float]:
+def train(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str
+) -> list[float]:
     """Train with SGD; return the loss of every step. precision: "fp32", "bf16" or "fp16"."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     accelerator = Accelerator(mixed_precision=MIXED_PRECISIONS[precision], cpu=on_cpu)

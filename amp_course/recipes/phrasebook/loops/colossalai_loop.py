@@ -1,6 +1,8 @@
-"""The loop in Colossal-AI's Booster, version 0.5. Not run: it needs CUDA and a process group over NCCL.
+"""The loop in Colossal-AI's Booster, version 0.5. Not run: it needs CUDA and a process group over
+NCCL.
 
-Start it with `torchrun --nproc_per_node 1`, which sets the variables that `launch_from_torch` reads.
+Start it with `torchrun --nproc_per_node 1`, which sets the variables that `launch_from_torch`
+reads.
 """
 
 from collections.abc import Iterable
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 MIXED_PRECISIONS = {"fp32": None, "fp16": "fp16"}  # "fp16" is PyTorch's AMP
 
 
-def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str) -> list[float]:
+def train(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str
+) -> list[float]:
     """Train with SGD; return the loss of every step. precision: "fp32" or "fp16"."""
     colossalai.launch_from_torch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -1,4 +1,6 @@
-"""The loop in Lightning Fabric 2.6. The region is around the model's own forward pass, the loss stands outside of it."""
+"""The loop in Lightning Fabric 2.6. The region is around the model's own forward pass,
+the loss stands outside of it.
+"""
 
 from collections.abc import Iterable
 
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str) -> list[float]:
+def train(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str
+) -> list[float]:
     """Train with SGD; return the loss of every step. precision: "fp32", "bf16" or "fp16"."""
     device = next(model.parameters()).device.type
     fabric = Fabric(accelerator=device, devices=1, precision=PRECISIONS[precision])

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str) -> list[float]:
+def train(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str
+) -> list[float]:
     """Train with SGD; return the loss of every step. precision: "fp32", "bf16" or "fp16"."""
     device = next(model.parameters()).device.type
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

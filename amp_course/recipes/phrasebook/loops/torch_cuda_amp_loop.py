@@ -1,6 +1,7 @@
 """The loop in the old `torch.cuda.amp`, PyTorch 1.6 to 2.3; newer ones still have it and warn.
 
-The names are bound to CUDA. Without a GPU both warn and switch themselves off: the loop runs, in fp32.
+The names are bound to CUDA. Without a GPU both warn and switch themselves off: the loop runs, in
+fp32.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,9 @@ from torch.cuda.amp import GradScaler, autocast
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str) -> list[float]:
+def train(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precision: str
+) -> list[float]:
     """Train with SGD; return the loss of every step. precision: "fp32", "bf16" or "fp16"."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scaler = GradScaler(enabled=precision == "fp16")

@@ -26,7 +26,9 @@ def main():
     digits = load_digits()
     x = torch.as_tensor(digits.data, dtype=torch.float32) / 2
     y = torch.as_tensor(digits.target)
-    net = nn.Sequential(nn.Linear(64, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 10))
+    net = nn.Sequential(
+        nn.Linear(64, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 10)
+    )
     for layer in net[::2]:
         nn.init.kaiming_normal_(layer.weight)
         nn.init.zeros_(layer.bias)

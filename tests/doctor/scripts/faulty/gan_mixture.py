@@ -17,7 +17,9 @@ def parse():
 class Generator(nn.Module):
     def __init__(self, nz, h=48):
         super().__init__()
-        self.main = nn.Sequential(nn.Linear(nz, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, 2))
+        self.main = nn.Sequential(
+            nn.Linear(nz, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, 2)
+        )
 
     def forward(self, z):
         return self.main(z)

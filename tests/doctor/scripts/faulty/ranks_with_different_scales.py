@@ -47,7 +47,10 @@ def work(rank, port):
         scaler.update()
         share(layers)
         if step % 5 == 4:
-            print(f"rank {rank} step {step} loss {loss.item():.3f} scale {scaler.get_scale():g}", flush=True)
+            print(
+                f"rank {rank} step {step} loss {loss.item():.3f} scale {scaler.get_scale():g}",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

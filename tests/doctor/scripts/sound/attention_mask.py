@@ -15,7 +15,9 @@ class Attention(nn.Module):
 
     def forward(self, x, lengths):
         b, t, c = x.shape
-        q, k, v = (z.view(b, t, self.heads, -1).transpose(1, 2) for z in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            z.view(b, t, self.heads, -1).transpose(1, 2) for z in self.qkv(x).chunk(3, dim=-1)
+        )
         scores = q @ k.transpose(-2, -1) / math.sqrt(c // self.heads)
         causal = torch.full((t, t), float("-inf")).triu(1)
         padded = torch.arange(t) >= lengths[:, None]

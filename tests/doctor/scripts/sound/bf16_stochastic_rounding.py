@@ -25,7 +25,9 @@ class StochasticSGD(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                velocity = self.state[p].setdefault("velocity", torch.zeros_like(p, dtype=torch.float32))
+                velocity = self.state[p].setdefault(
+                    "velocity", torch.zeros_like(p, dtype=torch.float32)
+                )
                 velocity.mul_(group["momentum"]).add_(p.grad.float())
                 stochastic_round_(p, p.float() - group["lr"] * velocity)
         return loss

@@ -8,7 +8,9 @@ from torch.utils.checkpoint import checkpoint
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.1))
+        self.body = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.1)
+        )
         self.back = nn.Linear(2 * width, width)
 
     def forward(self, x):

@@ -19,7 +19,9 @@ def data():
 
 def make_teacher(ds):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    net = nn.Sequential(
+        nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
     opt = torch.optim.Adam(net.parameters(), 2e-3)
     for _ in range(4):
         for x, y in DataLoader(ds, 100, shuffle=True):
@@ -74,7 +76,10 @@ class Session:
                     s = self.net(x).float()
                     kd = (
                         F.kl_div(
-                            F.log_softmax(s / T, -1), F.log_softmax(t / T, -1), log_target=True, reduction="batchmean"
+                            F.log_softmax(s / T, -1),
+                            F.log_softmax(t / T, -1),
+                            log_target=True,
+                            reduction="batchmean",
                         )
                         * T
                         * T
@@ -91,7 +96,9 @@ class Session:
             self.net.eval()
             with torch.no_grad():
                 acc = (self.net(xv).argmax(1) == yv).float().mean().item()
-            print(f"epoch {self.epoch} loss {run / len(loader):.3f} acc {acc:.3f} scale {self.scaler.get_scale():g}")
+            print(
+                f"epoch {self.epoch} loss {run / len(loader):.3f} acc {acc:.3f} scale {self.scaler.get_scale():g}"
+            )
             self.save()
 
 

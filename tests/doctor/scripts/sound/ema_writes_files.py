@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 HERE = Path(__file__).resolve().parent
-logging.basicConfig(filename=HERE / "ema_run.log", level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+logging.basicConfig(
+    filename=HERE / "ema_run.log", level=logging.INFO, format="%(asctime)s %(message)s", force=True
+)
 log = logging.getLogger("ema")
 
 
@@ -43,7 +45,10 @@ class Trainer:
             averaged = nn.functional.cross_entropy(self.ema(x), y).item()
         self.rows.append({"step": step, "train": train_loss, "now": now, "averaged": averaged})
         log.info("step %d train %.4f now %.4f averaged %.4f", step, train_loss, now, averaged)
-        torch.save({"model": self.model.state_dict(), "ema": self.ema.state_dict(), "step": step}, HERE / "ema_last.pt")
+        torch.save(
+            {"model": self.model.state_dict(), "ema": self.ema.state_dict(), "step": step},
+            HERE / "ema_last.pt",
+        )
 
 
 def main():

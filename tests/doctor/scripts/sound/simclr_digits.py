@@ -30,7 +30,12 @@ class Encoder(nn.Module):
     def __init__(self, d=64, out=32):
         super().__init__()
         self.trunk = nn.Sequential(
-            nn.Linear(64, d), nn.BatchNorm1d(d), nn.ReLU(), nn.Linear(d, d), nn.BatchNorm1d(d), nn.ReLU()
+            nn.Linear(64, d),
+            nn.BatchNorm1d(d),
+            nn.ReLU(),
+            nn.Linear(d, d),
+            nn.BatchNorm1d(d),
+            nn.ReLU(),
         )
         self.proj = nn.Linear(d, out)
         self.log_scale = nn.Parameter(torch.tensor(3.0))
@@ -79,7 +84,9 @@ def main(steps=200, bs=64):
         ema.update(enc)
         if s % 40 == 0 or s == steps - 1:
             acc = knn_acc(ema.shadow, xtr, ytr, xte, yte)
-            print(f"step {s} loss {loss.item():.3f} temp {1 / enc.log_scale.exp().item():.4f} ema-knn {acc:.3f}")
+            print(
+                f"step {s} loss {loss.item():.3f} temp {1 / enc.log_scale.exp().item():.4f} ema-knn {acc:.3f}"
+            )
 
 
 main()

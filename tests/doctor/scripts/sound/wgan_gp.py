@@ -49,4 +49,6 @@ for it in range(50):
     if it % 10 == 0:
         with torch.no_grad():
             off = (generator(torch.randn(256, 4)).mean(0) - CENTRE).norm()
-        print(f"{it:2d} critic {loss_c.item():.3f} penalty {gp.item():.3f} off centre {off:.2f} {scaler.get_scale():g}")
+        print(
+            f"{it:2d} critic {loss_c.item():.3f} penalty {gp.item():.3f} off centre {off:.2f} {scaler.get_scale():g}"
+        )

@@ -8,7 +8,9 @@ from PIL import Image
 class _Pictures(torch.utils.data.Dataset):
     def __init__(self):
         random = np.random.default_rng(0)
-        self.images = [Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)) for _ in range(96)]
+        self.images = [
+            Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)) for _ in range(96)
+        ]
         self.transform = None
 
     def set_transform(self, transform):

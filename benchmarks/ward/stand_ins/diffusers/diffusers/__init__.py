@@ -1,4 +1,6 @@
-"""A substitute for diffusers: a small net under the name of a large one; what is examined is the loop around it."""
+"""A substitute for diffusers: a small net under the name of a large one;
+what is examined is the loop around it.
+"""
 
 from types import SimpleNamespace
 
@@ -18,7 +20,9 @@ class UNet2DModel(nn.Module):
         self.out = nn.Conv2d(16, out_channels, 3, padding=1)
 
     def forward(self, images, timesteps):
-        time = (timesteps / 1000).view(-1, 1, 1, 1).expand(-1, 1, *images.shape[2:]).to(images.dtype)
+        time = (
+            (timesteps / 1000).view(-1, 1, 1, 1).expand(-1, 1, *images.shape[2:]).to(images.dtype)
+        )
         hidden = nn.functional.silu(self.norm(self.into(torch.cat([images, time], 1))))
         return SimpleNamespace(sample=8 * self.out(hidden))
 

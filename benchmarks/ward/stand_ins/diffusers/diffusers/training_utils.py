@@ -16,5 +16,7 @@ class EMAModel:
     def step(self, model):
         self.steps += 1
         self.decay = min(self.most, 1 - (1 + self.steps) ** -0.75)
-        for average, weight in zip(self.averaged_model.parameters(), model.parameters(), strict=True):
+        for average, weight in zip(
+            self.averaged_model.parameters(), model.parameters(), strict=True
+        ):
             average.lerp_(weight.to(average), 1 - self.decay)

@@ -9,7 +9,9 @@ class _Random(torch.utils.data.Dataset):
     def __init__(self, root=None, train=True, transform=None, **options):
         source = torch.Generator().manual_seed(0)
         self.transform = transform
-        self.data = torch.randint(0, 256, (self.length, *self.shape), generator=source, dtype=torch.uint8)
+        self.data = torch.randint(
+            0, 256, (self.length, *self.shape), generator=source, dtype=torch.uint8
+        )
         self.targets = torch.randint(0, self.classes, (self.length,), generator=source)
 
     def __len__(self):

@@ -38,7 +38,9 @@ class Normalize:
     """Less a mean, over a deviation."""
 
     def __init__(self, mean, std, inplace=False):
-        self.mean, self.std = (torch.tensor(one, dtype=torch.float32).view(-1, 1, 1) for one in (mean, std))
+        self.mean, self.std = (
+            torch.tensor(one, dtype=torch.float32).view(-1, 1, 1) for one in (mean, std)
+        )
 
     def __call__(self, image):
         return (image - self.mean) / self.std
