@@ -84,7 +84,7 @@ class Card:
 class Exercise(Card):
     """One exercise of a chapter: its card, and how an answer is judged.
 
-    right, cases, mistakes, and by name tolerance, show and said are those of `Judge`. Example:
+    right, cases, mistakes, and by name tolerance, show and messages are those of `Judge`. Example:
     `double = Exercise(card, right, cases, mistakes, tolerance=1e-6)`
     """
 

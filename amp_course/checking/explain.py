@@ -86,7 +86,7 @@ def raised_in(error: BaseException) -> tuple[CodeType, int] | None:
 
 def explain(error: BaseException) -> str:
     """Say what an exception from the reader's code means,
-    in words that continue "Not yet, because …".
+    in words that continue "Not quite: …".
     """
     if type(error) is Explained:
         return error.told

@@ -96,7 +96,7 @@ class Judge:
     mistakes:  wrong answers that people write
     tolerance: relative, for numbers and tensors; 0 means to the last bit
     show:      writes a value into a message
-    said:      output → what is said if no mistake explains it, with {got}, {want} and the case's
+    messages:  output → what to say if no mistake explains it, with {got}, {want} and the case's
                facts in braces
     """
 
@@ -105,7 +105,7 @@ class Judge:
     mistakes: Sequence[Mistake]
     tolerance: float = 0.0
     show: Show = show_value
-    said: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, answer: Any, left: Sandbox | None = None, seconds: float = 10.0) -> None:
         """Return if the answer is right, else raise `Wrong`, or `TimeUp` if it runs for more than
@@ -264,15 +264,15 @@ class Judge:
                 explain(here.facts["error"]), f"This happened {here.name}" if here.name else ""
             )
         want, got = wanted.outputs.get(output, MISSING), here.outputs.get(output, MISSING)
-        if output in self.said:
-            return self.said[output].format(
+        if output in self.messages:
+            return self.messages[output].format(
                 **_facts(wanted, here), want=self.show(want), got=self.show(got)
             )
         feedback = describe(output, want, got, self.show, self.tolerance)
         return f"{wanted.name}, {feedback}" if wanted.name else feedback
 
     def _with_evidence(self, feedback: str, output: str, wanted: Case, here: Case) -> str:
-        if output in (_REFUSED, _RAISED) or output in self.said:
+        if output in (_REFUSED, _RAISED) or output in self.messages:
             return feedback
         seen = self._seen(output, wanted, here)
         return _and_then(feedback, f"{seen[0].upper()}{seen[1:]}")

@@ -27,8 +27,8 @@ _LOOKS = {
 
 
 class Wrong(Exception):
-    """Raised for a wrong answer: the diagnosis, cause first and then the cure, continuing "Not yet,
-    because …".
+    """Raised for a wrong answer: the diagnosis, cause first and then the cure, continuing
+    "Not quite: …".
 
     mistake: the name of the mistake in the exercise's table that does what the answer did, if one
              does
@@ -110,7 +110,7 @@ class Outcome(Shown):
     """One of the three outcomes of a check.
 
     state:   "not attempted", "not yet" or "correct"
-    message: why; for "not yet" the cause and the cure, in words that continue "Not yet, because …"
+    message: why; for "not yet" the cause and the cure, in words that continue "Not quite: …"
     notes:   anything else worth telling: a state that was put back, progress that could not be
              saved
     mistake: the name of the known mistake that the answer makes, if it makes one
@@ -126,25 +126,19 @@ class Outcome(Shown):
 
     @property
     def _head(self) -> str:
-        return {"correct": "Correct.", "not yet": "Not yet,", "not attempted": "Not attempted."}[
+        return {"correct": "Correct.", "not yet": "Not quite:", "not attempted": "Not attempted."}[
             self.state
         ]
 
     def __str__(self) -> str:
-        joint = " because " if self.state == "not yet" else " "
-        return plain_text(
-            "\n".join(
-                [self._head + joint + self.message, *(f"Note: {note}" for note in self.notes)]
-            )
-        )
+        notes = (f"Note: {note}" for note in self.notes)
+        return plain_text("\n".join([f"{self._head} {self.message}", *notes]))
 
     __repr__ = __str__
 
     def _html(self) -> str:
-        text = f"because {self.message}" if self.state == "not yet" else self.message
-        return box_html(
-            self.state, self._head, [*text.split("\n"), *(f"Note: {note}" for note in self.notes)]
-        )
+        notes = (f"Note: {note}" for note in self.notes)
+        return box_html(self.state, self._head, [*self.message.split("\n"), *notes])
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def test_what_cells_show_is_for_everyone(lab, quick_page):
     told = page.locator(".amp-announcer")
     cells = code_cells(page)
     for place, words in enumerate(
-        ("", "Not attempted", "Not yet", "", "", "Correct.", "", "", ""), 1
+        ("", "Not attempted", "Not quite", "", "", "Correct.", "", "", ""), 1
     ):
         page.locator(".jp-Notebook .jp-Cell.jp-mod-active").press("Shift+Enter")
         expect(cells.locator(".jp-InputPrompt").nth(place - 1)).to_have_text(f"[{place}]:")

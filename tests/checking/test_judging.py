@@ -252,7 +252,7 @@ def test_an_exercise_tells_the_name_of_the_mistake(make: Any) -> None:
     assert (
         outcome.state == "not yet"
         and outcome.mistake == "forgets y"
-        and str(outcome).startswith("Not yet, because you")
+        and str(outcome).startswith("Not quite: you")
     )
     assert exercise.check(right) and exercise.check(right).mistake is None
 

@@ -304,7 +304,7 @@ def test_every_sentence_names_a_cause_or_a_cure_and_ends_well() -> None:
     for change, _, _, kind in EVERYTHING.values():
         with sandbox() as left:
             change()
-        for sentence in left.leaks:  # continues "Not yet, because …", and others may follow it
+        for sentence in left.leaks:  # continues "Not quite: …", and others may follow it
             assert (
                 sentence.startswith("your code ")
                 and not sentence.endswith(".")

@@ -77,7 +77,7 @@ def test_the_three_states_differ_without_colour() -> None:
 def test_plain_text() -> None:
     assert (
         str(Outcome("not yet", "it is wrong", ("mind this",)))
-        == "Not yet, because it is wrong\nNote: mind this"
+        == "Not quite: it is wrong\nNote: mind this"
     )
     assert repr(Outcome("correct", "well")) == "Correct. well"
     assert str(Outcome("not attempted", "Write it.")) == "Not attempted. Write it."
@@ -121,7 +121,7 @@ def test_without_a_shell(
     outcome = Outcome("not yet", "it is `<2>`, not 3")
     outcome.show()
     outcome.show()
-    assert capsys.readouterr().out == "Not yet, because it is `<2>`, not 3\n" * 2
+    assert capsys.readouterr().out == "Not quite: it is `<2>`, not 3\n" * 2
     assert ("IPython" in sys.modules) == imported
 
 

@@ -103,7 +103,7 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     )
     assert done.returncode == 0, done.stderr
     page = (place.root / "feedback" / "<script>alert(1)" / "06_loop" / "06_loop.html").read_text()
-    assert "Not yet," in page and "<script>alert(1)" not in page
+    assert "Not quite:" in page and "<script>alert(1)" not in page
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ end_region = Exercise(
     mistakes,
     tolerance=2e-3,
     show=lambda one: f"{one:.4g}" if isinstance(one, float) else show_value(one),
-    said={
+    messages={
         EARLIER: "your list still holds the losses of an earlier call: make a new list in each (a "
         "default is made only once)",
         "the digits of the losses": "the losses that you return are rounded: keep all the digits "

@@ -548,7 +548,7 @@ mini_autocast = Exercise(
     cases,
     mistakes,
     tolerance=5e-4,
-    said={
+    messages={
         "what was changed": "an op changes the caller's own {got}: cast a copy of it, and leave it "
         "as it is. This is {case}"
     },

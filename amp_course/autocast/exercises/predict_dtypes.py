@@ -230,7 +230,7 @@ predict_dtypes = Exercise(
     right,
     cases,
     mistakes,
-    said={
+    messages={
         f"`{code}`": f"{name}: `{code}` does not give {{got}}. ({{count}} of 12 are right.)"
         for name, (code, _) in LINES.items()
     },

@@ -271,5 +271,5 @@ safe_function = Exercise(
     cases,
     mistakes,
     tolerance=1e-3,
-    said={"what is raised": "{words}. This happened {case}"},
+    messages={"what is raised": "{words}. This happened {case}"},
 )

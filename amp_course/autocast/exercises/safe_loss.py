@@ -257,7 +257,7 @@ safe_loss = Exercise(
     cases,
     mistakes,
     tolerance=1e-4,
-    said={
+    messages={
         CAPPED: f"where the model is sure and wrong, the loss is too small and flat, as after a "
         f"clamp or with an eps. {GIVE}"
     },

@@ -346,5 +346,5 @@ mistakes = [
 ]
 
 round_bf16 = Exercise(
-    card, both(right), cases, mistakes, said={"`differs`": f"{SAME}. {MORE}", "x": CHANGED}
+    card, both(right), cases, mistakes, messages={"`differs`": f"{SAME}. {MORE}", "x": CHANGED}
 )

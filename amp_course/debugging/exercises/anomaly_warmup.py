@@ -243,7 +243,7 @@ anomaly_warmup = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, the backward pass that raised had a loss scale of 65,536; with a scale of "
         "256, none raises."
     ),

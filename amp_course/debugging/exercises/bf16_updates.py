@@ -191,7 +191,7 @@ bf16_updates = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, updates are around 0.0001, and bf16 numbers between 1 and 2 are 0.0078 "
         "apart."
     ),

@@ -169,7 +169,7 @@ late_anomaly = Exercise(
     cases,
     mistakes,
     tolerance=1e-4,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, the loss is finite in step 1, and so are the data. At x = 200, the values "
         "of `curve`, which nobody uses, are inf."
     ),

@@ -335,7 +335,7 @@ masked_rows = Exercise(
     cases,
     mistakes,
     tolerance=2e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, one sequence is nothing but padding, and the softmax of a row of −inf is "
         "NaN."
     ),

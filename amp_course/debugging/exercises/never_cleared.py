@@ -226,7 +226,7 @@ never_cleared = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, the overflow of step 41 leaves inf in `.grad`, and every later step finds "
         "it there."
     ),

@@ -330,7 +330,7 @@ poisoned_norm = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, batch norm's `running_mean` is NaN from step 13 on, and no weight ever is."
     ),
 )

@@ -294,7 +294,7 @@ ranks_differ = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "The patient prints two loss scales at step 0, 8192 for rank 0 and 65536 for rank 1."
     ),
 )

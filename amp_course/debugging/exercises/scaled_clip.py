@@ -312,7 +312,7 @@ scaled_clip = Exercise(
     cases,
     mistakes,
     tolerance=0.05,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, the norm that `clip_grad_norm_` returned was about 65,536 times that of "
         "the gradients."
     )

@@ -304,7 +304,7 @@ scaler_syncs = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause("In the patient, each call of `scaler.step` ran one `.item()`.")
+    messages=describe_cause("In the patient, each call of `scaler.step` ran one `.item()`.")
     | {
         READERS: "{case}, a value was read {reads} times before the last batch, by {got}. On a GPU "
         "the host waits there until all queued work is done"

@@ -263,7 +263,7 @@ t5_overflow = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."
     ),
 )

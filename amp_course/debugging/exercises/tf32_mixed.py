@@ -294,7 +294,7 @@ tf32_mixed = Exercise(
     cases,
     mistakes,
     tolerance=1e-5,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, `allow_tf32` was True and `fp32_precision` was 'ieee' when it raised."
     ),
 )

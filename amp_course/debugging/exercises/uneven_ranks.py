@@ -280,7 +280,7 @@ uneven_ranks = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, one rank calls `update()` 10 times per epoch and the other 8 times."
     ),
 )

@@ -195,7 +195,7 @@ zero_amax = Exercise(
     cases,
     mistakes,
     tolerance=1e-5,
-    said=describe_cause(
+    messages=describe_cause(
         "In the patient, the scale of the row of padding is inf, and 0 · inf is NaN."
     ),
 )

@@ -370,7 +370,7 @@ average_fp16 = Exercise(
     cases,
     mistakes,
     tolerance=2e-3,
-    said={
+    messages={
         "whether all of the mean is finite": "{case}, the result holds an inf or a NaN: {room}",
         UNITS: "{case}, the result is what comes of scaling each rank's gradient by its own "
         "largest element, so numbers in different units were added up: agree on one largest "

@@ -329,7 +329,7 @@ ddp_step = Exercise(
     cases,
     mistakes,
     tolerance=5e-3,
-    said={
+    messages={
         "how often the gradients were all-reduced": "{case}, the gradients were all-reduced {got} "
         "times; it should be {want}, with the last micro-batch"
     },

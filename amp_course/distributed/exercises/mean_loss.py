@@ -244,7 +244,7 @@ mean_loss = Exercise(
     cases,
     mistakes,
     tolerance=1e-4,
-    said={
+    messages={
         WEIGHTS: f"{{case}}, your {{number}} is the mean of the ranks' means, as if all had "
         f"equally many samples: {WEIGH}"
     },

@@ -366,5 +366,5 @@ share_checkpoint = Exercise(
     cases,
     mistakes,
     tolerance=1e-6,
-    said={"whether this rank writes": "{case}, {writes}", "what `path` lacks": "{case}, {got}"},
+    messages={"whether this rank writes": "{case}, {writes}", "what `path` lacks": "{case}, {got}"},
 )

@@ -14,7 +14,7 @@ from amp_course.distributed.ranks.collective import Collective
 class Failure:
     """Why the work did not get to its end on a rank.
 
-    told:      in words that continue "Not yet, because …": explained where it happened, with the
+    told:      in words that continue "Not quite: …": explained where it happened, with the
                line
     signature: the same for two failures of one cause
     kind:      "raised"; "refused", what came back is no answer; "time" is up; "stopped", waiting in

@@ -441,4 +441,4 @@ mistakes = [
     ),
 ]
 
-compressed_hooks = Exercise(card, right, cases, mistakes, said=SAID, tolerance=1e-5)
+compressed_hooks = Exercise(card, right, cases, mistakes, messages=SAID, tolerance=1e-5)

@@ -367,4 +367,4 @@ mistakes = [
     *([] if CAST_SATURATES else [UNCLAMPED]),
 ]
 
-delayed_scale = Exercise(card, DelayedScale, cases, mistakes, tolerance=1e-6, said=SAID)
+delayed_scale = Exercise(card, DelayedScale, cases, mistakes, tolerance=1e-6, messages=SAID)

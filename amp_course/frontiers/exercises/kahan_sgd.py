@@ -279,7 +279,7 @@ kahan_sgd = Exercise(
     KahanSGD,
     cases,
     mistakes,
-    said={
+    messages={
         "the gradients": "{case}, the gradients are changed: `step()` has to leave them as they "
         "are",
         BYTES: "what the optimizer keeps between two steps takes {got} bytes a number. A buffer "

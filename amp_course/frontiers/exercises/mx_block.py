@@ -309,5 +309,5 @@ mx_block = Exercise(
     right,
     cases,
     mistakes,
-    said={"block": "{case}, your function changes the block: work on a copy"},
+    messages={"block": "{case}, your function changes the block: work on a copy"},
 )

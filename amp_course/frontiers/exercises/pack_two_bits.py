@@ -343,7 +343,7 @@ pack_two_bits = Exercise(
     pair(),
     cases,
     mistakes,
-    said={
+    messages={
         "codes": "{case}, `pack` changes the codes: work on a copy",
         "packed": "{case}, `unpack` changes the bytes: work on a copy",
     },

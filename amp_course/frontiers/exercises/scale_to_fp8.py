@@ -263,5 +263,5 @@ scale_to_fp8 = Exercise(
     cases,
     mistakes,
     tolerance=1e-6,
-    said={"x": "{case}, your function changes x: work on a copy"},
+    messages={"x": "{case}, your function changes x: work on a copy"},
 )

@@ -241,4 +241,4 @@ mistakes = [
     ),
 ]
 
-add_autocast = Exercise(card, right, cases, mistakes, tolerance=1e-4, said=SAID)
+add_autocast = Exercise(card, right, cases, mistakes, tolerance=1e-4, messages=SAID)

@@ -208,4 +208,4 @@ mistakes = [
     ),
 ]
 
-add_scaler = Exercise(card, right, cases, mistakes, tolerance=1e-4, said=SAID)
+add_scaler = Exercise(card, right, cases, mistakes, tolerance=1e-4, messages=SAID)

@@ -126,5 +126,5 @@ mistakes = [
 ]
 
 count_bytes = Exercise(
-    card, right, cases, mistakes, said={at: SAID.format(at) for at in IN.values()}
+    card, right, cases, mistakes, messages={at: SAID.format(at) for at in IN.values()}
 )

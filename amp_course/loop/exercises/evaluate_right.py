@@ -277,7 +277,7 @@ evaluate_right = Exercise(
     cases,
     mistakes,
     tolerance=1e-5,
-    said={
+    messages={
         "the state of the model afterwards": "your code changed weights, buffers or settings of "
         "the model: leave all as it was",
         "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of "

@@ -242,4 +242,4 @@ mistakes = [
     ),
 ]
 
-honest_timing = Exercise(card, right, cases, mistakes, tolerance=2e-3, said=SAID)
+honest_timing = Exercise(card, right, cases, mistakes, tolerance=2e-3, messages=SAID)

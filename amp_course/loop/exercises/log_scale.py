@@ -211,4 +211,4 @@ mistakes = [
     ),
 ]
 
-log_scale = Exercise(card, right, cases, mistakes, said={COUNT: SAID[COUNT], LEFT: CLEARED})
+log_scale = Exercise(card, right, cases, mistakes, messages={COUNT: SAID[COUNT], LEFT: CLEARED})

@@ -306,4 +306,4 @@ mistakes = [
     ),
 ]
 
-accumulate = Exercise(card, right, cases, mistakes, tolerance=1e-2, said=SAID)
+accumulate = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages=SAID)

@@ -303,7 +303,7 @@ clip_both = Exercise(
     cases,
     mistakes,
     tolerance=1e-4,
-    said={
+    messages={
         STEPPED: "{case}, an optimizer stepped anyway, with gradients that the clipping had made "
         "0 or left as they were: decide by the norm that you clip by, not by the gradients alone",
     },

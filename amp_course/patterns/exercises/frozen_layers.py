@@ -349,7 +349,7 @@ frozen_layers = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said={
+    messages={
         "the dtype of the head's parameters": "{case}, the head's parameters are in {got}, and "
         "the scaler refuses to unscale gradients in fp16: keep the head in float32, and call "
         "`.half()` on the backbone alone",

@@ -241,4 +241,4 @@ mistakes = [
     ),
 ]
 
-gradient_penalty = Exercise(card, right, cases, mistakes, tolerance=1e-2, said=SAID)
+gradient_penalty = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages=SAID)

@@ -269,7 +269,7 @@ recompute = Exercise(
     cases,
     mistakes,
     tolerance=1e-3,
-    said={
+    messages={
         "blocks with another input": "{case}, in their second run, {got} had another input than "
         "in the first: was it rounded?",
         "the graph": "under `no_grad`, the output requires a gradient: whether gradients are on "

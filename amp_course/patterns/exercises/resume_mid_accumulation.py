@@ -233,7 +233,7 @@ resume_mid_accumulation = Exercise(
     pair(),
     cases,
     mistakes,
-    said={
+    messages={
         "what the save changes": "saving changed {got}, and a save should only read the run",
         "the optimizer after loading": "after loading, the optimizer does not remember what the "
         "saved one did",

@@ -244,7 +244,7 @@ resume_training = Exercise(
     right,
     cases,
     mistakes,
-    said={
+    messages={
         "the optimizer after the resume": "the optimizer does not have what the file has under "
         "`optimizer`: load that, and change nothing in it afterwards, as `scheduler.step()` would",
         "the random state after the resume": "the random state is not `rng` in the file: restore "

@@ -300,7 +300,7 @@ save_training = Exercise(
     right,
     cases,
     mistakes,
-    said={
+    messages={
         "what the save changes": "saving changed {got}, and a save should only read the run",
         "the optimizer loaded from the file": "`optimizer` in the file is only part of "
         "`optimizer.state_dict()`, or altered",

@@ -296,7 +296,7 @@ two_optimizers = Exercise(
     cases,
     mistakes,
     tolerance=1e-2,
-    said={
+    messages={
         "the dtype that body and heads compute in": "{case}, body and heads compute in {got}: put "
         "them and their losses into the autocast region, and name its dtype, `torch.float16`"
     },

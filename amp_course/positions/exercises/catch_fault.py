@@ -275,4 +275,4 @@ mistakes = [
     ),
 ]
 
-catch_fault = Exercise(card, right, cases, mistakes, said={"verdict": "{saw}"})
+catch_fault = Exercise(card, right, cases, mistakes, messages={"verdict": "{saw}"})

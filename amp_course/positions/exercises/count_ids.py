@@ -279,7 +279,7 @@ count_ids = Exercise(
     cases,
     mistakes,
     show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"),
-    said={
+    messages={
         "the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: "
         "count binades instead"
     },

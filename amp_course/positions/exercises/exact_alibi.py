@@ -210,7 +210,7 @@ exact_alibi = Exercise(
     cases,
     mistakes,
     show=lambda value: f"{value:,.9g}" if isinstance(value, float) else value,
-    said={
+    messages={
         "the arguments": "{case}, your function changes the tensors that it is given, which the "
         "caller still needs"
     },

@@ -236,7 +236,7 @@ repair_rope = Exercise(
     cases,
     mistakes,
     tolerance=0.02,
-    said={
+    messages={
         "autocast": "{case}, autocast stays switched after your function: use `with "
         "torch.autocast(…, enabled=False):`",
         "the arguments": "{case}, your function changes its arguments, which the caller still "

@@ -180,7 +180,7 @@ choose_recipe = Exercise(
     right,
     cases,
     mistakes,
-    said={
+    messages={
         f"the recipe for {one.name}": f"{one.name}: choose from {one.offer}. Yours is {{got}}"
         for one in SITUATIONS
     },

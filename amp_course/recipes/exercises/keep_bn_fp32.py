@@ -337,4 +337,4 @@ mistakes = [
     ),
 ]
 
-keep_bn_fp32 = Exercise(card, right, cases, mistakes, said=SAID)
+keep_bn_fp32 = Exercise(card, right, cases, mistakes, messages=SAID)

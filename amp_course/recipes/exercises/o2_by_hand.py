@@ -353,4 +353,4 @@ mistakes = [
     ),
 ]
 
-o2_by_hand = Exercise(card, HalfTrainer, cases, mistakes, tolerance=1e-6, said=SAID)
+o2_by_hand = Exercise(card, HalfTrainer, cases, mistakes, tolerance=1e-6, messages=SAID)

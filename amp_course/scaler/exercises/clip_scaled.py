@@ -263,5 +263,5 @@ mistakes = [
 ]
 
 clip_scaled = Exercise(
-    card, right, cases, mistakes, tolerance=1e-3, said={"the gradients after the call": CLEARED}
+    card, right, cases, mistakes, tolerance=1e-3, messages={"the gradients after the call": CLEARED}
 )

@@ -419,5 +419,5 @@ mistakes = [
 ]
 
 scaler_class = Exercise(
-    card, MyScaler, cases, mistakes, said={"the saved state": CHANGED, LEFT: CLEARED}
+    card, MyScaler, cases, mistakes, messages={"the saved state": CHANGED, LEFT: CLEARED}
 )

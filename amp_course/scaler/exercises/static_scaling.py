@@ -247,4 +247,4 @@ mistakes = [
     ),
 ]
 
-static_scaling = Exercise(card, right, cases, mistakes, tolerance=1e-2, said={OFF: INEXACT})
+static_scaling = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages={OFF: INEXACT})

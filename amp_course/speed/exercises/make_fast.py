@@ -325,7 +325,7 @@ make_fast = Exercise(
     cases,
     mistakes,
     tolerance=3e-2,
-    said={
+    messages={
         MATMULS: "{case}, {matmuls} matmuls run, and {needed} would do: run each layer once for a "
         "whole batch",
         READS: "{case}, the host waits for values before all work is launched, by {calls}: read "

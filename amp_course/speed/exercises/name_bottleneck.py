@@ -304,5 +304,9 @@ mistakes = [
 ]
 
 name_bottleneck = Exercise(
-    card, right, cases, mistakes, said={"the bottleneck": "{case}, your answer is {got}, but {why}"}
+    card,
+    right,
+    cases,
+    mistakes,
+    messages={"the bottleneck": "{case}, your answer is {got}, but {why}"},
 )

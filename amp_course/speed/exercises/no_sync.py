@@ -402,7 +402,7 @@ no_sync = Exercise(
     cases,
     mistakes,
     tolerance=1e-4,
-    said={
+    messages={
         STEPS: "{case}, `step` was called {taken} times, and there are {batches} batches",
         WHEN: "{case}, you log {lines} times, after {logged}: once after each of {due} is right",
         WAITS: "{case}, the host waits in {steps}, by {calls}: until a line is due, do with the "

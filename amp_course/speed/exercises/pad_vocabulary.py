@@ -439,7 +439,7 @@ pad_vocabulary = Exercise(
     cases,
     mistakes,
     tolerance=1e-4,
-    said={
+    messages={
         PROBABILITY: "{case}, the softmax over your logits gives padded tokens {got}: give them "
         "logits of -inf, or cut them off",
         BIAS: "{case}, your bias does not begin with that of the head",

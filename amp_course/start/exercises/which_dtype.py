@@ -114,5 +114,5 @@ which_dtype = Exercise(
     right,
     cases,
     mistakes,
-    said={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"},
+    messages={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"},
 )

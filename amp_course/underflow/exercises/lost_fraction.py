@@ -243,5 +243,5 @@ lost_fraction = Exercise(
     cases,
     mistakes,
     tolerance=1e-5,
-    said={"the tensor": "{case}, your function changes the tensor: work on a copy"},
+    messages={"the tensor": "{case}, your function changes the tensor: work on a copy"},
 )

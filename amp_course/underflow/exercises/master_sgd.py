@@ -278,4 +278,4 @@ mistakes = [
     ),
 ]
 
-master_sgd = Exercise(card, MasterSGD, cases, mistakes, said=SAID)
+master_sgd = Exercise(card, MasterSGD, cases, mistakes, messages=SAID)

@@ -237,4 +237,4 @@ mistakes = [
     ),
 ]
 
-safe_softmax = Exercise(card, right, cases, mistakes, tolerance=1.25e-3, said=SAID)
+safe_softmax = Exercise(card, right, cases, mistakes, tolerance=1.25e-3, messages=SAID)

@@ -128,4 +128,4 @@ mistakes = [
     ),
 ]
 
-smallest_step = Exercise(card, right, cases, mistakes, said=SAID)
+smallest_step = Exercise(card, right, cases, mistakes, messages=SAID)

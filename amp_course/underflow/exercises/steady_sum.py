@@ -203,4 +203,4 @@ mistakes = [
     ),
 ]
 
-steady_sum = Exercise(card, right, cases, mistakes, tolerance=5e-3, said=SAID)
+steady_sum = Exercise(card, right, cases, mistakes, tolerance=5e-3, messages=SAID)

@@ -273,4 +273,4 @@ mistakes = [
     ),
 ]
 
-stochastic_rounding = Exercise(card, right, cases, mistakes, said=SAID)
+stochastic_rounding = Exercise(card, right, cases, mistakes, messages=SAID)
