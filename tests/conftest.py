@@ -1,4 +1,6 @@
-"""Set up the test run: the reader's copies and progress are not the tests' to touch. List what wrong answers were told."""
+"""Set up the test run: the reader's copies and progress are not the tests' to touch.
+List what wrong answers were told.
+"""
 
 import atexit
 import gc
@@ -13,11 +15,13 @@ import pytest
 
 HERE = Path(__file__).parent
 
-# jsonschema would prepare a grammar of web addresses, which takes seconds, and no notebook needs it.
+# jsonschema would prepare a grammar of web addresses, which takes seconds, and no notebook needs
+# it.
 sys.modules.setdefault("rfc3987_syntax", None)
 
-# Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start. In memory where there is
-# a place for it: a thousand checks save their progress, and each waits for the disk.
+# Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start.
+# In memory where there is a place for it: a thousand checks save their progress, and each waits for
+# the disk.
 _memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _scratch = tempfile.mkdtemp(prefix="amp_course_work_", dir=_memory)
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
@@ -31,8 +35,9 @@ if (
 DIAGNOSIS = "diagnosis"
 
 
-# A rented machine with a GPU has torch, scikit-learn, matplotlib and pytest, and perhaps no more: `pytest -m gpu` is to
-# run there. The other tests import what it lacks, and a time limit needs a plugin.
+# A rented machine with a GPU has torch, scikit-learn, matplotlib and pytest, and perhaps no more:
+# `pytest -m gpu` is to run there. The other tests import what it lacks, and a time limit needs a
+# plugin.
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -49,7 +54,8 @@ TIMEOUT = 120  # seconds for each test
 WARNINGS = [
     "error",
     "ignore:Guards may run slower on Python 3.13.0",  # by torch's compiler, on that Python alone
-    "ignore:`torch.jit.script` is deprecated:FutureWarning",  # by torch 2.15's forward-mode derivatives
+    # by torch 2.15's forward-mode derivatives
+    "ignore:`torch.jit.script` is deprecated:FutureWarning",
 ]
 
 
@@ -59,7 +65,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
 def pytest_configure(config):
-    """Set what pyproject.toml must not: pytest reads that for the notebooks too, with no pytest-timeout."""
+    """Set what pyproject.toml must not: pytest reads that for the notebooks too,
+    with no pytest-timeout.
+    """
     for line in WARNINGS:
         config.addinivalue_line("filterwarnings", line)
     if not config.pluginmanager.hasplugin("timeout"):
@@ -69,14 +77,18 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """What has been imported by now stays. A garbage collector that looks at all of it again takes a fifth of the time."""
+    """What has been imported by now stays. A garbage collector that looks at all of it again
+    takes a fifth of the time.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_machine():
-    """A test's outcome does not depend on what else runs: to the tests, this process never waits for a CPU."""
+    """A test's outcome does not depend on what else runs:
+    to the tests, this process never waits for a CPU.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if measure := sys.modules.get("amp_course.kit.measure"):
             patch.setattr(measure, "read_waits", lambda: {"main": 0})
@@ -93,7 +105,9 @@ def one_thread():
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Tests leave their diagnoses as properties of their reports, which come in from other processes too."""
+    """Tests leave their diagnoses as properties of their reports,
+    which come in from other processes too.
+    """
     if not config.getoption("--told"):
         return
     reports = [

@@ -1,4 +1,6 @@
-"""Notebooks are stored with a stamp of what made their outputs, and one that is out of date is found and run again."""
+"""Notebooks are stored with a stamp of what made their outputs,
+and one that is out of date is found and run again.
+"""
 
 import shutil
 from pathlib import Path
@@ -121,7 +123,8 @@ def test_the_digest_is_the_same_on_every_machine(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
     book = v4.new_notebook(cells=[v4.new_code_cell("x"), v4.new_markdown_cell("prose")])
-    # Of: x, NUL, "amp_course.one " and the digest of `printf "x = '#'\ny = 2\n"`, and NUL and the pin of each package.
+    # Of: x, NUL, "amp_course.one " and the digest of `printf "x = '#'\ny = 2\n"`, and NUL and the
+    #     pin of each package.
     assert (
         stamps.digest(book, ["amp_course.one"])
         == "3c5f16f115c5052e03c9bdbbe4ca8bd35f87963a6d67c052aaa259862666e950"

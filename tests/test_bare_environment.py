@@ -1,4 +1,6 @@
-"""The tools in an environment that has torch, numpy and what these need, and nothing of the course's other packages."""
+"""The tools in an environment that has torch, numpy and what these need,
+and nothing of the course's other packages.
+"""
 
 import importlib.metadata
 import os
@@ -46,7 +48,8 @@ CLIPS = next(
 TOOLS = {  # how each is called, and a part of what it says
     "audit": (
         "from amp_course.audit import audit as tool",
-        "tool(step, model=model, optimizer=optimizer, batches=batches, scaler=scaler, max_norm=0.1)",
+        "tool(step, model=model, optimizer=optimizer, batches=batches, scaler=scaler, "
+        "max_norm=0.1)",
         "clipped-while-scaled",
     ),
     "doctor": (
@@ -133,7 +136,10 @@ def test_it_has_no_other_package(bare):
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool(bare, tool):
     given, called, told = TOOLS[tool]
-    code = f"from train import *\n{given}\nfound = {called}\nprint(found, getattr(found, '_repr_html_', str)())"
+    code = (
+        f"from train import *\n{given}\nfound = {called}\nprint(found, getattr(found, "
+        f"'_repr_html_', str)())"
+    )
     returned, printed = call(bare, "python", "-c", code)
     assert returned == 0 and told in printed, printed
 
@@ -153,5 +159,8 @@ def test_the_command_that_describes_the_machine(bare):
 
 def test_what_is_missing_is_one_sentence(bare):
     code, printed = call(bare, "amp-course", "bench", "--quick", "--json", "-")
-    sentence = "amp-course: this needs the package tqdm, which is not installed here: type `python -m pip install tqdm`."
+    sentence = (
+        "amp-course: this needs the package tqdm, which is not installed here: type `python "
+        "-m pip install tqdm`."
+    )
     assert (code, printed.splitlines()[-1]) == (2, sentence)

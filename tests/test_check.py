@@ -93,7 +93,9 @@ def test_it(needed):
 
 
 def counted(check, folder, name, needed):
-    """Add a part whose tests need so many runs to pass; return its exit code and how often each ran."""
+    """Add a part whose tests need so many runs to pass;
+    return its exit code and how often each ran.
+    """
     (folder / "test_counted.py").write_text(COUNTED.format(needed=needed))
     plain = ["-m", "pytest", "-q", "-p", "xdist", str(folder / "test_counted.py")]
     check.ON_DEMAND[name] = ("counted", plain)

@@ -35,8 +35,9 @@ def test_the_chapters_stand_in_order_under_names_of_their_own() -> None:
 
 
 def seconds_to_read(path: Path) -> float:
-    """Measure a notebook: dense prose at 150 words a minute, 10 s for a line of code, 2 s for a line of
-    output, a minute for a figure and five for a panel. Running it goes on meanwhile."""
+    """Measure a notebook: dense prose at 150 words a minute, 10 s for a line of code, 2 s for a
+    line of output, a minute for a figure and five for a panel. Running it goes on meanwhile.
+    """
     seconds = 0.0
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         source = "".join(cell["source"])

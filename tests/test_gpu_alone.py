@@ -1,4 +1,6 @@
-"""What `tools/on_gpu.sh` runs on a rented machine needs torch, scikit-learn, matplotlib and pytest, and no Jupyter."""
+"""What `tools/on_gpu.sh` runs on a rented machine needs torch, scikit-learn,
+matplotlib and pytest, and no Jupyter.
+"""
 
 import os
 import subprocess
@@ -34,7 +36,8 @@ PARTS = [
 @pytest.mark.slow
 def test_the_gpu_tests_are_collected_without_jupyter_and_pytests_plugins():
     code = (
-        f"import sys, pytest; sys.modules.update(dict.fromkeys({LACKING})); import {', '.join(PARTS)};"
+        f"import sys, pytest; sys.modules.update(dict.fromkeys({LACKING})); import "
+        f"{', '.join(PARTS)};"
         "sys.exit(pytest.main(['-q', '--collect-only', '-m', 'gpu', '-p', 'no:cacheprovider']))"
     )
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

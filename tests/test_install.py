@@ -1,4 +1,6 @@
-"""The set-up, `tools/install.py`: run for real on a tiny package, with no network and nothing to download."""
+"""The set-up, `tools/install.py`: run for real on a tiny package,
+with no network and nothing to download.
+"""
 
 import ast
 import json
@@ -25,7 +27,8 @@ build-backend = "backend"
 backend-path = ["."]
 """
 
-# The smallest build backend: an editable wheel that holds only metadata. `slow` makes the build last, to be killed in.
+# The smallest build backend: an editable wheel that holds only metadata. `slow` makes the build
+# last, to be killed in.
 BACKEND = """
 import pathlib, time, zipfile
 
@@ -35,7 +38,8 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
         time.sleep(60)
     info, files = "tiny-1.dist-info/", {{}}
     files[info + "METADATA"] = "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1\\n{requires}"
-    files[info + "WHEEL"] = "Wheel-Version: 1.0\\nGenerator: tiny\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    lines = "Wheel-Version: 1.0", "Generator: tiny", "Root-Is-Purelib: true", "Tag: py3-none-any"
+    files[info + "WHEEL"] = "".join(f"{{line}}\\n" for line in lines)
     files[info + "RECORD"] = "".join(f"{{name}},,\\n" for name in [*files, info + "RECORD"])
     with zipfile.ZipFile(pathlib.Path(folder, "tiny-1-py3-none-any.whl"), "w") as wheel:
         for name, text in files.items():
@@ -235,13 +239,15 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
     "output, said",
     [
         (
-            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on "
+            "device",
             "the disk is full",
         ),
         ("OSError: [Errno 122] Disk quota exceeded", "the disk is full"),
         ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...", "PIP_CERT"),
         (
-            "WARNING: Retrying (Retry(total=0, connect=None)) after ...\nERROR: No matching distribution",
+            "WARNING: Retrying (Retry(total=0, connect=None)) after ...\nERROR: No matching "
+            "distribution",
             "be reached",
         ),
         (
@@ -256,9 +262,10 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
             "there is no torch 2.13.0 for Python 3.",
         ),
         (
-            "ERROR: Ignored the following versions that require a different python version: 4.1.1 Requires-Python >=3.11.5\n"
-            "ERROR: Could not find a version that satisfies the requirement soupsieve==4.1.1 (from versions: 0.4)\n"
-            "ERROR: No matching distribution found for soupsieve==4.1.1",
+            "ERROR: Ignored the following versions that require a different python version: 4.1.1 "
+            "Requires-Python >=3.11.5\nERROR: Could not find a version that satisfies the "
+            "requirement soupsieve==4.1.1 (from versions: 0.4)\nERROR: No matching distribution "
+            "found for soupsieve==4.1.1",
             "soupsieve==4.1.1 needs another Python than 3.",
         ),
         (
@@ -308,7 +315,8 @@ def test_a_pin_for_another_python_is_named(ready: Path, tmp_path: Path) -> None:
     page.parent.mkdir(parents=True)
     links = {version: f"needs_new-{version}-py3-none-any.whl" for version in ("1", "2")}
     page.write_text(
-        f'<a href="{links["1"]}">1</a> <a href="{links["2"]}" data-requires-python="&gt;=3.99">2</a>'
+        f'<a href="{links["1"]}">1</a> <a href="{links["2"]}" '
+        f'data-requires-python="&gt;=3.99">2</a>'
     )
     lost = make_clone(tmp_path / "lost", requires="needs-new")
     (lost / "constraints.txt").write_text("needs-new==2\ntorch==2.13.0\n")

@@ -1,4 +1,6 @@
-"""`tools/on_gpu.sh` with a stand-in for Python: a part that hangs or fails costs the others nothing, and all is reported."""
+"""`tools/on_gpu.sh` with a stand-in for Python: a part that hangs or fails costs the others
+nothing, and all is reported.
+"""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""What is installed: the requirements agree wherever they stand, and importing the package costs nothing."""
+"""What is installed: the requirements agree wherever they stand,
+and importing the package costs nothing.
+"""
 
 import re
 import subprocess
@@ -85,7 +87,9 @@ LOWEST_PYTHON = "3.11.0"  # any 3.11 is promised: Debian 12 has 3.11.2
 
 
 def test_each_pin_allows_the_lowest_python_and_the_newest() -> None:
-    """What a package asks of Python is in its own metadata, which is here for every pin that is installed."""
+    """What a package asks of Python is in its own metadata,
+    which is here for every pin that is installed.
+    """
     wanted = pins()
     found = {
         canonicalize_name(each.name): SpecifierSet(each.metadata.get("Requires-Python") or "")

@@ -1,4 +1,6 @@
-"""What holds for the panels of all chapters: whatever a control changes in a picture, it changes in its words, too."""
+"""What holds for the panels of all chapters: whatever a control changes in a picture,
+it changes in its words, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SETTABLE = (
 
 
 class Pictures(HTMLParser):
-    """The pictures of a page: for each, the words for a reader who cannot see it, and what is drawn."""
+    """The pictures of a page: for each, the words for a reader who cannot see it,
+    and what is drawn.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""The README and the pages of docs/: links lead somewhere, commands exist, counts and badges are true, and it stays short."""
+"""The README and the pages of docs/: links lead somewhere, commands exist,
+counts and badges are true, and it stays short.
+"""
 
 import importlib.util
 import re
@@ -64,8 +66,8 @@ def test_counts_are_true() -> None:
     assert f"## Thirteen chapters, {exercises} exercises" in README and len(CHAPTERS) == 13
     for chapter in CHAPTERS:
         assert (
-            f"| {chapter.number:02d} | [{chapter.word}](notebooks/{chapter.stem}.ipynb) | {chapter.question} |"
-            in README
+            f"| {chapter.number:02d} | [{chapter.word}](notebooks/{chapter.stem}.ipynb) | "
+            f"{chapter.question} |" in README
         )
 
 

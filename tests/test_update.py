@@ -1,4 +1,6 @@
-"""`amp-course update`, as a reader runs it: in a clone of a real repository, in a process of its own."""
+"""`amp-course update`, as a reader runs it: in a clone of a real repository,
+in a process of its own.
+"""
 
 import json
 import os
@@ -79,7 +81,9 @@ class Course:
         git(self.upstream, "commit", "--quiet", "-m", message)
 
     def publish_version_2(self) -> None:
-        """Change every notebook and an exercise, add a chapter and a module, remove a file, leave README alone."""
+        """Change every notebook and an exercise, add a chapter and a module, remove a file,
+        leave README alone.
+        """
         files = {f"notebooks/{name}.ipynb": notebook("2") for name in CHAPTERS}
         files |= {
             "exercises/06_loop.ipynb": notebook("2"),
@@ -160,7 +164,9 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 
 def read_everything(course: Course) -> dict[str, str]:
-    """Run every notebook as a reader does, with JupyterLab's autosave; returns what the reader then has."""
+    """Run every notebook as a reader does, with JupyterLab's autosave;
+    returns what the reader then has.
+    """
     mine = {f"notebooks/{name}.ipynb": notebook("1", count=7, output="8.1 ms") for name in CHAPTERS}
     write(course.clone, mine)
     return mine
@@ -350,7 +356,8 @@ REFUSALS = {
     refuse_zip_in_another_repository: "not a clone made with git",
     refuse_unreachable: "could not be fetched, and nothing was changed",
     refuse_detached: "`git switch main`",
-    refuse_no_upstream: "the branch mine .* follows no branch of the course: `git branch --set-upstream-to=origin/main`",
+    refuse_no_upstream: "the branch mine .* follows no branch of the course: `git branch "
+    "--set-upstream-to=origin/main`",
     refuse_diverged: "commits that the course does not have.*`git pull --rebase --autostash`",
     refuse_git_at_work: "index.lock",
     refuse_folder: "was not updated, and nothing of yours is lost",
@@ -414,7 +421,9 @@ def test_a_kill_at_any_moment_is_finished_by_the_next_run(course: Course) -> Non
 
 @pytest.mark.parametrize("transaction", [1, 3], ids=["fetch", "merge"])
 def test_the_locks_that_a_killed_git_left_are_removed(course: Course, transaction: int) -> None:
-    """git calls this hook of its own while it holds the locks on its references; here it ends everything the n-th time."""
+    """git calls this hook of its own while it holds the locks on its references;
+    here it ends everything the n-th time.
+    """
     mine = read_everything(course)
     course.publish_version_2()
     hook, count = course.clone / ".git/hooks/reference-transaction", course.clone / ".git/count"
@@ -449,7 +458,8 @@ def test_two_at_once(course: Course) -> None:
     assert {process.returncode for process in running} <= {0, 2} and said[0] == ""
     assert said[1] in (
         "",
-        "amp-course: another `amp-course update` is running in this course: wait until it has ended.\n",
+        "amp-course: another `amp-course update` is running in this course: wait until it has "
+        "ended.\n",
     )
     assert course.kept() == mine and course.is_version_2()
 
@@ -498,7 +508,10 @@ def test_changed_requirements_are_installed(course: Course, made_by: str) -> Non
     noted = (
         course.clone / ".venv" / "noted"
     )  # tools/install.py or pip writes down how it was called
-    note = f"import sys, pathlib; pathlib.Path({str(noted)!r}).write_text(' '.join(sys.argv[1:]) + '.')"
+    note = (
+        f"import sys, pathlib; pathlib.Path({str(noted)!r}).write_text(' '.join(sys.argv[1:]) + "
+        f"'.')"
+    )
     write(course.upstream, {"tools/install.py": note, "pyproject.toml": "2\n", "pip.py": note})
     course.commit("requirements")
     noted.parent.mkdir()

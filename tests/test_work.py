@@ -252,7 +252,8 @@ def test_a_linked_copy_stays_a_link_and_what_it_led_to_is_kept(desk: Desk, tmp_p
     assert saved.path.read_text() == "mine" and not saved.path.is_symlink()
 
 
-# Both processes wait for the same file, so that they start at the same moment; torch and Jupyter are not needed.
+# Both processes wait for the same file, so that they start at the same moment; torch and Jupyter
+# are not needed.
 AT_ONCE = """
 import sys, time
 from pathlib import Path
@@ -284,7 +285,9 @@ def run_at_once(root: Path, what: str, processes: int = 2) -> None:
 
 @pytest.mark.slow
 def test_two_resets_at_once_lose_nothing(desk: Desk, tmp_path: Path) -> None:
-    """By default 20 pairs; RESET_PAIRS=1000 for the long proof, which without the lock loses copies."""
+    """By default 20 pairs; RESET_PAIRS=1000 for the long proof,
+    which without the lock loses copies.
+    """
     work.copy_missing()
     expected: Counter[str] = Counter()
     for pair in range(int(os.environ.get("RESET_PAIRS", "20"))):

@@ -104,9 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
     cells = [cell for cell in CELLS if not options.only or cell.name in options.only]
     if options.list:
         for cell in cells:
-            print(
-                f"{cell.name:<14}{describe(cell):<44}{find_python(cell.python) or 'no such Python here'}"
-            )
+            found = find_python(cell.python) or "no such Python here"
+            print(f"{cell.name:<14}{describe(cell):<44}{found}")
         return 0
     rows, failed = [], False
     for cell in cells:

@@ -127,13 +127,16 @@ class Policy:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br><small>{len(ops)} "
-            f"{'op' if len(ops) == 1 else 'ops'}</small></th><td "
-            f"style='text-align:left'><em>{meaning.format(lower=dtype_name(self.dtype))}</em><br>{' '.join(f'<code>{html.escape(op)}</code>' for op in ops)}</td></tr>"
-            for verdict, meaning in VERDICTS.items()
-            if (ops := self.having(verdict))
-        )
+        rows = ""
+        for verdict, meaning in VERDICTS.items():
+            if ops := self.having(verdict):
+                names = " ".join(f"<code>{html.escape(op)}</code>" for op in ops)
+                rows += (
+                    f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br>"
+                    f"<small>{len(ops)} {'op' if len(ops) == 1 else 'ops'}</small></th>"
+                    f"<td style='text-align:left'><em>"
+                    f"{meaning.format(lower=dtype_name(self.dtype))}</em><br>{names}</td></tr>"
+                )
         region = html.escape(f"autocast({self.device_type!r}, {self.dtype})", quote=False)
         head = f"{len(self)} ops under <code>{region}</code>{self._how()}"
         return f"<table><caption>{head}</caption>{rows}</table>"

@@ -51,8 +51,8 @@ def trace_table(trace: Record) -> str:
     backward = module_table(trace, "backward") if trace.has_backward else ""
     ending = "<br>".join(escape(line) for line in _ending(trace))
     return (
-        f"<div "
-        f'style="color:{INK}"><b>{escape(heading(trace))}</b>{module_table(trace, "forward")}{backward}{ending}</div>'
+        f'<div style="color:{INK}"><b>{escape(heading(trace))}</b>'
+        f"{module_table(trace, 'forward')}{backward}{ending}</div>"
     )
 
 

@@ -168,8 +168,8 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
         f"<p>shaded: everything that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
     )
     return (
-        f"<div "
-        f"class='amp-line'>{svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label)}{caption}</div>"
+        f"<div class='amp-line'>"
+        f"{svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label)}{caption}</div>"
     )
 
 
@@ -238,12 +238,12 @@ def _format_row(found: Nearest, is_current: bool) -> str:
     if found.tie:
         words.append("tie")
     cells = [
-        f"<th scope='row'><i "
-        f"style='background:{colour}'></i>{'▸ ' if is_current else ''}{escape(fmt.name)}</th>",
-        f"<td "
-        f"class='amp-hex'><code>{'–' if found.pattern is None else hex_text(found.pattern, fmt)}</code></td>",
+        f"<th scope='row'><i style='background:{colour}'></i>"
+        f"{'▸ ' if is_current else ''}{escape(fmt.name)}</th>",
+        "<td class='amp-hex'>"
+        f"<code>{'–' if found.pattern is None else hex_text(found.pattern, fmt)}</code></td>",
         f"<td>{'–' if found.pattern is None else number_text(found.value)}</td>",
-        f"<td>{'0' if error == 0 else '–' if error is None else ('+' if error > 0 else '') + _small(error)}</td>",
+        f"<td>{_signed(error)}</td>",
         f"<td>{'0' if error == 0 else '–' if relative is None else _percent(relative)}</td>",
         f"<td>{', '.join(words)}</td>",
     ]
@@ -284,6 +284,12 @@ def _exact(value: float) -> Exact:
 
 def _negative(value: Exact) -> bool:
     return value < 0
+
+
+def _signed(error: Fraction | None) -> str:
+    if not error:
+        return "–" if error is None else "0"
+    return f"{'+' if error > 0 else ''}{_small(error)}"
 
 
 def _small(number: Fraction) -> str:

@@ -87,10 +87,11 @@ def _table(results: Sequence[grading.Result]) -> str:
         f"{' '.join(str(number) for number in range(1, len(names) + 1))}"
     ]
     for result in results:
-        marks = "".join(
-            f"{'!' if answer.state == 'correct' and not answer.points else signs.get(answer.state, '–'):<{len(str(number)) + 1}}"
-            for number, answer in enumerate(result.answers, 1)
-        )
+        marks = ""
+        for number, answer in enumerate(result.answers, 1):
+            withheld = answer.state == "correct" and not answer.points
+            sign = "!" if withheld else signs.get(answer.state, "–")
+            marks += sign.ljust(len(str(number)) + 1)
         points = f"{result.points:>6g}{FLAG if result.withheld else ' '}"
         lines.append(f"{printable(result.student)[:width]:<{width}}  {points} {marks}".rstrip())
     key = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))

@@ -69,10 +69,11 @@ def index(reports: Sequence[ClassReport]) -> str:
     """Return the page that leads to those of the chapters, with a line on each."""
     rows = "".join(
         f'<tr><th scope="row"><a href="{stem}.html">{stem}: '
-        f"{html.escape(found.chapter.question)}</a></th><td "
-        f'class="number">{len(found.results)}</td><td>{average(found)}</td><td>{_next_in_words(found)}</td><td><a '
-        f'href="{stem}-projected.html">{stem} for the projector</a>, <a href="{stem}.csv">{stem} '
-        f"as CSV</a></td></tr>"
+        f"{html.escape(found.chapter.question)}</a></th>"
+        f'<td class="number">{len(found.results)}</td>'
+        f"<td>{average(found)}</td><td>{_next_in_words(found)}</td>"
+        f'<td><a href="{stem}-projected.html">{stem} for the projector</a>, '
+        f'<a href="{stem}.csv">{stem} as CSV</a></td></tr>'
         for found in reports
         for stem in [found.chapter.stem]
     )
@@ -81,8 +82,8 @@ def index(reports: Sequence[ClassReport]) -> str:
         for head in ("chapter", "submissions", "points", "teach next", "more")
     )
     body = (
-        f"<h1>Your "
-        f"class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<h1>Your class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
     )
     return _document("Your class", body + "".join(_all_chapters(reports)), False)
 

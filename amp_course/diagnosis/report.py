@@ -36,8 +36,9 @@ _PAGE = (
     "dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;margin:2rem auto;padding:0 "
     "1rem;color:CanvasText;background:Canvas}}h1{{font-size:1.4rem}}code{{background:color-mix(in "
     "srgb,CanvasText 8%,Canvas);padding:0 "
-    ".2em;overflow-wrap:anywhere}}pre{{white-space:pre-wrap}}table{{border-collapse:collapse;font-size:.9em}}td{{padding:.1rem "
-    ".8rem .1rem 0;vertical-align:top}}</style></head><body><h1>{title}</h1>{body}</body></html>"
+    ".2em;overflow-wrap:anywhere}}pre{{white-space:pre-wrap}}table{{border-collapse:collapse;"
+    "font-size:.9em}}td{{padding:.1rem .8rem .1rem 0;vertical-align:top}}"
+    "</style></head><body><h1>{title}</h1>{body}</body></html>"
 )
 
 

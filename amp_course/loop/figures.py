@@ -194,8 +194,8 @@ def report_card_figure(card: ReportCard) -> Figure:
             axes[0],
             lambda row: 0.0 if card.busy(row.workload) else card.speedup(row),
             lambda row: (
-                f"{'too busy to tell' if card.busy(row.workload) else f'{card.speedup(row):.2f} ×'} "
-                f" ({seconds_text(row.timing.median)})"
+                ("too busy to tell" if card.busy(row.workload) else f"{card.speedup(row):.2f} ×")
+                + f"  ({seconds_text(row.timing.median)})"
             ),
             "Speed-up",
         ),

@@ -30,10 +30,10 @@ _COPIES = {
 }  # a cast, if the dtype changes
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_}
 _SAME_FLOPS = {  # the CPU's attention is in no registry; it multiplies what the GPU's does
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ),
+    getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{way}"): getattr(
+        torch.ops.aten, f"_scaled_dot_product_flash_attention{way}"
+    )
+    for way in ("", "_backward")
 }
 # These reserve memory or change how it is read, and start no kernel.
 _NO_KERNEL = {

@@ -3,8 +3,8 @@
     step, arguments, probes = stress.make()
 
 `probes` are functions without arguments; each returns a fingerprint of something that
-`audit(step, **arguments)` may not change. The recipe for a test is in `fingerprints`. `make()` makes
-new objects each time, and may change the process's switches: call it within
+`audit(step, **arguments)` may not change. The recipe for a test is in `fingerprints`. `make()`
+makes new objects each time, and may change the process's switches: call it within
 `globals_kept()`. Most are written in stress_*.toml; here are those whose holder matters.
 
 What no auditor can put back is not here: a generator moved on, a file written, a line printed.

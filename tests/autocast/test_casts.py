@@ -1,7 +1,8 @@
 """Which casts are autocast's: `trace` against a count that knows nothing of profilers or operators.
 
-The oracle runs the same call without `trace`, once in a region and once without autocast, and counts the casts that really
-ran. The model's own casts run both times, so the difference is autocast's.
+The oracle runs the same call without `trace`, once in a region and once without autocast, and
+counts the casts that really ran. The model's own casts run both times, so the difference is
+autocast's.
 """
 
 import warnings
@@ -149,7 +150,8 @@ class Calls(nn.Module):
         return self.op.function(*arguments, **options)
 
 
-# These cast for themselves when their inputs are low: attention in float32, where no fused kernel serves.
+# These cast for themselves when their inputs are low: attention in float32, where no fused kernel
+# serves.
 _CAST_INSIDE = {"scaled_dot_product_attention"}
 
 

@@ -1,4 +1,6 @@
-"""What the exercises of chapter 04 say about torch, next to torch: the twelve lines, the op lists, the limits of sigmoid."""
+"""What the exercises of chapter 04 say about torch, next to torch:
+the twelve lines, the op lists, the limits of sigmoid.
+"""
 
 import ast
 import json

@@ -1,4 +1,6 @@
-"""The panel without a browser: its controls drive it, faults are told in place, and it redraws from kept traces."""
+"""The panel without a browser: its controls drive it, faults are told in place,
+and it redraws from kept traces.
+"""
 
 import base64
 import html

@@ -1,4 +1,6 @@
-"""The probe against plain `torch.autocast`, against PyTorch's own test lists and against its reference."""
+"""The probe against plain `torch.autocast`, against PyTorch's own test lists and against its
+reference.
+"""
 
 import importlib
 import logging
@@ -29,7 +31,9 @@ def policies():
 
 
 def called(op, device, dtype, on, lower):
-    """Call an op with inputs of `dtype`, inside a plain region or outside; the dtype that came out, or "raises"."""
+    """Call an op with inputs of `dtype`, inside a plain region or outside;
+    the dtype that came out, or "raises".
+    """
     arguments, options = op.build(lambda values: values.to(dtype), device)
     try:
         with (
@@ -83,10 +87,19 @@ def test_every_op_does_on_a_gpu_what_the_probe_says(policies, dtype):
 
 
 EXPECTED = {  # the name of a list in PyTorch's own tests → the verdict
-    "torch_16": "lower", "nn_16": "lower", "torch_fp16": "lower", "nn_fp16": "lower", "methods_fp16": "lower",
-    "linalg_fp16": "lower", "torch_fp32": "fp32", "nn_fp32": "fp32", "methods_fp32": "fp32",
-    "torch_need_autocast_promote": "widest", "torch_expect_builtin_promote": "unchanged", "banned": "refused",
-}  # fmt: skip
+    "torch_16": "lower",
+    "nn_16": "lower",
+    "torch_fp16": "lower",
+    "nn_fp16": "lower",
+    "methods_fp16": "lower",
+    "linalg_fp16": "lower",
+    "torch_fp32": "fp32",
+    "nn_fp32": "fp32",
+    "methods_fp32": "fp32",
+    "torch_need_autocast_promote": "widest",
+    "torch_expect_builtin_promote": "unchanged",
+    "banned": "refused",
+}
 RENAMED = {
     "lstm_cell": "LSTMCell",
     "gru_cell": "GRUCell",
@@ -97,7 +110,9 @@ RENAMED = {
 
 @pytest.fixture
 def lists_of(monkeypatch):
-    """PyTorch's lists by device, without the rest of its test tools: those set torch's global flags for good."""
+    """PyTorch's lists by device, without the rest of its test tools:
+    those set torch's global flags for good.
+    """
     tools = ModuleType("torch.testing._internal.common_utils")
     tools.TEST_WITH_ROCM, tools.TestCase = False, object
     monkeypatch.setitem(sys.modules, tools.__name__, tools)
@@ -207,7 +222,10 @@ def test_what_fake_tensors_cannot_run_is_listed_with_its_message(policies):
         "cannot run"
     )  # which they are depends on the build of PyTorch: 4 to 22 of the ones seen
     assert "linalg_lstsq" in cannot and all(policy[op].message for op in cannot)
-    common = "matmul linear conv2d softmax layer_norm scaled_dot_product_attention cross_entropy sum cat bmm LSTMCell"
+    common = (
+        "matmul linear conv2d softmax layer_norm scaled_dot_product_attention cross_entropy "
+        "sum cat bmm LSTMCell"
+    )
     assert not set(cannot) & set(common.split()) and len(cannot) < 30
 
 

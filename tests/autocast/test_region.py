@@ -98,7 +98,9 @@ def test_a_dtype_that_autocast_does_not_lower_to_is_refused(dtype):
 
 @needs_no_gpu
 def test_probing_and_tracing_for_a_missing_gpu_leave_torch_as_it_was():
-    """In a CUDA build without a driver, some ops ask for the driver and fail; nothing of that may stay behind."""
+    """In a CUDA build without a driver, some ops ask for the driver and fail;
+    nothing of that may stay behind.
+    """
 
     def switches():
         cuda = torch.backends.cuda

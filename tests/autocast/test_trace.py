@@ -1,4 +1,6 @@
-"""`trace` against plain forward hooks under a plain `torch.autocast`; and that it leaves everything as it was."""
+"""`trace` against plain forward hooks under a plain `torch.autocast`;
+and that it leaves everything as it was.
+"""
 
 import random
 import warnings
@@ -62,7 +64,9 @@ def hooked_dtypes(model, inputs, dtype):
 
 
 def cannot_run(model, inputs, dtype):
-    """Whether this processor has no kernel for it, as most have none for an LSTM in 16 bits; then `trace` has to say so."""
+    """Whether this processor has no kernel for it, as most have none for an LSTM in 16 bits;
+    then `trace` has to say so.
+    """
     try:
         hooked_dtypes(model, inputs, dtype)
     except RuntimeError as error:
@@ -189,7 +193,9 @@ def test_inside_a_region_of_the_caller():
 
 
 def test_simple_net_exactly():
-    """7 casts: three weights, three biases, and the input; the activations in between are low already."""
+    """7 casts: three weights, three biases, and the input;
+    the activations in between are low already.
+    """
     model, inputs = models()["SimpleNet"]
     traced = trace(model, *inputs)
     expected = [f"linear{n}.{part}" for n in (1, 2, 3) for part in ("bias", "weight")]
@@ -238,7 +244,9 @@ def test_inference_mode_caches_weights_only_in_an_older_torch():
 
 
 def caches_under_inference():
-    """The oracle: whether a weight that changes between two uses in one region changes the second result."""
+    """The oracle: whether a weight that changes between two uses in one region changes the
+    second result.
+    """
     line, x = nn.Linear(4, 4), torch.ones(1, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         before = line(x)
@@ -558,7 +566,9 @@ def test_scripted_models_are_traced():
 
 
 class Calls(nn.Module):
-    """Multiplies by its weight with a function that it is given, or with a compiled method of its own."""
+    """Multiplies by its weight with a function that it is given,
+    or with a compiled method of its own.
+    """
 
     def __init__(self, product=None):
         super().__init__()

@@ -96,7 +96,9 @@ def test_peers_train_alike_and_are_drawn(results: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def for_a_gpu(results: Path) -> str:
-    """Everything that benchmarks.gpu runs, on the CPU: what it printed; its records are in `results`."""
+    """Everything that benchmarks.gpu runs, on the CPU: what it printed;
+    its records are in `results`.
+    """
     return run("gpu", *SMALL, "--out", results)
 
 

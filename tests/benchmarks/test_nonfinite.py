@@ -1,4 +1,6 @@
-"""Tools on the same faults: what is counted for each is what its own report says, and the record is what they say today."""
+"""Tools on the same faults: what is counted for each is what its own report says,
+and the record is what they say today.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def torch_saturates_e4m3():
 
 
 def midpoints(fmt):
-    """Every fp32 midpoint between neighbouring values, the overflow's among them, with its two fp32 neighbours; both signs."""
+    """Every fp32 midpoint between neighbouring values, the overflow's among them,
+    with its two fp32 neighbours; both signs.
+    """
     from amp_course.bits.scalar import decode
 
     values = [decode(pattern, fmt) for pattern in range(fmt.max_pattern + 1)]

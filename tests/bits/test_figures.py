@@ -42,7 +42,9 @@ def test_ulp_lines_end_where_the_format_does():
 
 
 def test_integers_end_where_a_line_crosses_the_mark():
-    """The claim, from torch itself: 2^(M + 1) is kept and the next integer is not; there the drawn line is at the mark."""
+    """The claim, from torch itself: 2^(M + 1) is kept and the next integer is not;
+    there the drawn line is at the mark.
+    """
     exponents = range(0, 18)
     formats = [f.FP16, f.BF16, f.FP8_E4M3]
     axis = draw.ulp_figure({fmt: gaps(fmt, exponents) for fmt in formats}, exponents).axes[0]

@@ -139,7 +139,9 @@ def test_find_format():
 
 
 def test_no_other_module_spells_a_format_constant():
-    """House rule 3: 65504, 2^-24 and the like belong to FloatFormat alone; the cases of exercises are an independent oracle."""
+    """House rule 3: 65504, 2^-24 and the like belong to FloatFormat alone;
+    the cases of exercises are an independent oracle.
+    """
     spelled = re.compile(
         r"\b65_?504|\b65_?520|\b57_?344|2\.?0?\s*\*\*\s*-\s*(14|24|126|133|149)\b|5\.96\d*e-0?8|6\.1\d*e-0?5|3\.4\d*e\+?38|3\.39\d*e\+?38"
     )

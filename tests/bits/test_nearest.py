@@ -1,4 +1,6 @@
-"""What becomes of exact numbers, against torch's, numpy's and ml_dtypes' casts, and against exact fractions."""
+"""What becomes of exact numbers, against torch's, numpy's and ml_dtypes' casts,
+and against exact fractions.
+"""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,6 @@
-"""How numbers are written: what is not marked “≈” is exact, and what is written for typing reads back."""
+"""How numbers are written: what is not marked “≈” is exact,
+and what is written for typing reads back.
+"""
 
 import math
 import re

@@ -1,4 +1,6 @@
-"""BitExplorer without a browser: its controls drive it, it keeps the exact number, and it never throws."""
+"""BitExplorer without a browser: its controls drive it, it keeps the exact number,
+and it never throws.
+"""
 
 import base64
 import math

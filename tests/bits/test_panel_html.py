@@ -1,4 +1,6 @@
-"""The panel's HTML: it says what the domain says, for every kind of pattern, and holds no markup of the reader's."""
+"""The panel's HTML: it says what the domain says, for every kind of pattern,
+and holds no markup of the reader's.
+"""
 
 import re
 from fractions import Fraction
@@ -155,7 +157,8 @@ def test_the_band_ends_half_way_to_the_neighbours_or_never_where_there_is_no_inf
         (
             "2049",
             f.FP16,
-            "2049 is not in fp16: rounded to <b>2048</b>, 1 too small (halfway between two numbers: the even pattern wins).",
+            "2049 is not in fp16: rounded to <b>2048</b>, 1 too small (halfway between two "
+            "numbers: the even pattern wins).",
         ),
         ("-2051.5", f.FP16, "−2051.5 is not in fp16: rounded to <b>−2052</b>, 0.5 too small."),
         (
@@ -166,7 +169,8 @@ def test_the_band_ends_half_way_to_the_neighbours_or_never_where_there_is_no_inf
         (
             "-inf",
             f.FP6_E2M3,
-            "−inf is past the largest number of fp6 E2M3, −7.5, and it has no inf: it becomes <b>−7.5</b>.",
+            "−inf is past the largest number of fp6 E2M3, −7.5, and it has no inf: it becomes "
+            "<b>−7.5</b>.",
         ),
         (
             "1e-8",

@@ -1,4 +1,6 @@
-"""Every pattern of the small formats against torch and ml_dtypes; the rest against exact fractions."""
+"""Every pattern of the small formats against torch and ml_dtypes;
+the rest against exact fractions.
+"""
 
 import math
 from decimal import Decimal

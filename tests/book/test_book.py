@@ -1,4 +1,6 @@
-"""The book as readers find it: every page there, every link leading somewhere, nothing asked of another host."""
+"""The book as readers find it: every page there, every link leading somewhere,
+nothing asked of another host.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ OURS = (
 )
 TALLEST = 12_000  # pixels; Chromium cannot draw windows of any height
 
-# What axe finds in JupyterLab 4 and its editor whatever a notebook holds: rule → where → why it is theirs.
+# What axe finds in JupyterLab 4 and its editor whatever a notebook holds: rule → where → why it is
+# theirs.
 JUPYTERLAB = {
     (
         "aria-allowed-attr",
@@ -39,7 +40,8 @@ def axe() -> Axe:
 def show_all(page: Page) -> None:
     """Make the window as tall as the notebook, so that axe sees all of it.
 
-    JupyterLab's body has no height and hides what overflows it: axe takes the whole page for hidden, and looks at no colours.
+    JupyterLab's body has no height and hides what overflows it: axe takes the whole page for
+    hidden, and looks at no colours.
     """
     page.evaluate("document.body.style.height = '100vh'")
     settle(page)
@@ -49,7 +51,9 @@ def show_all(page: Page) -> None:
 
 
 def violations(page: Page) -> list[str]:
-    """Return the rule and the HTML of each element of what is wrong on the page, but for colours and for what is JupyterLab's."""
+    """Return the rule and the HTML of each element of what is wrong on the page,
+    but for colours and for what is JupyterLab's.
+    """
     found = _run(page, None, {"runOnly": WCAG, "rules": {"color-contrast": {"enabled": False}}})
     told = [(rule["id"], node["html"]) for rule in found["violations"] for node in rule["nodes"]]
     told = [one for one in told if not _is_jupyterlabs(page, *one)]
@@ -63,7 +67,9 @@ def violations(page: Page) -> list[str]:
 
 
 def pale(page: Page, within: str) -> list[str]:
-    """Return the HTML of elements whose contrast is too low; within: a selector. axe cannot judge texts in pictures."""
+    """Return the HTML of elements whose contrast is too low; within: a selector.
+    axe cannot judge texts in pictures.
+    """
     context = {"include": [[within]], "exclude": [[f"{within} svg"]]}
     found = _run(page, context, {"runOnly": {"type": "rule", "values": ["color-contrast"]}})
     compared = sum(len(rule["nodes"]) for rule in found["passes"] + found["violations"])

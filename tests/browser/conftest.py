@@ -19,7 +19,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PACE = 200  # milliseconds from one action to the next, about a hand's: ipywidgets can lose a change made while it sends another
+# milliseconds from one action to the next, about a hand's: ipywidgets can lose a change made while
+# it sends another
+PACE = 200
 PATIENCE = 60_000  # milliseconds: on a busy machine a panel's answer can take many seconds
 
 
@@ -76,12 +78,15 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(scope="session")
 def launch(request):
-    """Return a function that starts Chromium, and its context, with Playwright's options for a browser."""
+    """Return a function that starts Chromium, and its context,
+    with Playwright's options for a browser.
+    """
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         how = (
-            "no Chromium was found, so the browser tests did not run: install one (Debian and Ubuntu: "
-            "`sudo apt-get install chromium`; macOS: `brew install --cask chromium`) and run `make test` again"
+            "no Chromium was found, so the browser tests did not run: install one (Debian and "
+            "Ubuntu: `sudo apt-get install chromium`; macOS: `brew install --cask chromium`) and "
+            "run `make test` again"
         )
         if os.environ.get("AMP_COURSE_REQUIRE_BROWSER") == "1":
             pytest.fail(how)

@@ -1,7 +1,8 @@
 """Use a notebook in JupyterLab as a person does: menus, keys, and looking at what is there.
 
-Nothing here sleeps: each step waits for what a person would wait to see. JupyterLab can take the focus from one key to the next,
-most of all on a busy machine, so each key is sent to its element, and what a lost focus undoes is tried again.
+Nothing here sleeps: each step waits for what a person would wait to see. JupyterLab can take the
+focus from one key to the next, most of all on a busy machine, so each key is sent to its element,
+and what a lost focus undoes is tried again.
 """
 
 import time
@@ -27,8 +28,8 @@ def open_notebook(page: Page, url: str) -> None:
     """Open a notebook and wait for its cells and its kernel."""
     page.goto(url)
     expect(page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=2 * MINUTE)
-    # The status bar, not the notebook's own indicator, which says idle even before there is a kernel: JupyterLab drops a
-    # run that is asked for by then.
+    # The status bar, not the notebook's own indicator, which says idle even before there is a
+    # kernel: JupyterLab drops a run that is asked for by then.
     expect(page.locator("#jp-main-statusbar").get_by_text("| Idle")).to_be_visible(
         timeout=2 * MINUTE
     )
@@ -41,7 +42,9 @@ def run_all(page: Page) -> None:
 
 
 def restart_and_run_all(page: Page) -> float:
-    """Restart and run all cells from the menu, wait until the last has its number; return the seconds that took."""
+    """Restart and run all cells from the menu, wait until the last has its number;
+    return the seconds that took.
+    """
     choose(page, "Run", "Restart Kernel and Run All Cells…")
     began = time.monotonic()
     page.get_by_role("button", name="Confirm Kernel Restart").click()
@@ -79,7 +82,9 @@ def outputs(page: Page) -> Locator:
 
 
 def errors(page: Page) -> Locator:
-    """Return the outputs that show an exception of the kernel's, and not one that a script has printed."""
+    """Return the outputs that show an exception of the kernel's,
+    and not one that a script has printed.
+    """
     raised = page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
     return outputs(page).and_(raised).filter(has_text="Traceback (most recent call last)")
 
@@ -120,7 +125,9 @@ def save(page: Page) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait until the notebook is laid out: five frames in a row in which it keeps its size and place."""
+    """Wait until the notebook is laid out: five frames in a row in which it keeps its size and
+    place.
+    """
     page.evaluate("""async () => {
         await document.fonts.ready;
         const notebook = document.querySelector(".jp-WindowedPanel-outer");

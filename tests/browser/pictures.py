@@ -13,7 +13,9 @@ THEMES = {"Light": "", "Dark": "_dark"}
 
 
 def portray(page: Page, panel: Locator | None, folder: Path, name: str) -> None:
-    """Save the whole notebook at two widths, light and dark; of a panel, the window around it as well."""
+    """Save the whole notebook at two widths, light and dark;
+    of a panel, the window around it as well.
+    """
     for theme, suffix in THEMES.items():
         use_theme(page, f"JupyterLab {theme}")
         if panel is not None:

@@ -32,7 +32,8 @@ class Lab:
         self._share_environment()
         settings = folder / "settings" / "@jupyterlab" / "notebook-extension"
         settings.mkdir(parents=True)
-        # Draw every cell, also those below the window: else what the test looks for is not in the page yet.
+        # Draw every cell, also those below the window: else what the test looks for is not in the
+        # page yet.
         (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
         self.environment = os.environ | {
             "AMP_COURSE_ROOT": str(folder),
@@ -40,14 +41,16 @@ class Lab:
             "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
             "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-            # Where the clone's .venv is older than pyproject.toml, `make lab` would install the copy into it.
+            # Where the clone's .venv is older than pyproject.toml, `make lab` would install the
+            # copy into it.
             "PIP_NO_INDEX": "1",
         }
         self.process: subprocess.Popen[str] | None = None
 
     def _share_environment(self) -> None:
-        """Let the copy use the packages of the clone's .venv, with a stamp of its own: several labs start at once, and one
-        that installed again, for its new folder, would take the stamp from under the others.
+        """Let the copy use the packages of the clone's .venv, with a stamp of its own: several labs
+        start at once, and one that installed again, for its new folder, would take the stamp from
+        under the others.
         """
         venv, stamp = ROOT / ".venv", ROOT / ".venv" / "installed.json"
         if not stamp.exists():
@@ -62,7 +65,9 @@ class Lab:
         )
 
     def start(self) -> None:
-        """Start the server as the README says, and wait until it answers; sets `address`, `token`, `seconds`."""
+        """Start the server as the README says, and wait until it answers;
+        sets `address`, `token`, `seconds`.
+        """
         port = free_port()
         options = f"--no-browser --port {port}"
         if (self.folder / ".venv").exists():
@@ -121,7 +126,9 @@ class Lab:
         return f"{self.address}/lab/tree/{notebook}?token={self.token}&reset"
 
     def small_notebook(self, chapter: str, *texts: str, setup: str = "") -> str:
-        """Write a notebook of a chapter's cells, the first that holds each text, below a cell of `setup`; return its URL."""
+        """Write a notebook of a chapter's cells, the first that holds each text,
+        below a cell of `setup`; return its URL.
+        """
         cells = [
             cell
             for cell in nbformat.read(ROOT / "notebooks" / f"{chapter}.ipynb", 4).cells

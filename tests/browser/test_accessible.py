@@ -1,4 +1,6 @@
-"""What a screen reader is told in the course's JupyterLab: alt texts of stored and new figures, sliders by name and in words."""
+"""What a screen reader is told in the course's JupyterLab:
+alt texts of stored and new figures, sliders by name and in words.
+"""
 
 import nbformat
 from playwright.sync_api import expect
@@ -6,13 +8,12 @@ from playwright.sync_api import expect
 from tests.browser.notebook import errors, open_notebook, press, run_all, save
 
 CELLS = [
-    "from amp_course.kit.style import new_figure\nnew_figure(2, 1, alt='A line that rises & \"falls\".')[0]",
-    "import ipywidgets as w\n"
-    "spread = w.FloatSlider(description='spread', value=4, min=0, max=12, step=0.1, tooltip='how wide')\n"
-    "rate = w.SelectionSlider(description='rate', options=['0.1', '0.01'])\n"
-    "from amp_course.kit.panel import Panel\n"
-    "panel = Panel('Which ones survive?', [spread, rate], w.HTML())\n"
-    "w.VBox([panel])",
+    "from amp_course.kit.style import new_figure\nnew_figure(2, 1, alt='A line that rises & "
+    '"falls".\')[0]',
+    "import ipywidgets as w\nspread = w.FloatSlider(description='spread', value=4, min=0, max=12, "
+    "step=0.1, tooltip='how wide')\nrate = w.SelectionSlider(description='rate', options=['0.1', "
+    "'0.01'])\nfrom amp_course.kit.panel import Panel\npanel = Panel('Which ones survive?', "
+    "[spread, rate], w.HTML())\nw.VBox([panel])",
 ]
 
 

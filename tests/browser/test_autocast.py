@@ -1,4 +1,6 @@
-"""Chapter 04's panel in a real browser: it looks into the course's models, by menu and by keyboard."""
+"""Chapter 04's panel in a real browser: it looks into the course's models,
+by menu and by keyboard.
+"""
 
 import pytest
 from playwright.sync_api import expect

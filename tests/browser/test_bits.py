@@ -1,4 +1,6 @@
-"""Chapter 01's panel in a real browser: turn bits by mouse and by keyboard, type numbers good and bad."""
+"""Chapter 01's panel in a real browser: turn bits by mouse and by keyboard,
+type numbers good and bad.
+"""
 
 import re
 
@@ -99,7 +101,9 @@ def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
 
 @pytest.mark.screenshots
 def test_animation(panel, page):
-    """Play with the panel for ten pictures; docs/images has such an animation, bits.gif, and its start, bits.png."""
+    """Play with the panel for ten pictures; docs/images has such an animation, bits.gif,
+    and its start, bits.png.
+    """
     value, text = panel.locator(".amp-value"), panel.get_by_role("textbox").first
     bottom = panel.get_by_role("row", name="fp32")  # what is above it is the story
     pictures = []

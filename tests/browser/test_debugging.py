@@ -1,4 +1,6 @@
-"""Chapter 11's panel in a real browser: go through a dying run by keyboard, jump to where it gets hot and where it dies."""
+"""Chapter 11's panel in a real browser: go through a dying run by keyboard,
+jump to where it gets hot and where it dies.
+"""
 
 import re
 

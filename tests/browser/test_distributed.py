@@ -1,4 +1,6 @@
-"""Chapter 10's panel in a real browser: choose by keyboard how ranks agree, how many they are, and where one overflows."""
+"""Chapter 10's panel in a real browser: choose by keyboard how ranks agree, how many they are,
+and where one overflows.
+"""
 
 import re
 

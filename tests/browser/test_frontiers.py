@@ -1,4 +1,6 @@
-"""Chapter 12's panel in a real browser: drag an outlier by keyboard, change blocks and formats, and read who pays for it."""
+"""Chapter 12's panel in a real browser: drag an outlier by keyboard, change blocks and formats,
+and read who pays for it.
+"""
 
 import re
 

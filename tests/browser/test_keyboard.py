@@ -1,4 +1,6 @@
-"""The course without a mouse: from the start page through chapter 02 to a correct exercise, by keys alone."""
+"""The course without a mouse: from the start page through chapter 02 to a correct exercise,
+by keys alone.
+"""
 
 import re
 
@@ -6,7 +8,8 @@ from playwright.sync_api import expect
 
 from tests.browser.notebook import MINUTE, SOON, errors, try_again
 
-# Trusted events come from a device. Enter on a link makes a click, too, but one of no button: its detail is 0.
+# Trusted events come from a device. Enter on a link makes a click, too, but one of no button: its
+# detail is 0.
 LISTEN = """
 window.byMouse = [];
 for (const type of ["pointerdown", "pointermove", "mousedown", "mouseup", "mousemove", "wheel", "touchstart", "click"])
@@ -14,7 +17,8 @@ for (const type of ["pointerdown", "pointermove", "mousedown", "mouseup", "mouse
         if (event.isTrusted && (type !== "click" || event.detail > 0)) window.byMouse.push(type);
     }, { capture: true, passive: true });
 """
-# A notebook that opens takes the focus more than once. Wait until half a second of frames has left it where it is.
+# A notebook that opens takes the focus more than once. Wait until half a second of frames has left
+# it where it is.
 KEEPS_FOCUS = """async () => {
     for (let calm = 0, last = null; calm < 30; calm = document.activeElement === last ? calm + 1 : 0) {
         last = document.activeElement;
@@ -45,7 +49,9 @@ def tab_to(page, target):
 
 
 def command(page, name, effect):
-    """Run a command by its name, from JupyterLab's list of all commands, and wait for its effect, which gets the focus."""
+    """Run a command by its name, from JupyterLab's list of all commands, and wait for its effect,
+    which gets the focus.
+    """
 
     def action():
         page.keyboard.press("Control+Shift+C")
@@ -96,7 +102,8 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=3 * MINUTE)
     expect(errors(page)).to_have_count(1)  # the one that the chapter shows on purpose
 
-    # Into the panel: the arrow keys belong to its menu and its sliders, and Escape leads back to the notebook.
+    # Into the panel: the arrow keys belong to its menu and its sliders, and Escape leads back to
+    # the notebook.
     page.keyboard.press("Escape")
     go_to_cell(page, "explorer = RangeExplorer()")
     panel = page.get_by_role("group", name="RangeExplorer")
@@ -136,7 +143,8 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     for key in ("Control+Home", "ArrowDown", "ArrowDown", "End", "Enter"):
         page.keyboard.press(key)
     page.keyboard.type(
-        "one = torch.ones((), dtype=dtype)\nreturn torch.nextafter(one * torch.finfo(dtype).eps / 2, one)"
+        "one = torch.ones((), dtype=dtype)\nreturn torch.nextafter(one * torch.finfo(dtype).eps / "
+        "2, one)"
     )
     page.keyboard.press("Control+Enter")
     expect(page.locator(ACTIVE).locator(".jp-OutputArea")).to_contain_text("Correct.")

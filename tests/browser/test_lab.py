@@ -1,4 +1,6 @@
-"""The reader's way, in a real browser: `make lab`, run 00 and 06, solve an exercise, come back another day."""
+"""The reader's way, in a real browser: `make lab`, run 00 and 06, solve an exercise,
+come back another day.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""Every panel of the course, for readers without a mouse, without sight, without colours, and with less motion."""
+"""Every panel of the course, for readers without a mouse, without sight, without colours,
+and with less motion.
+"""
 
 import itertools
 
@@ -81,7 +83,8 @@ TOLD = [
     "exercises.which_dtype.solution()",
     "exercises.which_dtype.check(torch.float32)",
 ]
-# What the chapters show as HTML: reports, tables, traces, the auditor's and the doctor's pages, as they are stored.
+# What the chapters show as HTML: reports, tables, traces, the auditor's and the doctor's pages, as
+# they are stored.
 STORED = """
 import nbformat, pathlib
 from IPython.display import display
@@ -163,7 +166,8 @@ def test_every_panel_is_for_everyone(lab, quick_page):
         found += [f"{name}: {fault}" for fault in faults]
     assert not found, "\n".join(found)
 
-    # What a control changes is told by the one live region that stays, when the slider has come to rest.
+    # What a control changes is told by the one live region that stays, when the slider has come to
+    # rest.
     told = page.locator(".amp-announcer")
     centre = panels["RangeExplorer"].get_by_role("slider", name="centre, 2 to the")
     centre.press("ArrowLeft")
@@ -176,7 +180,9 @@ def test_every_panel_is_for_everyone(lab, quick_page):
 
 
 def ill_shaped(panel, theme):
-    """Yield how a panel wastes the page or leaves the screen, and a menu whose arrow is dark on dark."""
+    """Yield how a panel wastes the page or leaves the screen,
+    and a menu whose arrow is dark on dark.
+    """
     size = panel.bounding_box()
     room = panel.evaluate("one => one.closest('.jp-OutputArea-output').clientWidth")
     if size["height"] > 760 or size["width"] < min(room, 1092) - 8:
@@ -207,7 +213,9 @@ def is_short(value):
 
 
 def walk_again(page, panel):
-    """Walk through a panel, and once more if that goes wrong: a busy JupyterLab can take the focus on the way."""
+    """Walk through a panel, and once more if that goes wrong:
+    a busy JupyterLab can take the focus on the way.
+    """
     return [*walk(page, panel)] and [*walk(page, panel)]
 
 

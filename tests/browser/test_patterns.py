@@ -1,4 +1,6 @@
-"""Chapter 07's panel in a real browser: start from a wrong loop, mend it by keyboard, switch by switch."""
+"""Chapter 07's panel in a real browser: start from a wrong loop, mend it by keyboard,
+switch by switch.
+"""
 
 import pytest
 from playwright.sync_api import expect
@@ -34,7 +36,8 @@ def test_loop_workbench_answers(lab, page, portray):
     ).to_be_visible()
     expect(panel.get_by_role("row", name="loss scales 1024 and 256")).to_be_visible()
 
-    # Tab reaches the next switch; one more fault, and the menu of presets knows that this loop is the reader's own.
+    # Tab reaches the next switch; one more fault, and the menu of presets knows that this loop is
+    # the reader's own.
     press(page, panel.get_by_label("start from", exact=True), "Tab")
     expect(panel.get_by_label("clip", exact=True)).to_be_focused()
     panel.get_by_label("scheduler waits", exact=True).select_option("no")

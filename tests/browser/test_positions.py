@@ -1,4 +1,6 @@
-"""Chapter 03's panel in a real browser: it counts collisions, by menu, by keyboard, typed well and badly."""
+"""Chapter 03's panel in a real browser: it counts collisions, by menu, by keyboard,
+typed well and badly.
+"""
 
 import pytest
 from playwright.sync_api import expect

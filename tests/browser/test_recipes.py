@@ -1,4 +1,6 @@
-"""Chapter 08's panel in a real browser: change recipe and options by keyboard, and read what a step kept."""
+"""Chapter 08's panel in a real browser: change recipe and options by keyboard,
+and read what a step kept.
+"""
 
 import re
 

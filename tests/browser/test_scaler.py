@@ -1,4 +1,6 @@
-"""Chapter 05's panel in a real browser: move the loss scale by keyboard, change format and layer."""
+"""Chapter 05's panel in a real browser: move the loss scale by keyboard,
+change format and layer.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Chapter 09's panel in a real browser: move an op over the roofline by keyboard, change the machine, and measure it."""
+"""Chapter 09's panel in a real browser: move an op over the roofline by keyboard,
+change the machine, and measure it.
+"""
 
 import re
 
@@ -38,7 +40,8 @@ def test_roofline_explorer_answers(lab, page, portray):
         re.compile(r"AMP fp16 is compute-bound.* times slower than fp32")
     )
 
-    # Fewer rows, with the arrow keys: at last only the weights are moved, and then there is hardly anything to do.
+    # Fewer rows, with the arrow keys: at last only the weights are moved, and then there is hardly
+    # anything to do.
     rows = panel.get_by_role("slider", name="M")
     press(page, rows, "Home")
     expect(verdict).to_contain_text("AMP fp16 is memory-bound")
@@ -57,7 +60,8 @@ def test_roofline_explorer_answers(lab, page, portray):
     measure = panel.get_by_role("button", name="Measure")
     expect(measure).to_be_disabled()
 
-    # Measured here: one that does not fit is refused, a small one gets its mark next to the predicted one.
+    # Measured here: one that does not fit is refused, a small one gets its mark next to the
+    # predicted one.
     panel.get_by_label("machine", exact=True).select_option("this machine (cpu)")
     panel.get_by_label("op", exact=True).select_option("linear layer, forward")
     expect(panel.get_by_text("K features in")).to_be_visible()

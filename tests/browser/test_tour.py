@@ -1,4 +1,6 @@
-"""The pictures of docs/tour.md, to be copied from screenshots/tour: `make screenshots ARGS="-k tour"`."""
+"""The pictures of docs/tour.md, to be copied from screenshots/tour:
+`make screenshots ARGS="-k tour"`.
+"""
 
 import pytest
 from playwright.sync_api import expect

@@ -1,4 +1,6 @@
-"""An exercise to check against, a progress file of each test's own, and a look at the state that a process shares."""
+"""An exercise to check against, a progress file of each test's own,
+and a look at the state that a process shares.
+"""
 
 import random
 import signal
@@ -15,7 +17,8 @@ import torch
 from amp_course.checking import Card, Exercise
 from amp_course.checking.warmup import load_lazy_modules
 
-# Torch's compiler brings warning filters of its own, which would look like somebody's doing in a test.
+# Torch's compiler brings warning filters of its own, which would look like somebody's doing in a
+# test.
 load_lazy_modules()
 
 
@@ -28,7 +31,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make() -> Callable[..., Exercise]:
-    """An exercise whose judge calls the answer with nothing and takes whatever comes; any field can be given."""
+    """An exercise whose judge calls the answer with nothing and takes whatever comes;
+    any field can be given.
+    """
 
     def build(**fields: Any) -> Exercise:
         usual: dict[str, Any] = {
@@ -65,7 +70,9 @@ def make() -> Callable[..., Exercise]:
 
 
 def shared_state() -> dict[str, Any]:
-    """Return what a process shares, read without the package; random states as the numbers that they give next."""
+    """Return what a process shares, read without the package;
+    random states as the numbers that they give next.
+    """
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
     drawn = torch.rand(3, generator=generator, dtype=torch.float64, device="cpu")

@@ -1,4 +1,6 @@
-"""Blank answers: what counts as not begun, on this CPython, however it is decorated, and what does not."""
+"""Blank answers: what counts as not begun, on this CPython, however it is decorated,
+and what does not.
+"""
 
 import ast
 import functools

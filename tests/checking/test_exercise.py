@@ -1,4 +1,6 @@
-"""An exercise and its three verbs, met with every kind of answer: each comes back as an outcome, in words."""
+"""An exercise and its three verbs, met with every kind of answer:
+each comes back as an outcome, in words.
+"""
 
 import functools
 import os
@@ -28,7 +30,9 @@ Make = Callable[..., Exercise]
 
 
 def of_the_course(judge: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Let a judge that is written here pass for one of a chapter's, in whose lines no reader looks."""
+    """Let a judge that is written here pass for one of a chapter's,
+    in whose lines no reader looks.
+    """
     judge.__code__ = judge.__code__.replace(
         co_filename=str(Path(amp_course.__file__).with_name("judges.py"))
     )
@@ -68,7 +72,8 @@ def sixteen(make: Make) -> Exercise:
     return make(name="sixteen", judge=judge_sixteen, takes="value")
 
 
-# --- answers that come back with something ----------------------------------------------------------------
+# --- answers that come back with something
+# ----------------------------------------------------------------
 class Doubler:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -141,7 +146,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "wrong values": (lambda x: x, "not doubled"),
     "a number": (
         lambda x: 2.0,
-        "could not continue with your answer (AttributeError: 'float' object has no attribute 'dtype')",
+        "could not continue with your answer (AttributeError: 'float' object has no attribute "
+        "'dtype')",
     ),
     "an array": (lambda x: np.zeros(2), "the result is float64"),
     "too few parameters": (lambda: 1, "compare its signature with the call"),
@@ -272,7 +278,8 @@ def test_a_function_that_returns_none_with_reason(make: Make) -> None:
     assert seen == [1]
 
 
-# --- answers that do not come back -------------------------------------------------------------------------
+# --- answers that do not come back
+# -------------------------------------------------------------------------
 def endless() -> None:
     while True:
         time.sleep(0.01)  # here
@@ -334,7 +341,8 @@ def test_an_answer_that_raises_keyboard_interrupt_is_an_interrupt(make: Make) ->
         make().check(interrupts)
 
 
-# --- objects of the answer's that do not come back ------------------------------------------------------------
+# --- objects of the answer's that do not come back
+# ------------------------------------------------------------
 def for_ever(*_: Any, **__: Any) -> Any:
     while True:
         pass
@@ -443,7 +451,8 @@ def test_an_answer_that_raises_when_it_is_looked_at(make: Make, looked_at: str) 
     assert outcome.state == "not yet" and "your code raised" in outcome.message
 
 
-# --- answers that import ---------------------------------------------------------------------------------------
+# --- answers that import
+# ---------------------------------------------------------------------------------------
 SLOW = """
 import time
 half = 1
@@ -454,7 +463,9 @@ whole = 2
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed libraries: `slow_library`, made of parts that import each other, and `endless_library`."""
+    """A folder of installed libraries: `slow_library`, made of parts that import each other,
+    and `endless_library`.
+    """
     folder = tmp_path / "site-packages"
     package = folder / "slow_library"
     package.mkdir(parents=True)
@@ -551,7 +562,8 @@ def trains():
     optimizer.step()
 times = []
 card = Card(
-    chapter="loop", name="probe", number=1, title="Probe", task="Write it.", difficulty=1, importance=1, minutes=1, lines=1,
+    chapter="loop", name="probe", number=1, title="Probe", task="Write it.",
+    difficulty=1, importance=1, minutes=1, lines=1,
     hints=("look", "closer"), why="why", alternative="other", seconds=1.0
 )
 exercise = Exercise(card, None, None, ())
@@ -572,7 +584,9 @@ print(exercise._judge_safely(trains).state, times[-1] - times[0] < 1.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["quiet", "interrupted"])
 def test_the_first_check_of_a_process(how: str) -> None:
-    """PyTorch's lazy imports happen before the clock starts; Ctrl-C in their midst ends the check and spoils nothing."""
+    """PyTorch's lazy imports happen before the clock starts;
+    Ctrl-C in their midst ends the check and spoils nothing.
+    """
     command = [sys.executable, "-W", "ignore", "-c", FIRST_CHECK, how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     lines = [line for line in done.stdout.splitlines() if not line.startswith("Not attempted")]
@@ -583,7 +597,8 @@ def test_the_first_check_of_a_process(how: str) -> None:
     ], done.stderr
 
 
-# --- answers that leave things behind ----------------------------------------------------------------------
+# --- answers that leave things behind
+# ----------------------------------------------------------------------
 def test_a_leak_makes_a_right_answer_not_yet(make: Make) -> None:
     outcome = make().check(lambda: torch.set_default_dtype(torch.float64))
     assert outcome.state == "not yet"
@@ -637,7 +652,8 @@ def test_check_within_a_check(make: Make) -> None:
     assert progress.load().state("loop.inner") == progress.load().state("loop.outer") == "correct"
 
 
-# --- what a check costs, and what it writes ----------------------------------------------------------------
+# --- what a check costs, and what it writes
+# ----------------------------------------------------------------
 def test_a_check_costs_little(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "record", lambda *_: None)
     exercise = make(takes="value")
@@ -646,7 +662,8 @@ def test_a_check_costs_little(make: Make, monkeypatch: pytest.MonkeyPatch) -> No
         began = time.process_time()  # of this process: other programs may be busy
         exercise._judge_safely(int)
         times.append(time.process_time() - began)
-    # A new process takes 5 ms. One that has loaded every chapter, as here, looks four times at 35,000 names.
+    # A new process takes 5 ms. One that has loaded every chapter, as here, looks four times at
+    # 35,000 names.
     assert min(times) < 0.03
 
 
@@ -663,7 +680,8 @@ def test_progress_is_written_and_a_failure_to_is_a_note(
     assert "progress could not be saved" in outcome.notes[0]
 
 
-# --- the other verbs, and the card -------------------------------------------------------------------------
+# --- the other verbs, and the card
+# -------------------------------------------------------------------------
 def test_hints_come_one_by_one(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     exercise = make()
     heads, lines = zip(

@@ -1,4 +1,6 @@
-"""The words for what answers raise, each provoked from the real torch: a message that changes is found here."""
+"""The words for what answers raise, each provoked from the real torch:
+a message that changes is found here.
+"""
 
 import errno
 import re
@@ -375,7 +377,8 @@ def test_not_implemented() -> None:
         raise NotImplementedError
 
     assert re.fullmatch(
-        r"your code raised NotImplementedError in line \d+, `raise NotImplementedError`: part of it is still to be written",
+        r"your code raised NotImplementedError in line \d+, `raise NotImplementedError`: part of "
+        r"it is still to be written",
         explain(raised_by(todo)),
     )
     told = explain(raised_by(lambda: nn.Module()(1)))
@@ -387,8 +390,8 @@ def test_a_full_disk_is_not_the_answers_fault() -> None:
     """Raised by the judge, when it writes a file to try the answer with."""
     told = explain(OSError(errno.ENOSPC, "No space left on device"))
     assert told == (
-        "the check could not continue with your answer (OSError: [Errno 28] No space left on device). The disk is full, so "
-        "delete something from it"
+        "the check could not continue with your answer (OSError: [Errno 28] No space left on "
+        "device). The disk is full, so delete something from it"
     )
 
 

@@ -1,4 +1,6 @@
-"""The engine: the first output that is wrong decides, and a cause is named only if a mistake does the same on every turn."""
+"""The engine: the first output that is wrong decides,
+and a cause is named only if a mistake does the same on every turn.
+"""
 
 import functools
 import random
@@ -95,7 +97,10 @@ def test_a_wrong_result_before_an_exception_decides() -> None:
 
 
 def test_what_is_no_number_is_refused_in_words() -> None:
-    said = "your function returned None for x = 1, not a number: does every path through it end with a `return`?"
+    said = (
+        "your function returned None for x = 1, not a number: does every path through it end "
+        "with a `return`?"
+    )
     assert str(feedback(lambda x, y: None)) == said
 
 
@@ -263,17 +268,28 @@ def test_an_exercise_tells_the_name_of_the_mistake(make: Any) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "tolerance", "same"),
     [
-        (1.0, 1.0, 0, True), (0.0, -0.0, 0, False), (0.0, -0.0, 1e-6, True), (float("nan"), float("nan"), 0, True),
-        (1.0, 1.0 + 1e-9, 0, False), (1.0, 1.0 + 1e-9, 1e-6, True), (True, 1, 0, False), ("a", "a", 0, True),
-        (1.0, "1.0", 0, False), (1.0, None, 0, False),
-        ([1.0, 2.0], (1.0, 2.0), 0, True), ([1.0], [1.0, 2.0], 0, False), ({"a": 1.0}, {"b": 1.0}, 0, False),
-        (torch.ones(2), torch.ones(2), 0, True), (torch.ones(2), torch.ones(2).half(), 0, False),
+        (1.0, 1.0, 0, True),
+        (0.0, -0.0, 0, False),
+        (0.0, -0.0, 1e-6, True),
+        (float("nan"), float("nan"), 0, True),
+        (1.0, 1.0 + 1e-9, 0, False),
+        (1.0, 1.0 + 1e-9, 1e-6, True),
+        (True, 1, 0, False),
+        ("a", "a", 0, True),
+        (1.0, "1.0", 0, False),
+        (1.0, None, 0, False),
+        ([1.0, 2.0], (1.0, 2.0), 0, True),
+        ([1.0], [1.0, 2.0], 0, False),
+        ({"a": 1.0}, {"b": 1.0}, 0, False),
+        (torch.ones(2), torch.ones(2), 0, True),
+        (torch.ones(2), torch.ones(2).half(), 0, False),
         (torch.ones(2), torch.ones(1, 2), 0, False),
-        (torch.tensor(float("nan")), torch.tensor(float("nan")), 0, True), (torch.ones(2), torch.ones(2) + 1e-4, 1e-3, True),
+        (torch.tensor(float("nan")), torch.tensor(float("nan")), 0, True),
+        (torch.ones(2), torch.ones(2) + 1e-4, 1e-3, True),
         (torch.tensor([1e-9, 1.0]), torch.tensor([0.0, 1.0]), 1e-6, True),
         (torch.tensor([float("inf")]), torch.tensor([1.0]), 1.0, False),
     ],
-)  # fmt: skip
+)
 def test_alike(one: Any, other: Any, tolerance: float, same: bool) -> None:
     assert alike(one, other, tolerance) is same and alike(other, one, tolerance) is same
 
@@ -282,23 +298,36 @@ def test_alike(one: Any, other: Any, tolerance: float, same: bool) -> None:
     ("want", "got", "words"),
     [
         (512.0, 1024.0, "it is 1024, and 512 is right"),
-        (torch.tensor([0, 4737.61]), torch.tensor([0, 4737.6104]), "in it, element [1] is 4737.61035, and 4737.60986 is right"),
+        (
+            torch.tensor([0, 4737.61]),
+            torch.tensor([0, 4737.6104]),
+            "in it, element [1] is 4737.61035, and 4737.60986 is right",
+        ),
         (2.0**-24, 0.0, "it is 0.0, and 2^-24 is right"),
         (torch.float32, torch.float16, "it is float16, and float32 is right"),
         (torch.ones(3), torch.ones(3) * 8, "it is 8 times as large as it should be"),
         (torch.ones(3), torch.ones(3) / 1024, "it is 1/1,024 of what it should be"),
         (torch.ones(3), torch.ones(3) / 6_004_797, "it is 1/6,005,000 of what it should be"),
         (torch.ones(3), torch.ones(3) * 65_536, "it is 65,536 times as large as it should be"),
-        (0.0253754, 2.0**-10, "it is 0.000976562, and 0.0253754 is right"), (1.0, 2.0**-10, "it is 2^-10, and 1 is right"),
+        (0.0253754, 2.0**-10, "it is 0.000976562, and 0.0253754 is right"),
+        (1.0, 2.0**-10, "it is 2^-10, and 1 is right"),
         (torch.ones(3), -torch.ones(3), "it has the wrong sign"),
         (torch.ones(3), torch.tensor([1.0, 1.0, 5.0]), "in it, element [2] is 5, and 1 is right"),
         (torch.ones(3), torch.ones(2), "it has the shape (2,), and (3,) is right"),
         (torch.ones(3), torch.ones(3).half(), "it has the dtype float16, and float32 is right"),
-        ([torch.ones(1), torch.ones(1)], [torch.ones(1), torch.zeros(1)], "it (2 of 2) is 0.0, and 1 is right"),
+        (
+            [torch.ones(1), torch.ones(1)],
+            [torch.ones(1), torch.zeros(1)],
+            "it (2 of 2) is 0.0, and 1 is right",
+        ),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "`b` in it is 3, and 2 is right"),
-        (Results({"for 1": 1.0, "for 2": 2.0}), Results({"for 1": 1.0, "for 2": 3.0}), "for 2, you return 3, and 2 is right"),
+        (
+            Results({"for 1": 1.0, "for 2": 2.0}),
+            Results({"for 1": 1.0, "for 2": 3.0}),
+            "for 2, you return 3, and 2 is right",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_difference_in_words(want: Any, got: Any, words: str) -> None:
     assert describe("it", want, got, show_value) == words
 
@@ -335,14 +364,20 @@ def test_numbers_are_read_from_whatever_means_one() -> None:
 @pytest.mark.parametrize(
     ("read", "got", "words"),
     [
-        (read_number, True, "returned True for 1, which is not a number"), (read_number, "2", "'2' for 1, which is not a number"),
-        (read_number, [1], "returned a list"), (read_number, None, "returned None"),
+        (read_number, True, "returned True for 1, which is not a number"),
+        (read_number, "2", "'2' for 1, which is not a number"),
+        (read_number, [1], "returned a list"),
+        (read_number, None, "returned None"),
         (read_number, torch.ones(2), "a tensor of shape (2,)"),
-        (read_integer, 2.0, "a float"), (read_integer, "101", "the text '101'"),
-        (read_integer, True, "a bool"), (read_bool, 2, "returned 2"), (read_bool, 1.0, "returned 1.0"),
-        (read_pair, (1, 2, 3), "a tuple of length 3"), (read_tensor, [1.0], "a list"),
+        (read_integer, 2.0, "a float"),
+        (read_integer, "101", "the text '101'"),
+        (read_integer, True, "a bool"),
+        (read_bool, 2, "returned 2"),
+        (read_bool, 1.0, "returned 1.0"),
+        (read_pair, (1, 2, 3), "a tuple of length 3"),
+        (read_tensor, [1.0], "a list"),
     ],
-)  # fmt: skip
+)
 def test_what_is_something_else_is_refused(read: Any, got: Any, words: str) -> None:
     with pytest.raises(Wrong) as caught:
         read(got, "for 1")
@@ -352,11 +387,16 @@ def test_what_is_something_else_is_refused(read: Any, got: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("output", "verb"),
     [
-        ("the weights after the step", "are"), ("the loss", "is"), ("the list of losses", "is"), ("`bias`", "is"),
-        ("the norm of all gradients", "is"), ("what `step` returns", "is"), ("the masters' gradients", "are"),
+        ("the weights after the step", "are"),
+        ("the loss", "is"),
+        ("the list of losses", "is"),
+        ("`bias`", "is"),
+        ("the norm of all gradients", "is"),
+        ("what `step` returns", "is"),
+        ("the masters' gradients", "are"),
         ("your answer about activations", "is"),
     ],
-)  # fmt: skip
+)
 def test_a_message_agrees_in_number(output: str, verb: str) -> None:
     assert describe(output, 1, 2, show_value) == f"{output} {verb} 2, and 1 is right"
 

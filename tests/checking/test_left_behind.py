@@ -1,4 +1,6 @@
-"""What an answer can leave behind unnoticed: each is seen (by what it does to later code), told once, and put back."""
+"""What an answer can leave behind unnoticed: each is seen (by what it does to later code),
+told once, and put back.
+"""
 
 import contextlib
 import functools
@@ -244,9 +246,12 @@ if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
     )
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     for _name, _value in {
-        "mkldnn.matmul.fp32_precision": "bf16", "cuda.matmul.fp32_precision": "tf32", "cudnn.conv.fp32_precision": "ieee",
-        "mkldnn.fp32_precision": "tf32", "fp32_precision": "tf32",
-    }.items():  # fmt: skip
+        "mkldnn.matmul.fp32_precision": "bf16",
+        "cuda.matmul.fp32_precision": "tf32",
+        "cudnn.conv.fp32_precision": "ieee",
+        "mkldnn.fp32_precision": "tf32",
+        "fp32_precision": "tf32",
+    }.items():
         _set = (
             set_backend(_name, _value)
             if "." in _name
@@ -337,7 +342,8 @@ def test_modes_that_began_in_any_order_leave_none_behind(kinds: tuple[type[Any],
     )
 
 
-# --- what cannot be put back -----------------------------------------------------------------------------------
+# --- what cannot be put back
+# -----------------------------------------------------------------------------------
 def test_a_thread_that_goes_on_is_named() -> None:
     stop = threading.Event()
     with sandbox() as left:
@@ -388,7 +394,8 @@ def test_what_refuses_to_be_put_back_is_named(
     assert "It could not be put back (FileNotFoundError): restart the kernel." in left.remarks[0]
 
 
-# --- what is not the answer's doing ----------------------------------------------------------------------------
+# --- what is not the answer's doing
+# ----------------------------------------------------------------------------
 def trains() -> None:
     weight = nn.Parameter(torch.ones(2))
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
@@ -410,14 +417,23 @@ class MySGD(torch.optim.SGD):
     pass
 
 
-@pytest.mark.parametrize("harmless", [
-    trains,
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        trains,
         saves_and_restores_precisions,
-    lambda: MySGD([nn.Parameter(torch.ones(1))], lr=0.1),
-    lambda: torch.utils.checkpoint.checkpoint(nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False).sum().backward(),
-    lambda: random.random() + np.random.rand() + torch.rand(1).item(),
-    lambda: repr(torch.ones(3)),
-])  # fmt: skip
+        lambda: MySGD([nn.Parameter(torch.ones(1))], lr=0.1),
+        lambda: (
+            torch.utils.checkpoint.checkpoint(
+                nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False
+            )
+            .sum()
+            .backward()
+        ),
+        lambda: random.random() + np.random.rand() + torch.rand(1).item(),
+        lambda: repr(torch.ones(3)),
+    ],
+)
 def test_ordinary_work_is_not_accused(harmless: Callable[[], Any]) -> None:
     with sandbox() as left:
         harmless()

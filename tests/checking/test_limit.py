@@ -1,4 +1,6 @@
-"""The time limit: every kind of endless code is stopped, and the process's own timers go on as they were."""
+"""The time limit: every kind of endless code is stopped,
+and the process's own timers go on as they were.
+"""
 
 # ruff: noqa: E722, SIM105  (code that swallows all there is, is what these tests are about)
 
@@ -131,17 +133,30 @@ def makes_another_error_of_it():
 
 
 EVERYWHERE = [
-    busy, short_sleeps, bare_except, nested_finally, endless_generator, endless_iterator, gives_up_when_stopped,
+    busy,
+    short_sleeps,
+    bare_except,
+    nested_finally,
+    endless_generator,
+    endless_iterator,
+    gives_up_when_stopped,
     makes_another_error_of_it,
-]  # fmt: skip
+]
 MAIN_THREAD = [
-    sleeping, waiting_for_a_lock, except_base_exception, nested_excepts, finally_that_continues, suppressed,
-]  # fmt: skip
+    sleeping,
+    waiting_for_a_lock,
+    except_base_exception,
+    nested_excepts,
+    finally_that_continues,
+    suppressed,
+]
 
 
 @pytest.fixture
 def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pytest keep no record of what callbacks of the garbage collector raise: the bell may ring there, and in the record."""
+    """Let pytest keep no record of what callbacks of the garbage collector raise:
+    the bell may ring there, and in the record.
+    """
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
 
 
@@ -230,7 +245,9 @@ def test_no_except_exception_meets_it() -> None:
 
 
 def test_work_that_ends_with_the_exception_pending_in_another_thread() -> None:
-    """`recv` waits in C past the limit and raises: the watchdog's exception is set by then, and nobody has looked."""
+    """`recv` waits in C past the limit and raises: the watchdog's exception is set by then,
+    and nobody has looked.
+    """
     caught: list[BaseException] = []
 
     def run() -> None:
@@ -300,8 +317,8 @@ def test_the_limit_of_a_check_is_what_chapter_00_says() -> None:
     )
     assert "or your code only waits), or as soon as you press ■" in text
     assert (
-        f"stops an endless loop after about {usual} seconds ({most} if the machine is busy or the code only waits)"
-        in text
+        f"stops an endless loop after about {usual} seconds ({most} if the machine is busy or the "
+        f"code only waits)" in text
     )
 
 

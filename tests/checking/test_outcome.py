@@ -1,4 +1,6 @@
-"""How outcomes look: plain text, HTML with nothing of the reader's in it as markup, and once each in a real kernel."""
+"""How outcomes look: plain text, HTML with nothing of the reader's in it as markup,
+and once each in a real kernel.
+"""
 
 import html.parser
 import sys
@@ -102,7 +104,8 @@ SETUP = """
         if answer() != 2:
             raise Wrong("it is `<2>`, not " + str(answer()))
     card = Card(
-        chapter="loop", name="probe", number=1, title="Probe", task="Write it.", difficulty=1, importance=1, minutes=1, lines=1,
+        chapter="loop", name="probe", number=1, title="Probe", task="Write it.",
+        difficulty=1, importance=1, minutes=1, lines=1,
         hints=("look", "closer"), why="why", alternative="other", seconds=0.4
     )
     ex = Exercise(card, None, None, ())

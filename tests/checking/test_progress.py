@@ -1,4 +1,6 @@
-"""The progress file: missing, damaged, out of reach, written by two, killed in the middle: nothing is lost."""
+"""The progress file: missing, damaged, out of reach, written by two, killed in the middle:
+nothing is lost.
+"""
 
 import contextlib
 import errno
@@ -33,7 +35,8 @@ def write(path: Path, **entries: Any) -> None:
     path.write_text(json.dumps({"version": 1, "exercises": entries}), encoding="utf-8")
 
 
-# --- what is recorded ----------------------------------------------------------------------------------------
+# --- what is recorded
+# ----------------------------------------------------------------------------------------
 def test_first_check_makes_folder_and_file(work: Path) -> None:
     assert load().data["exercises"] == {}
     assert not work.exists()
@@ -139,7 +142,8 @@ def test_a_mark_of_windows_editors_is_no_damage(path: Path) -> None:
     assert record("loop.b", "not yet") is None
 
 
-# --- a damaged file ------------------------------------------------------------------------------------------
+# --- a damaged file
+# --------------------------------------------------------------------------------------------------
 WHOLE = json.dumps({"version": 1, "exercises": {"loop.a": {"state": "correct"}}}, indent=1)
 DAMAGED = {
     "empty": b"",
@@ -191,7 +195,8 @@ def test_no_file_set_aside_replaces_another(path: Path) -> None:
     )
 
 
-# --- a file out of reach -------------------------------------------------------------------------------------
+# --- a file out of reach
+# -------------------------------------------------------------------------------------
 def test_directory_in_its_place(path: Path) -> None:
     path.mkdir()
     (path / "mine.txt").write_text("keep")
@@ -246,7 +251,9 @@ def test_disk_that_takes_nothing(
 
 @pytest.fixture
 def strict_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with some progress, met by a user for whom rights count: before root no folder is read-only."""
+    """A folder with some progress, met by a user for whom rights count:
+    before root no folder is read-only.
+    """
     root = os.geteuid() == 0
     with (
         tempfile.TemporaryDirectory() as name
@@ -367,7 +374,8 @@ def trains():
     optimizer.step()
     import matplotlib.pyplot
 card = Card(
-    chapter="loop", name="probe", number=1, title="Probe", task="Write it.", difficulty=1, importance=1, minutes=1, lines=1,
+    chapter="loop", name="probe", number=1, title="Probe", task="Write it.",
+    difficulty=1, importance=1, minutes=1, lines=1,
     hints=("look", "closer"), why="why", alternative="other"
 )
 exercise = Exercise(card, None, None, ())
@@ -413,7 +421,8 @@ def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# --- locks -----------------------------------------------------------------------------------------------------
+# --- locks
+# --------------------------------------------------------------------------------------------------
 def test_lock_held_by_another_is_waited_for_and_then_told(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,7 +484,8 @@ def test_threads_of_one_process_lose_nothing(path: Path) -> None:
     assert [load().attempts(f"loop.{n}") for n in range(4)] == [20] * 4
 
 
-# --- real processes: one import of torch, then forks ---------------------------------------------------------
+# --- real processes: one import of torch, then forks
+# ---------------------------------------------------------
 PROCESSES = """
 import contextlib, json, os, pathlib, random, signal, sys, time
 from amp_course.checking import progress
@@ -497,7 +507,8 @@ def kills(rounds):
     # A large file, so that many a kill comes while it is written.
     padding = list(range(5000))
     path = progress.progress_file()
-    path.write_text(json.dumps({"padding": padding, "exercises": {"loop.before": {"state": "correct"}}}))
+    before = {"loop.before": {"state": "correct"}}
+    path.write_text(json.dumps({"padding": padding, "exercises": before}))
     chance, amid, torn = random.Random(0), 0, 0
     for number in range(rounds):
         pid = child(lambda: write_on("loop.killed"))
@@ -508,11 +519,15 @@ def kills(rounds):
         if number % 2:  # else the next one finds what the killed one left behind
             path.with_name("progress.json.part").unlink(missing_ok=True)
         seen = progress.load()
-        torn += seen.note is not None or seen.data.get("padding") != padding or seen.state("loop.before") != "correct"
+        whole = seen.data.get("padding") == padding and seen.state("loop.before") == "correct"
+        torn += seen.note is not None or not whole
     return {"amid": amid, "torn": torn, "written": progress.load().attempts("loop.killed")}
 
 def together(writers, times):
-    pids = [child(lambda n=n: [progress.record(f"loop.{n % 2}", "not yet") for _ in range(times)]) for n in range(writers)]
+    def write(n):
+        for _ in range(times):
+            progress.record(f"loop.{n % 2}", "not yet")
+    pids = [child(lambda n=n: write(n)) for n in range(writers)]
     for pid in pids:
         os.waitpid(pid, 0)
     return [progress.load().attempts("loop.0"), progress.load().attempts("loop.1")]
@@ -536,7 +551,9 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What processes left that were killed, or wrote at once; and what they would leave without our precautions."""
+    """What processes left that were killed, or wrote at once;
+    and what they would leave without our precautions.
+    """
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -75,7 +75,9 @@ def test_what_is_put_back_in_time_is_no_leak() -> None:
 
 
 def test_the_cache_of_autocast_is_emptied() -> None:
-    """Oracle: a weight changed in place behind autograd's back; its cached bf16 copy would still hold the old one."""
+    """Oracle: a weight changed in place behind autograd's back;
+    its cached bf16 copy would still hold the old one.
+    """
     weight = torch.nn.Parameter(torch.ones(2, 2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with sandbox():

@@ -90,7 +90,8 @@ def test_a_value_and_not_its_placeholder(course: Path) -> None:
 
 def test_other_lines_before_the_answer_stay(course: Path) -> None:
     assert solution_code("loop", "two") == (
-        "import math\n\nscale = 2.0\nfirst = math.pi\nsecond = (1, 2)\nmask = x[..., 0]\nunfilled = ..."
+        "import math\n\nscale = 2.0\nfirst = math.pi\nsecond = (1, 2)\nmask = x[..., 0]\nunfilled "
+        "= ..."
     )
 
 

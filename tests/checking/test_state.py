@@ -171,7 +171,9 @@ def test_reading_the_state_warns_of_nothing() -> None:
 
 
 def test_a_state_that_cannot_be_read_stops_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA's random state where the driver is gone, or a name that another version of torch lacks."""
+    """As CUDA's random state where the driver is gone,
+    or a name that another version of torch lacks.
+    """
 
     def fails() -> Any:
         raise RuntimeError("Found no NVIDIA driver on your system")

@@ -38,7 +38,9 @@ def notebook(
     first: str = "",
     last: str = "",
 ) -> NotebookNode:
-    """Return the assignment with answers, and perhaps a cell of the student's own at the beginning or the end."""
+    """Return the assignment with answers, and perhaps a cell of the student's own at the
+    beginning or the end.
+    """
     book = nbformat.read(place.release(chapter), as_version=4)
     for cell in book.cells:
         name = cell.metadata.get("nbgrader", {}).get("grade_id", "")

@@ -1,4 +1,6 @@
-"""Assignments: every exercise with an answer's cell and a cell with points, and nothing of the answers in what is handed out."""
+"""Assignments: every exercise with an answer's cell and a cell with points,
+and nothing of the answers in what is handed out.
+"""
 
 from __future__ import annotations
 

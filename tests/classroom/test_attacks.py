@@ -1,4 +1,6 @@
-"""What a submission may do to the one that grades it, for real: it gains nothing, and others lose nothing."""
+"""What a submission may do to the one that grades it, for real:
+it gains nothing, and others lose nothing.
+"""
 
 from __future__ import annotations
 
@@ -56,46 +58,49 @@ def printed(place: ClassFolder, chapter: Chapter) -> str:
 
 
 REPLACES = {
-    "the check": "from amp_course.checking import Exercise, Outcome\nExercise.check = lambda *a: Outcome('correct', '')",
+    "the check": "from amp_course.checking import Exercise, Outcome\nExercise.check = lambda *a: "
+    "Outcome('correct', '')",
     "what the check calls": (
         "from amp_course.checking import Outcome\n"
         "type(exercises.log_scale)._judge_safely = lambda *a: Outcome('correct', '')"
     ),
     "the judge": "exercises.add_autocast.judge = lambda answer: None",
-    "the right answer": "object.__setattr__(exercises.add_autocast.judge, 'right', lambda *a: None)",
-    "the comparison": "import amp_course.checking.judging as judging\njudging.alike = lambda *a, **k: True",
-    "a builtin of the judge": "import amp_course.checking.judging as judging\njudging.next = lambda *a: (0, '')",
-    "code": "import amp_course.checking.differences as d\nd.alike.__code__ = (lambda one, other, tolerance=0.0: True).__code__",
+    "the right answer": "object.__setattr__(exercises.add_autocast.judge, 'right', lambda *a: "
+    "None)",
+    "the comparison": "import amp_course.checking.judging as judging\njudging.alike = lambda *a, "
+    "**k: True",
+    "a builtin of the judge": "import amp_course.checking.judging as judging\njudging.next = "
+    "lambda *a: (0, '')",
+    "code": "import amp_course.checking.differences as d\nd.alike.__code__ = (lambda one, other, "
+    "tolerance=0.0: True).__code__",
     "torch's comparison": "torch.isclose = lambda *a, **k: torch.tensor(True)",
     "the reply": (
-        "kernel = get_ipython().kernel\n"
-        "def forged(stream, identity, message):\n"
-        "    content = {'verdict': '{\"exercise\": \"loop.add_autocast\", \"state\": \"correct\"}', 'seal': '0' * 64}\n"
-        "    kernel.session.send(stream, 'amp_course_check_reply', content, message, ident=identity)\n"
-        "kernel.shell_handlers['amp_course_check_request'] = forged"
+        "kernel = get_ipython().kernel\ndef forged(stream, identity, message):\n    content = "
+        "{'verdict': '{\"exercise\": \"loop.add_autocast\", \"state\": \"correct\"}', 'seal': '0' "
+        "* 64}\n    kernel.session.send(stream, 'amp_course_check_reply', content, message, "
+        "ident=identity)\nkernel.shell_handlers['amp_course_check_request'] = forged"
     ),
 }
 
 
 REPLACES |= {
     "the seal": (
-        "import dataclasses\nfrom amp_course.classroom.verdict import Seal\nold = Seal.close\n"
-        "Seal.close = lambda s, v, q: old(s, dataclasses.replace(v, state='correct', replaced=(), opened=()), q)"
+        "import dataclasses\nfrom amp_course.classroom.verdict import Seal\nold = "
+        "Seal.close\nSeal.close = lambda s, v, q: old(s, dataclasses.replace(v, state='correct', "
+        "replaced=(), opened=()), q)"
     ),
     "the handler and what it holds": (
-        "kernel = get_ipython().kernel\n"
-        "handler = kernel.shell_handlers['amp_course_check_request']\n"
-        "held = dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in handler.__closure__]))\n"
-        "assert not any(type(one).__name__ == 'Seal' for one in held.values())\n"
-        "held['before'].clear()\n"
-        "from amp_course.checking import Exercise, Outcome\n"
-        "Exercise._judge_safely = lambda *a: Outcome('correct', '')\n"
-        "def forged(stream, identity, message):\n"
-        "    content = message['content']\n"
-        "    reply = held['keeper'].ask(content['exercise'], b'', 'not attempted', 'forged', {}, content['question'])\n"
-        "    reply['verdict'] = reply['verdict'].replace('not attempted', 'correct')\n"
-        "    kernel.session.send(stream, 'amp_course_check_reply', reply, message, ident=identity)\n"
-        "kernel.shell_handlers['amp_course_check_request'] = forged"
+        "kernel = get_ipython().kernel\nhandler = "
+        "kernel.shell_handlers['amp_course_check_request']\nheld = "
+        "dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in "
+        "handler.__closure__]))\nassert not any(type(one).__name__ == 'Seal' for one in "
+        "held.values())\nheld['before'].clear()\nfrom amp_course.checking import Exercise, "
+        "Outcome\nExercise._judge_safely = lambda *a: Outcome('correct', '')\ndef forged(stream, "
+        "identity, message):\n    content = message['content']\n    reply = "
+        "held['keeper'].ask(content['exercise'], b'', 'not attempted', 'forged', {}, "
+        "content['question'])\n    reply['verdict'] = reply['verdict'].replace('not attempted', "
+        "'correct')\n    kernel.session.send(stream, 'amp_course_check_reply', reply, message, "
+        "ident=identity)\nkernel.shell_handlers['amp_course_check_request'] = forged"
     ),
 }
 
@@ -113,14 +118,14 @@ def test_what_replaces_its_judge_earns_nothing(
 
 def test_no_process_but_the_judge_says_correct(place: ClassFolder, loop: Chapter) -> None:
     first = (
-        "kernel = get_ipython().kernel\n"
-        "handler = kernel.shell_handlers['amp_course_check_request']\n"
-        "held = dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in handler.__closure__]))\n"
-        "def asked(stream, identity, message):\n"
-        "    content = message['content']\n"
-        "    reply = held['keeper'].ask(content['exercise'], b'', 'correct', 'mine', {}, content['question'])\n"
-        "    kernel.session.send(stream, 'amp_course_check_reply', reply, message, ident=identity)\n"
-        "kernel.shell_handlers['amp_course_check_request'] = asked"
+        "kernel = get_ipython().kernel\nhandler = "
+        "kernel.shell_handlers['amp_course_check_request']\nheld = "
+        "dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in "
+        "handler.__closure__]))\ndef asked(stream, identity, message):\n    content = "
+        "message['content']\n    reply = held['keeper'].ask(content['exercise'], b'', 'correct', "
+        "'mine', {}, content['question'])\n    kernel.session.send(stream, "
+        "'amp_course_check_reply', reply, message, "
+        "ident=identity)\nkernel.shell_handlers['amp_course_check_request'] = asked"
     )
     assert graded(place, loop, first=first).points == 0
 
@@ -139,33 +144,41 @@ def test_emptied_notes_do_not_change_a_verdict(place: ClassFolder, loop: Chapter
 @pytest.mark.parametrize(
     "answer",
     [
-        "def add_autocast(*a):\n    import amp_course.checking.judging as judging\n    judging.alike = lambda *a, **k: True",
-        "def add_autocast(*a):\n    import amp_course.checking.exercise as e\n    e.Exercise._problem = lambda *a: None",
+        "def add_autocast(*a):\n    import amp_course.checking.judging as judging\n    "
+        "judging.alike = lambda *a, **k: True",
+        "def add_autocast(*a):\n    import amp_course.checking.exercise as e\n    "
+        "e.Exercise._problem = lambda *a: None",
     ],
 )
 def test_an_answer_that_replaces_its_judge_while_it_is_judged(
     place: ClassFolder, loop: Chapter, answer: str
 ) -> None:
-    """A check does not put back what an answer replaces; the judging process sees it afterwards, and withholds the points."""
+    """A check does not put back what an answer replaces;
+    the judging process sees it afterwards, and withholds the points.
+    """
     result = graded(place, loop, answer=answer)
     assert result.points == 0 and "it replaced part of what judges it" in result.withheld[0]
 
 
 HONEST = {
-    "a short repr": "_old = torch.Tensor.__repr__\ntorch.Tensor.__repr__ = lambda self: f'{tuple(self.shape)} {_old(self)}'",
+    "a short repr": "_old = torch.Tensor.__repr__\ntorch.Tensor.__repr__ = lambda self: "
+    "f'{tuple(self.shape)} {_old(self)}'",
     "another default": "torch.set_default_dtype(torch.float64)",
     "torch.compile": "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)))",
     "print": "import builtins, functools\nbuiltins.print = functools.partial(print, flush=True)",
     "sleep": "import time\ntime.sleep = lambda seconds: None",
     "reload": "import importlib, amp_course.bits\nimportlib.reload(amp_course.bits)",
-    "warnings and prints": "import sys, warnings\nwarnings.warn('careful')\nprint('to stderr', file=sys.stderr)",
+    "warnings and prints": "import sys, warnings\nwarnings.warn('careful')\nprint('to stderr', "
+    "file=sys.stderr)",
     "a malformed message": (
-        "k = get_ipython().kernel\nk.session.send(k.iopub_socket, 'stream', {'x': 1}, parent=k.get_parent('shell'))"
+        "k = get_ipython().kernel\nk.session.send(k.iopub_socket, 'stream', {'x': 1}, "
+        "parent=k.get_parent('shell'))"
     ),
     "reload of the exercises": "import importlib\nimportlib.reload(exercises)",
     "more time for a slow laptop": "exercises.honest_timing.seconds = 120",
     "open": "import builtins, functools\nbuiltins.open = functools.partial(open, encoding='utf-8')",
-    "half a letter": "from IPython.display import display\ndisplay({'text/plain': '\\ud83d'}, raw=True)",
+    "half a letter": "from IPython.display import display\ndisplay({'text/plain': '\\ud83d'}, "
+    "raw=True)",
     "folders in folders": "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
 }
 
@@ -177,19 +190,19 @@ def test_what_people_do_costs_nothing(place: ClassFolder, loop: Chapter, what: s
 
 
 def test_an_answer_of_many_cells_and_kinds(place: ClassFolder, loop: Chapter) -> None:
-    """Helpers, constants, other modules and closures come along when an answer is copied to its judge."""
-    first = "import functools\nDTYPE = torch.bfloat16\n\ndef region(kind):\n    return torch.autocast(kind, dtype=DTYPE)"
+    """Helpers, constants, other modules and closures come along when an answer is copied to its
+    judge.
+    """
+    first = (
+        "import functools\nDTYPE = torch.bfloat16\n\ndef region(kind):\n    return "
+        "torch.autocast(kind, dtype=DTYPE)"
+    )
     answer = (
-        "def make(step):\n"
-        "    @functools.wraps(step)\n"
-        "    def wrapped(model, inputs, targets, loss_fn, optimizer):\n"
-        "        with region(inputs.device.type):\n"
-        "            loss = loss_fn(model(inputs), targets)\n"
-        "        return step(loss, optimizer)\n"
-        "    return wrapped\n\n"
-        "@make\n"
-        "def add_autocast(loss, optimizer):\n"
-        "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n    return loss.detach()"
+        "def make(step):\n    @functools.wraps(step)\n    def wrapped(model, inputs, targets, "
+        "loss_fn, optimizer):\n        with region(inputs.device.type):\n            loss = "
+        "loss_fn(model(inputs), targets)\n        return step(loss, optimizer)\n    return "
+        "wrapped\n\n@make\ndef add_autocast(loss, optimizer):\n    loss.backward()\n    "
+        "optimizer.step()\n    optimizer.zero_grad()\n    return loss.detach()"
     )
     assert graded(place, loop, first=first, answer=answer).points == ALL
 
@@ -221,9 +234,11 @@ def test_odd_names_of_students(place: ClassFolder, loop: Chapter) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "add_autocast = 3\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>✓ Correct.</b>'))\nprint('Correct.')",
+        "add_autocast = 3\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>✓ "
+        "Correct.</b>'))\nprint('Correct.')",
         "add_autocast = 3\nget_ipython().set_custom_exc((BaseException,), lambda *a, **k: None)",
-        "class Mine:\n    state = 'correct'\n    check = __getattr__ = lambda self, name: self\nexercises = Mine()",
+        "class Mine:\n    state = 'correct'\n    check = __getattr__ = lambda self, name: "
+        "self\nexercises = Mine()",
         "add_autocast = exercises.add_autocast.judge.right",
         "class add_autocast:\n    def __eq__(self, other): return True\n    state = 'correct'",
     ],
@@ -239,7 +254,10 @@ def test_a_verdict_of_its_own_counts_for_nothing(
 def test_who_opens_the_gradebook_earns_nothing(
     place: ClassFolder, loop: Chapter, sandboxed: bool
 ) -> None:
-    opens = f"try:\n    print(open({str(place.gradebook)!r}, 'rb').read(15))\nexcept OSError as error:\n    print(error)"
+    opens = (
+        f"try:\n    print(open({str(place.gradebook)!r}, 'rb').read(15))\nexcept OSError as "
+        f"error:\n    print(error)"
+    )
     result = graded(place, loop, first=opens, sandboxed=sandboxed)
     assert (
         result.points == 0
@@ -255,7 +273,7 @@ def test_who_opens_the_gradebook_earns_nothing(
     assert ("SQLite format" in printed(place, loop)) == (not sandboxed)
     assert (
         shell.points == ALL
-    )  # a shell's files are not noted: without a sandbox it can read them, and gets no more points for it
+    )  # a shell's files are not noted: without a sandbox it can read them, and gains nothing by it
 
 
 @needs_bubblewrap
@@ -267,24 +285,31 @@ def test_what_the_sandbox_hides(place: ClassFolder, loop: Chapter, tmp_path: Pat
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        result = graded(place, loop, first=f"""
+        result = graded(
+            place,
+            loop,
+            first=f"""
 import os, socket, subprocess
-for path in {[str(tmp_path / "secret"), str(place.source(loop)), str(place.root / "submitted" / "bo")]}:
+secret = {str(tmp_path / "secret")!r}
+for path in [secret, {str(place.source(loop))!r}, {str(place.root / "submitted" / "bo")!r}]:
     print(os.path.exists(path))
 try:
     socket.create_connection(("127.0.0.1", {port}), timeout=3)
     print("connected")
 except OSError as error:
     print("refused")
-for path in ["/usr/planted", "/planted", "/dev/planted", {str(Path(bubblewrap.__file__).parent / "planted")!r}]:
+package = {str(Path(bubblewrap.__file__).parent / "planted")!r}
+for path in ["/usr/planted", "/planted", "/dev/planted", package]:
     try:
         open(path, "w")
         print("written", path)
     except OSError:
         print("kept out")
-print(sorted(os.environ.get(name, "") for name in ("SSH_AUTH_SOCK", "SECRET_OF_THE_TEACHER")), os.getcwd())
+names = "SSH_AUTH_SOCK", "SECRET_OF_THE_TEACHER"
+print(sorted(os.environ.get(name, "") for name in names), os.getcwd())
 subprocess.Popen(["sleep", "987"], start_new_session=True)
-""")  # fmt: skip
+""",
+        )
     assert result.points == ALL
     text = printed(place, loop)
     assert text.count("False\n") == 3 and "True\n" not in text.split("the loss")[0]
@@ -299,7 +324,10 @@ BAD = [  # answer or cell, what is said of it
     ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "ended its kernel"),
     ("def add_autocast(*a):\n    import os\n    os._exit(1)", ""),
     ("while True: pass", ""),
-    ("import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass", "could not be stopped"),
+    (
+        "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass",
+        "could not be stopped",
+    ),
     ("def add_autocast(*a):\n    while True: pass", ""),
     ("while True: print('x' * 10_000)", ""),
     ("with open('big', 'wb') as file:\n    while True: file.write(bytes(10**7))", ""),
@@ -309,15 +337,17 @@ BAD = [  # answer or cell, what is said of it
         "it wrote more than",
     ),
     (
-        "import os, time\nfor _ in range(500):\n    if os.fork() == 0:\n        time.sleep(985)\ntime.sleep(985)",
+        "import os, time\nfor _ in range(500):\n    if os.fork() == 0:\n        "
+        "time.sleep(985)\ntime.sleep(985)",
         "it had more than 200 processes at once",
     ),
     ("x = bytearray(10**11)", ""),
     ("data = torch.zeros(75_000_000)\ndef add_autocast(*a): return data", ""),
     (
-        "k = get_ipython().kernel\ns = k.session\n"
-        "parts = [s.pack(s.msg_header('stream')), *[s.pack({})] * 2, b'[' * 50_000 + b']' * 50_000]\n"
-        "k.iopub_socket.send_multipart([b'stream', b'<IDS|MSG>', s.sign(parts), *parts])\nimport time; time.sleep(2)",
+        "k = get_ipython().kernel\ns = k.session\nparts = [s.pack(s.msg_header('stream')), "
+        "*[s.pack({})] * 2, b'[' * 50_000 + b']' * "
+        "50_000]\nk.iopub_socket.send_multipart([b'stream', b'<IDS|MSG>', s.sign(parts), "
+        "*parts])\nimport time; time.sleep(2)",
         "ended its kernel or could not be stopped",
     ),
     (
@@ -326,8 +356,12 @@ BAD = [  # answer or cell, what is said of it
         "",
     ),
     ("input('your key, please: ')", ""),
-    ("import threading, time\nthreading.Thread(target=lambda: time.sleep(500)).start()\nadd_autocast = 3", ""),
-]  # fmt: skip
+    (
+        "import threading, time\nthreading.Thread(target=lambda: "
+        "time.sleep(500)).start()\nadd_autocast = 3",
+        "",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -365,7 +399,10 @@ def test_modules_next_to_the_notebook_do_not_judge(
 
 
 def test_what_a_submission_starts_ends_with_it(place: ClassFolder, loop: Chapter) -> None:
-    first = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(986)'])"
+    first = (
+        "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; "
+        "time.sleep(986)'])"
+    )
     assert graded(place, loop, first=first, sandboxed=False).points == ALL
     until = time.monotonic() + 10
     while (

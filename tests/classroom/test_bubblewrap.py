@@ -1,4 +1,6 @@
-"""Whether there is a sandbox: a machine without one says why; where there has to be one, its absence is a failure."""
+"""Whether there is a sandbox: a machine without one says why;
+where there has to be one, its absence is a failure.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def test_the_sandbox_is_there_where_it_has_to_be() -> None:
     [
         (
             "1",
-            "AppArmor forbids bubblewrap here (bwrap: no uid map); docs/teaching.md says how to allow it",
+            "AppArmor forbids bubblewrap here (bwrap: no uid map); docs/teaching.md says how to "
+            "allow it",
         ),
         ("0", "bubblewrap does not run here (bwrap: no uid map)"),
         (None, "bubblewrap does not run here (bwrap: no uid map)"),

@@ -1,4 +1,6 @@
-"""A class of three, in real kernels: points as they are due, kept in nbgrader's gradebook; interrupted, unchanged, changed."""
+"""A class of three, in real kernels: points as they are due, kept in nbgrader's gradebook;
+interrupted, unchanged, changed.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,13 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     }
     assert sum(POINTS.values()) == 13 == sum(answer.of for answer in results["ada"].answers)
     assert states(results["<script>alert(1)"]) == {
-        "honest_timing": "correct", "add_autocast": "correct", "add_scaler": "not yet", "log_scale": "not yet",
-        "count_bytes": "not attempted", "evaluate_right": "not yet",
-    }  # fmt: skip
+        "honest_timing": "correct",
+        "add_autocast": "correct",
+        "add_scaler": "not yet",
+        "log_scale": "not yet",
+        "count_bytes": "not attempted",
+        "evaluate_right": "not yet",
+    }
     told = {answer.exercise: answer.message for answer in results["<script>alert(1)"].answers}
     assert (
         told["loop.evaluate_right"]

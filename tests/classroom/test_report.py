@@ -1,4 +1,6 @@
-"""The class's page: counted from results, without a name where it is projected, harmless whatever students are called."""
+"""The class's page: counted from results, without a name where it is projected,
+harmless whatever students are called.
+"""
 
 from __future__ import annotations
 
@@ -259,7 +261,9 @@ def test_students_by_chapters(found: ClassReport, loop: Chapter) -> None:
 def test_pages_are_for_everyone(
     found: ClassReport, theme: str, width: int, tmp_path: Path, chromium: Any
 ) -> None:
-    """They fit a narrow screen, ask no other host for anything, and axe finds no violation of WCAG 2.2 AA."""
+    """They fit a narrow screen, ask no other host for anything,
+    and axe finds no violation of WCAG 2.2 AA.
+    """
     texts = {"named": page(found, False), "projected": page(found, True), "index": index([found])}
     browser_page = chromium.new_page(color_scheme=theme, viewport={"width": width, "height": 900})
     asked: list[str] = []

@@ -1,4 +1,6 @@
-"""What students hand in: read or refused in words, repaired where it can be, and never run for that."""
+"""What students hand in: read or refused in words, repaired where it can be,
+and never run for that.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def cell(book: NotebookNode, name: str) -> NotebookNode:
         (b'{"nbformat": 4, "cells": [{"source": "x"}]}', "not a notebook"),
         (b'{"nbformat": "four", "cells": []}', "not a notebook"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_notebook(place: ClassFolder, loop: Chapter, content: bytes, told: str) -> None:
     with pytest.raises(Unreadable, match=told):
         read(hand_in(place, loop, "ada", content))
@@ -94,8 +96,25 @@ def test_nothing_there_a_folder_a_link_and_too_much(
 
 
 def test_an_old_notebook_is_converted(place: ClassFolder, loop: Chapter) -> None:
-    old = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"metadata": {}, "cells": [
-        {"cell_type": "code", "input": "x = 1", "outputs": [], "language": "python", "metadata": {}}]}]}  # fmt: skip
+    old = {
+        "nbformat": 3,
+        "nbformat_minor": 0,
+        "metadata": {},
+        "worksheets": [
+            {
+                "metadata": {},
+                "cells": [
+                    {
+                        "cell_type": "code",
+                        "input": "x = 1",
+                        "outputs": [],
+                        "language": "python",
+                        "metadata": {},
+                    }
+                ],
+            }
+        ],
+    }
     assert read(hand_in(place, loop, "ada", json.dumps(old))).cells[0].source == "x = 1"
 
 

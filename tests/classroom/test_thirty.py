@@ -1,4 +1,6 @@
-"""A class of thirty, by `make test-classroom`: all under different planted mistakes, each with the points that are due."""
+"""A class of thirty, by `make test-classroom`: all under different planted mistakes,
+each with the points that are due.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def test_thirty_students_each_with_a_mistake_of_their_own(
     command.make_report(str(place.root), [])
     reported = time.monotonic() - began
     print(
-        f"\nthirty submissions graded in {seconds:.0f} s on {os.cpu_count()} cores, the report written in {reported:.1f} s"
+        f"\nthirty submissions graded in {seconds:.0f} s on {os.cpu_count()} cores, the report "
+        f"written in {reported:.1f} s"
     )
     print(f"sandbox: {bubblewrap.missing() or 'bubblewrap'}")
     with capsys.disabled():
@@ -67,7 +70,9 @@ def test_thirty_students_each_with_a_mistake_of_their_own(
 
 
 def test_every_chapter_can_be_earned_in_full(tmp_path: Path) -> None:
-    """The course's own answers, in the kernel that grades: all points of every chapter, also where processes are started."""
+    """The course's own answers, in the kernel that grades:
+    all points of every chapter, also where processes are started.
+    """
     from amp_course.classroom.folder import create
 
     list(create(tmp_path / "class", []))

@@ -35,7 +35,9 @@ def made_run(
 
 
 def dying() -> DivergingRun:
-    """Six steps: block 2 gets hot in step 3, block 1 in step 4; step 5 is the last that steps; a gradient is inf in step 5."""
+    """Six steps: block 2 gets hot in step 3, block 1 in step 4; step 5 is the last that steps;
+    a gradient is inf in step 5.
+    """
     largest = {
         "block1": [1.0, 2.0, 8.0, 20_000.0, 50_000.0, 60_000.0],
         "block2": [64.0, 4_096.0, 32_768.0, 40_000.0, 65_504.0, math.inf],

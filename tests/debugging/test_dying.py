@@ -1,4 +1,6 @@
-"""The recorded run: it learns, gets hot from the last block on, dies, and stays dead; each seed does."""
+"""The recorded run: it learns, gets hot from the last block on, dies, and stays dead;
+each seed does.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def run(request: pytest.FixtureRequest) -> DivergingRun:
 
 
 def first_within(run: DivergingRun, doublings: float, modules: str = "") -> int | None:
-    """The first step in which an activation of some modules had no more than so many doublings left."""
+    """The first step in which an activation of some modules had no more than so many doublings
+    left.
+    """
     steps = [
         one.number
         for module, readings in run.ranges.of("activation").items()
@@ -104,9 +108,16 @@ def test_a_lower_rate_lives_longer() -> None:
     assert record_dying_run(0.001).death is None
 
 
-@pytest.mark.parametrize(("losses", "death"), [
-    ((), None), ((1.0, -2.0), None), ((1.0, math.nan, 1.0), 2), ((-math.inf,), 1), ((1.0, 1.0, math.inf), 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "death"),
+    [
+        ((), None),
+        ((1.0, -2.0), None),
+        ((1.0, math.nan, 1.0), 2),
+        ((-math.inf,), 1),
+        ((1.0, 1.0, math.inf), 3),
+    ],
+)
 def test_death_is_the_first_loss_that_is_not_finite(
     losses: tuple[float, ...], death: int | None
 ) -> None:

@@ -1,4 +1,6 @@
-"""The weather map: every reading has its cell, heat comes before cold, and the alt text tells where each began."""
+"""The weather map: every reading has its cell, heat comes before cold,
+and the alt text tells where each began.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,21 @@ def reading(headroom: float = 9.0, lost: float = 0.0) -> Reading:
     return Reading(1, "m", "activation", "fp32", 1.0, 1.0, 0.0, lost, headroom)
 
 
-@pytest.mark.parametrize(("headroom", "lost", "name"), [
-    (math.nan, 0.0, "overflows, inf or NaN"), (-math.inf, 0.0, "overflows, inf or NaN"), (-0.1, 0.9, "overflows, inf or NaN"),
-    (0.0, 0.0, "2 doublings left"), (2.0, 0.9, "2 doublings left"), (3.0, 0.0, "4 doublings left"), (9.0, 0.0, "fine"),
-    (9.0, 0.2, "more than a tenth lost"), (9.0, 0.6, "more than half lost"), (math.inf, 0.0, "fine"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("headroom", "lost", "name"),
+    [
+        (math.nan, 0.0, "overflows, inf or NaN"),
+        (-math.inf, 0.0, "overflows, inf or NaN"),
+        (-0.1, 0.9, "overflows, inf or NaN"),
+        (0.0, 0.0, "2 doublings left"),
+        (2.0, 0.9, "2 doublings left"),
+        (3.0, 0.0, "4 doublings left"),
+        (9.0, 0.0, "fine"),
+        (9.0, 0.2, "more than a tenth lost"),
+        (9.0, 0.6, "more than half lost"),
+        (math.inf, 0.0, "fine"),
+    ],
+)
 def test_weather_of_a_reading(headroom: float, lost: float, name: str) -> None:
     assert WEATHER[weather_of(reading(headroom, lost))][0] == name
 

@@ -1,4 +1,6 @@
-"""`first_nonfinite` names the op, the module, the line and the phase of every planted fault, and accuses no sound step."""
+"""`first_nonfinite` names the op, the module, the line and the phase of every planted fault,
+and accuses no sound step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`RangeWeather` without a browser: the slider and the menu choose, the buttons jump, and nothing is thrown."""
+"""`RangeWeather` without a browser: the slider and the menu choose, the buttons jump,
+and nothing is thrown.
+"""
 
 from __future__ import annotations
 

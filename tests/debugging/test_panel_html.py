@@ -1,4 +1,6 @@
-"""The words and pictures of `RangeWeather`: bars end where log2 says, every module is there, and heat has its hatch."""
+"""The words and pictures of `RangeWeather`: bars end where log2 says, every module is there,
+and heat has its hatch.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,12 @@ def right_end(box: ElementTree.Element) -> float:
 
 
 @pytest.mark.parametrize(("step", "said"), [
-    (1, "**Step 1 of 6:** the loss is 2.000, and the optimizer steps. Hottest activation: `block2`, 10.0 doublings left."),
-    (5, "**Step 5 of 6:** the loss is 1,234, and the scaler skips the step. Hottest activation: `head`, overflows by 0.1 "
-        "doublings."),
-    (6, "**Step 6 of 6:** the loss is NaN, and the scaler skips the step. Hottest activation: `block2`, inf."),
+    (1, "**Step 1 of 6:** the loss is 2.000, and the optimizer steps. Hottest activation: "
+    "`block2`, 10.0 doublings left."),
+    (5, "**Step 5 of 6:** the loss is 1,234, and the scaler skips the step. Hottest activation: "
+    "`head`, overflows by 0.1 doublings."),
+    (6, "**Step 6 of 6:** the loss is NaN, and the scaler skips the step. Hottest activation: "
+    "`block2`, inf."),
 ])  # fmt: skip
 def test_the_words_of_a_step(step: int, said: str) -> None:
     assert describe_step(dying(), "activation", step) == said
@@ -209,12 +213,12 @@ def test_a_screen_reader_is_told_the_numbers() -> None:
     assert '<div role="status" aria-live="polite"' in view
     bars, history = (unescape(label) for label in re.findall(r'aria-label="([^"]*)"', view))
     assert bars == (
-        "Step 5, largest activation by module, for fp16: block1 0.4 doublings left; block2 0.0 doublings left; "
-        "head overflows by 0.1 doublings."
+        "Step 5, largest activation by module, for fp16: block1 0.4 doublings left; block2 0.0 "
+        "doublings left; head overflows by 0.1 doublings."
     )
     assert history == (
-        "Steps 1 to 5, activation by module: overflows, inf or NaN first in step 5, head, 2 doublings left first in step 3, "
-        "block2. Skipped: 1."
+        "Steps 1 to 5, activation by module: overflows, inf or NaN first in step 5, head, 2 "
+        "doublings left first in step 3, block2. Skipped: 1."
     )
 
 

@@ -1,4 +1,6 @@
-"""One step in fp64, fp32 and under autocast: which of them is not finite decides the verdict; gradients agree with a cast."""
+"""One step in fp64, fp32 and under autocast: which of them is not finite decides the verdict;
+gradients agree with a cast.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,39 @@ def linear(weight: float = 1.0) -> nn.Linear:
 FAULTS: list[tuple[str, float, Callable[[nn.Module, Tensor], Tensor], set[str], str]] = [
     # name, weight, loss, the ways that stay finite, words of the verdict
     ("sound", 1.0, lambda model, x: model(x).square().mean(), {*WAYS}, "All finite, and close"),
-    ("zero by zero", 1.0, lambda model, x: (model(x) * 0 / (x * 0)).sum(), set(), "Not finite in fp64 either"),
-    ("exp", 100.0, lambda model, x: model(x).float().exp().sum() if model.weight.dtype != torch.float64
-     else model(x).exp().sum(), {"fp64"}, "a value leaves the range of fp32"),
-    ("fp16's range", 1e5, lambda model, x: model(x).float().log().sum(), {"fp64", "fp32", "amp_bf16"}, "not in fp16"),
-    ("few bits", 1.0001, lambda model, x: (model(x) - 1).log().sum(), {"fp64", "fp32"}, "under autocast in bf16 and fp16"),
-]  # fmt: skip
+    (
+        "zero by zero",
+        1.0,
+        lambda model, x: (model(x) * 0 / (x * 0)).sum(),
+        set(),
+        "Not finite in fp64 either",
+    ),
+    (
+        "exp",
+        100.0,
+        lambda model, x: (
+            model(x).float().exp().sum()
+            if model.weight.dtype != torch.float64
+            else model(x).exp().sum()
+        ),
+        {"fp64"},
+        "a value leaves the range of fp32",
+    ),
+    (
+        "fp16's range",
+        1e5,
+        lambda model, x: model(x).float().log().sum(),
+        {"fp64", "fp32", "amp_bf16"},
+        "not in fp16",
+    ),
+    (
+        "few bits",
+        1.0001,
+        lambda model, x: (model(x) - 1).log().sum(),
+        {"fp64", "fp32"},
+        "under autocast in bf16 and fp16",
+    ),
+]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""`first_nonfinite` and `doctor` on steps whose inf and NaN come from the data, stop the step, or do no harm."""
+"""`first_nonfinite` and `doctor` on steps whose inf and NaN come from the data, stop the step,
+or do no harm.
+"""
 
 import math
 

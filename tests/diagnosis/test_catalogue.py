@@ -28,13 +28,16 @@ from tests.notebooks.test_numbering import sections
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
 NAMES = [*catalogue()]
-# Made from the parts of a run, `f"{part}-not-restored"`; to choose from in the clinic, where no rule looks for it.
+# Made from the parts of a run, `f"{part}-not-restored"`; to choose from in the clinic, where no
+# rule looks for it.
 NOT_SPELT_OUT = {name for name in NAMES if name.endswith("-not-restored")} | {"labels-out-of-range"}
 
 
 @cache
 def used() -> dict[str, str]:
-    """Every string in the package that is a name of the catalogue, or the first argument of `finding` → where it is."""
+    """Every string in the package that is a name of the catalogue,
+    or the first argument of `finding` → where it is.
+    """
     found = {}
     for path in sorted((course_root() / "amp_course").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -170,7 +173,9 @@ def sentences() -> str:
 
 
 def test_the_sentences_are_those_that_were_reviewed() -> None:
-    """After a change of faults.toml: read what `python -m tests.diagnosis.test_catalogue` has changed in sentences.txt."""
+    """After a change of faults.toml: read what `python -m tests.diagnosis.test_catalogue` has
+    changed in sentences.txt.
+    """
     assert SENTENCES.read_text("utf-8") == sentences()
 
 

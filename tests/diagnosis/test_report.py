@@ -1,4 +1,6 @@
-"""The report on hand-written findings: its verdict, and the same things said as text, HTML and JSON."""
+"""The report on hand-written findings: its verdict, and the same things said as text,
+HTML and JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""AgreedGradScaler against torch's own: alone it is one, and on two ranks both decide as one process that sees all gradients."""
+"""AgreedGradScaler against torch's own: alone it is one,
+and on two ranks both decide as one process that sees all gradients.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def train(
     fused: bool = False,
     unscale: bool = False,
 ) -> tuple[list[float], list[bool], list[Tensor]]:
-    """Step two optimizers on the shards of some ranks; return scales, whether it stepped, and the weights."""
+    """Step two optimizers on the shards of some ranks;
+    return scales, whether it stepped, and the weights.
+    """
     shards = [nn.Parameter(torch.full((2 + rank,), 0.5)) for rank in ranks]
     second = [nn.Parameter(torch.ones(3)) for _ in ranks]
     momentum = (

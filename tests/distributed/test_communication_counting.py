@@ -1,4 +1,6 @@
-"""Collectives on a fake group: their bytes are what the parameters say, and nothing of the group is left."""
+"""Collectives on a fake group: their bytes are what the parameters say,
+and nothing of the group is left.
+"""
 
 import sys
 from functools import partial
@@ -199,7 +201,8 @@ def test_nothing_is_left_behind():
     assert not dist.is_initialized()
     assert (sys.excepthook, torch.get_num_threads()) == (hook, threads)
     assert torch.equal(torch.get_rng_state(), random_state)
-    # No hook of ours on modules or optimizers either: those of the first count would see the second.
+    # No hook of ours on modules or optimizers either: those of the first count would see the
+    # second.
     assert count_collectives(build_ddp, train_step, ranks=2) == count_collectives(
         build_ddp, train_step, ranks=2
     )

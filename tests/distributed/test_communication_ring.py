@@ -1,4 +1,6 @@
-"""The α–β model in exact fractions, a ring played hop by hop, and fits that find what the times were made of."""
+"""The α–β model in exact fractions, a ring played hop by hop,
+and fits that find what the times were made of.
+"""
 
 from fractions import Fraction
 
@@ -49,7 +51,8 @@ def test_two_levels_of_one_kind_of_node_are_one_ring():
 
 def test_two_levels_by_hand():
     two = TwoLevelModel(RingModel(0.0, 100.0), RingModel(0.0, 10.0), 2)
-    # 200 bytes: inside, 1 hop of 100 bytes at 100 bytes/s, twice; between 3 nodes, 4 hops of 100/3 bytes at 10 bytes/s
+    # 200 bytes: inside, 1 hop of 100 bytes at 100 bytes/s, twice; between 3 nodes, 4 hops of 100/3
+    # bytes at 10 bytes/s
     assert two.all_reduce_seconds(200, 6) == pytest.approx(1 + 4 * 100 / 3 / 10 + 1)
 
 
@@ -68,7 +71,9 @@ def test_a_fit_finds_what_exact_times_were_made_of(ranks, made):
 
 
 def test_a_fit_weighs_relative_errors():
-    """Each time 10 % too long or too short: both numbers stay within 10 %, although sizes differ by seven powers of ten."""
+    """Each time 10 % too long or too short: both numbers stay within 10 %,
+    although sizes differ by seven powers of ten.
+    """
     made, sizes = RingModel(2e-5, 3e8), [10**k for k in range(1, 9)]
     off = [
         made.all_reduce_seconds(size, 2) * (1.1 if k % 2 else 0.9) for k, size in enumerate(sizes)

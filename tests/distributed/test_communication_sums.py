@@ -1,4 +1,6 @@
-"""16-bit means over ranks: bit for bit those of a slow loop over numpy's scalars, and wrong in the ways that they should be."""
+"""16-bit means over ranks: bit for bit those of a slow loop over numpy's scalars,
+and wrong in the ways that they should be.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -96,7 +98,9 @@ def test_a_ring_stagnates_and_a_tree_does_not():
 
 
 def test_pieces_of_a_ring_begin_on_different_ranks():
-    """The 256 of one rank comes first or last, so that the ones of the others are rounded away or not."""
+    """The 256 of one rank comes first or last, so that the ones of the others are rounded away
+    or not.
+    """
     shards = torch.ones(257, 257)
     shards[0] = 256.0
     got = reduce_mean(shards, torch.bfloat16, "ring", "after") * 257

@@ -1,4 +1,6 @@
-"""The step of `ddp_amp.py` counts every sample once, however ranks and micro-batches divide them."""
+"""The step of `ddp_amp.py` counts every sample once, however ranks and micro-batches divide
+them.
+"""
 
 import contextlib
 import sys

@@ -1,4 +1,6 @@
-"""Two ranks and one process: to the last bit where the order of additions is the same, else within the bound."""
+"""Two ranks and one process: to the last bit where the order of additions is the same,
+else within the bound.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ def test_two_ranks_equal_one_process(dtype: torch.dtype) -> None:
 def drawn_gradient(
     x: torch.Tensor, y: torch.Tensor, layer: nn.Linear, unit: float, generator: torch.Generator
 ) -> torch.Tensor:
-    """The weight gradient in fp64, with each 16-bit rounding pushed by one `unit`, up or down at random."""
+    """The weight gradient in fp64, with each 16-bit rounding pushed by one `unit`,
+    up or down at random.
+    """
 
     def pushed(values: torch.Tensor, units: float) -> torch.Tensor:
         sign = torch.randint(2, values.shape, generator=generator) * 2 - 1

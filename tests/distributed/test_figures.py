@@ -1,4 +1,6 @@
-"""The figure of ranks in step: it draws every group, every skip and every difference, and its alt text tells them."""
+"""The figure of ranks in step: it draws every group, every skip and every difference,
+and its alt text tells them.
+"""
 
 import pytest
 
@@ -48,7 +50,8 @@ def test_every_skip_is_marked_by_whose_overflow_it_was(agreement):
 def test_the_alt_text_tells_the_runs_story():
     alt = rank_figure(simulate(2, "gradients all-reduced", {1: [1]}, steps=6)).alt
     assert alt.startswith(
-        "2 ranks all-reduce their gradients: loss scale, skipped steps and distance from rank 0's weights"
+        "2 ranks all-reduce their gradients: loss scale, skipped steps and distance from rank 0's "
+        "weights"
     )
     assert "ranks 0 and 1: scale from 1,024 to 512, 1 skipped, distance from rank 0 0." in alt
     assert alt.endswith("both ranks skip step 2 together, and keep one scale and equal weights.")

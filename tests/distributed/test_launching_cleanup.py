@@ -1,4 +1,6 @@
-"""No process outlives a run: not after its end, a failure, an interrupt, nor the death of any process that takes part."""
+"""No process outlives a run: not after its end, a failure, an interrupt,
+nor the death of any process that takes part.
+"""
 
 import os
 import signal
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep, start_new_session=True)
 open(f"{sys.argv[1]}/{os.getpid()}-{child.pid}", "x").close()
 while len(os.listdir(sys.argv[1])) < 2:
     time.sleep(0.01)
@@ -63,7 +66,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-# who is killed, counted from the rank upwards: its torchrun, and who called run_script; by which signal
+# who is killed, counted from the rank upwards: its torchrun, and who called run_script; by which
+# signal
 KILLS = {
     "interrupt": (2, signal.SIGINT, "KeyboardInterrupt"),
     "kernel ended": (2, signal.SIGTERM, ""),
@@ -83,10 +87,12 @@ def callers(
         started[name] = (
             subprocess.Popen(
                 [sys.executable, "-c", CALLER, str(script), str(script.parent / "pids"), "wait"],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             ),
             script,
-        )  # fmt: skip
+        )
     yield started
     for caller, _ in started.values():  # those whose tests ran in another process
         caller.kill()
@@ -101,7 +107,9 @@ RUNS = {
 
 
 def run_until_it_starts(script: Path, how: str) -> ScriptRun:
-    """Run the script; once more, with more seconds, if its ranks had not started when time was up."""
+    """Run the script; once more, with more seconds, if its ranks had not started when time was
+    up.
+    """
     for seconds in RUNS[how]:
         run = run_script(script, script.parent / "pids", how, seconds=seconds)
         if len(recorded(script)) == 4:

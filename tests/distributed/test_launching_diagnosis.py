@@ -1,4 +1,6 @@
-"""What goes wrong on a rank is named: real runs of scripts that fail, and the reading of reports that other versions write."""
+"""What goes wrong on a rank is named: real runs of scripts that fail,
+and the reading of reports that other versions write.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -28,9 +30,13 @@ SCRIPTS = {  # name → (script, seconds, what the problem says)
         ["rank 1 raised ValueError: bad batch in line 4, `raise ValueError('bad batch')`."],
     ),
     "raises what has no text": (
-        f"{RANK}class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\nif rank == 1:\n    raise Mute",
+        f"{RANK}class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\nif rank == "
+        f"1:\n    raise Mute",
         60,
-        ["rank 1 raised Mute: (its message fails itself when it is asked for) in line 7, `raise Mute`"],
+        [
+            "rank 1 raised Mute: (its message fails itself when it is asked for) in line 7, `raise "
+            "Mute`"
+        ],
     ),
     # On every rank, unless torchrun ends one before it has said so
     "syntax": (f"{RANK}x = = 3", 60, ["raised SyntaxError", "in line 3, `x = = 3`"]),
@@ -47,7 +53,10 @@ SCRIPTS = {  # name → (script, seconds, what the problem says)
     "hangs": (
         f"{RANK}def wait():\n    time.sleep(600)\nif rank == 1:\n    wait()",
         15,
-        ["time was up after 15 seconds: rank 0 had finished; rank 1 was still at line 4, `time.sleep(600)`"],
+        [
+            "time was up after 15 seconds: rank 0 had finished; rank 1 was still at line 4, "
+            "`time.sleep(600)`"
+        ],
     ),
     "takes a port": (
         f"{RANK}port = int(sys.argv[1])\nsocket.create_server(('', port))",
@@ -62,33 +71,49 @@ SCRIPTS = {  # name → (script, seconds, what the problem says)
     "one finishes": (
         f"{GROUP}if rank == 0:\n    dist.all_reduce(torch.ones(1))",
         60,
-        ["rank 0 was waiting for other ranks in line 6", "when rank 1 finished. A collective returns only once every rank"],
+        [
+            "rank 0 was waiting for other ranks in line 6",
+            "when rank 1 finished. A collective returns only once every rank",
+        ],
     ),
     "shapes": (
         f"{GROUP}dist.all_reduce(torch.ones(4 if rank == 0 else 8))",
         60,
-        ["received a tensor of another size than its own", "in line 5, `dist.all_reduce(torch.ones("],
+        [
+            "received a tensor of another size than its own",
+            "in line 5, `dist.all_reduce(torch.ones(",
+        ],
     ),
     "models": (
         f"{GROUP}torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3 + rank))",
         60,
-        ["rank 1 raised RuntimeError", "in line 5", "than on rank 0: its parameter number 0 has the shape (4, 4)"],
+        [
+            "rank 1 raised RuntimeError",
+            "in line 5",
+            "than on rank 0: its parameter number 0 has the shape (4, 4)",
+        ],
     ),
     "three are wanted": (
         "import torch.distributed as dist\ndist.init_process_group('gloo', world_size=3)",
         30,
         [
             "time was up after 30 seconds: ranks 0 and 1 were still at line 2",
-            "waiting for other ranks in `init_process_group`. The script asks for world_size=3, and 2 ranks run",
+            "waiting for other ranks in `init_process_group`. The script asks for world_size=3, "
+            "and 2 ranks run",
         ],
     ),
     "meets at a port in use": (
         f"{RANK}import torch.distributed as dist\n"
-        "dist.init_process_group('gloo', f'tcp://localhost:{sys.argv[1]}', rank=rank, world_size=2)",
+        "dist.init_process_group('gloo', f'tcp://localhost:{sys.argv[1]}', rank=rank, "
+        "world_size=2)",
         30,
-        ["ranks 0 and 1 were still at line 4", "They are connected to port", "in use by a program outside this run"],
+        [
+            "ranks 0 and 1 were still at line 4",
+            "They are connected to port",
+            "in use by a program outside this run",
+        ],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +123,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
     with socket.create_server(("", 0)) as server, ThreadPoolExecutor(3) as pool:
         started = {}
         path = folder / "ok.py"
-        path.write_text(f"{GROUP}torch.manual_seed(rank)\nmodel = torch.nn.Linear(2, 2)\n"
-                        "ddp = torch.nn.parallel.DistributedDataParallel(model)\nprint(model.weight.sum().item())")  # fmt: skip
+        path.write_text(
+            f"{GROUP}torch.manual_seed(rank)\nmodel = torch.nn.Linear(2, 2)\n"
+            "ddp = "
+            "torch.nn.parallel.DistributedDataParallel(model)\nprint(model.weight.sum().item())"
+        )
         started["seeds"] = pool.submit(run_script, path)
         started["a node is absent"] = pool.submit(run_script, path, nodes=2, absent=[1], seconds=8)
         slow_first = sorted(SCRIPTS.items(), key=lambda item: item[1][1])
@@ -260,12 +288,14 @@ def test_a_rank_that_raised_is_named_even_if_time_was_up() -> None:
 
 
 MESSAGES = {
-    "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 4 params.": (
-        "DDP found different models: 2 parameters on rank 0, 4 on rank 1."
-    ),
-    "wait timeout after 4000ms, keys: /default_pg/0//cpu//0/2": "it waited 4000 ms for rank 2, which never joined.",
-    "Timed out after 6 seconds waiting for clients. 2/3 clients joined.": "it waited 6 seconds for 3 ranks, and 2 came.",
-    "Timed out waiting 5000ms for recv operation to complete": "it waited 5000 ms for another rank, which never came.",
+    "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has "
+    "inconsistent 4 params.": ("DDP found different models: 2 parameters on rank 0, 4 on rank 1."),
+    "wait timeout after 4000ms, keys: /default_pg/0//cpu//0/2": "it waited 4000 ms for rank 2, "
+    "which never joined.",
+    "Timed out after 6 seconds waiting for clients. 2/3 clients joined.": "it waited 6 seconds "
+    "for 3 ranks, and 2 came.",
+    "Timed out waiting 5000ms for recv operation to complete": "it waited 5000 ms for another "
+    "rank, which never came.",
     "a message that nobody has to explain": "",
 }
 
@@ -278,16 +308,22 @@ def test_obscure_messages_are_explained(message: str, told: str) -> None:
 
 
 def test_a_port_that_torchrun_could_not_open() -> None:
-    said = "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, EADDRINUSE"
+    said = (
+        "RuntimeError: The server socket has failed to listen on any local network address. "
+        "port: 29500, EADDRINUSE"
+    )
     told = diagnose(evidence(Rank(0, False, None, None, "", "", None), launcher=said))
     assert told is not None
     assert told.startswith("no rank started, because the port is in use (29500).")
 
 
 REPORTS = {
-    "a line of the log": "E1124 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 42) of binary: python",
-    "the report": "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 42)\n  error_file: <N/A>",
-    "the report with a signal": "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 42)  (SIGKILL)",
+    "a line of the log": "E1124 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 42) of "
+    "binary: python",
+    "the report": "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 42)\n  error_file: "
+    "<N/A>",
+    "the report with a signal": "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 42)  "
+    "(SIGKILL)",
 }
 
 

@@ -1,4 +1,6 @@
-"""The launchers: what the table says they set is what rank 1 finds, and the templates set what a rank needs."""
+"""The launchers: what the table says they set is what rank 1 finds,
+and the templates set what a rank needs.
+"""
 
 import os
 import stat
@@ -24,24 +26,29 @@ wanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 with open(f"{sys.argv[1]}/" + os.environ["RANK"], "x") as file:
     print(*(os.environ[name] for name in wanted), *sys.argv[2:], file=file)
 """
-# What the real ones set for each task, on two nodes of two tasks: 0 and 1 on the first, 2 and 3 on the second.
+# What the real ones set for each task, on two nodes of two tasks: 0 and 1 on the first, 2 and 3 on
+# the second.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for rank in 0 1 2 3; do
-    SLURM_PROCID=$rank SLURM_NTASKS=4 SLURM_LOCALID=$((rank % 2)) SLURM_NODEID=$((rank / 2)) "$@" || exit $?
+    SLURM_PROCID=$rank SLURM_NTASKS=4 SLURM_LOCALID=$((rank % 2)) SLURM_NODEID=$((rank / 2)) "$@" \\
+        || exit $?
 done
 """
 SCONTROL = """#!/bin/bash
 [[ "$*" == "show hostnames node[07-08]" ]] && printf 'node07\\nnode08\\n'
 """
 MPIRUN = {
-    "Open MPI": 'OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=$((rank % 2)) "$@"',
+    "Open MPI": "OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=4 "
+    'OMPI_COMM_WORLD_LOCAL_RANK=$((rank % 2)) "$@"',
     "Hydra": 'PMI_RANK=$rank PMI_SIZE=4 MPI_LOCALRANKID=$((rank % 2)) "$@"',
 }
 
 
 def with_programs(folder: Path, **programs: str) -> dict[str, str]:
-    """Put programs, and Python as `python`, before all others on the PATH; return the environment."""
+    """Put programs, and Python as `python`, before all others on the PATH;
+    return the environment.
+    """
     (folder / "bin").mkdir()
     for name, text in {
         "python": f'#!/bin/bash\nexec "{sys.executable}" "$@"\n',
@@ -104,7 +111,10 @@ def test_the_slurm_script_gives_each_task_its_place(tmp_path: Path, ranks: Path)
 def test_the_mpi_script_gives_each_rank_its_place(tmp_path: Path, ranks: Path, name: str) -> None:
     mpirun = f"#!/bin/bash\nshift 2\nfor rank in 0 1 2 3; do {MPIRUN[name]} || exit $?; done\n"
     environment = with_programs(tmp_path, mpirun=mpirun) | {"MASTER_ADDR": "node07"}
-    command = f'mpirun -np 4 bash "{TEMPLATES / "mpi.sh"}" "{tmp_path / "train.py"}" "{ranks}" "two words"'
+    command = (
+        f'mpirun -np 4 bash "{TEMPLATES / "mpi.sh"}" "{tmp_path / "train.py"}" "{ranks}" '
+        f'"two words"'
+    )
     done = bash("-c", command, environment=environment)
     assert done.returncode == 0, done.stderr
     assert found(ranks) == [f"{rank} 4 {rank % 2} node07 29500 two words" for rank in range(4)]

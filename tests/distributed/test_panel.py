@@ -1,4 +1,6 @@
-"""`RankExplorer` without a browser: every control reaches the simulation, what was shown is kept, and the menus stay sound."""
+"""`RankExplorer` without a browser: every control reaches the simulation, what was shown is kept,
+and the menus stay sound.
+"""
 
 import base64
 import itertools

@@ -1,4 +1,6 @@
-"""The words and the picture of `RankExplorer`: a verdict tells what the run did, the picture has every skip and every rank."""
+"""The words and the picture of `RankExplorer`: a verdict tells what the run did,
+the picture has every skip and every rank.
+"""
 
 import itertools
 import re
@@ -41,26 +43,28 @@ NEVER = [[0, 0, 0]] * 4
     [
         (
             made(NEVER, [1024] * 4),
-            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and equal layer norms.",
+            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and "
+            "equal layer norms.",
         ),
         (
             made(NEVER, [1024] * 4, agreement="gradients all-reduced"),
-            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and equal weights.",
+            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and "
+            "equal weights.",
         ),
         (
             made([[0, 1, 0]] * 4, [512] * 4, agreement="gradients all-reduced"),
-            "**The all-reduce of the gradients spreads the inf or NaN:** all 4 ranks skip step 2 together, and keep one "
-            "scale and equal weights.",
+            "**The all-reduce of the gradients spreads the inf or NaN:** all 4 ranks skip step 2 "
+            "together, and keep one scale and equal weights.",
         ),
         (
             made([[0, 1, 1]] * 2, [512] * 2, agreement="found_inf agreed"),
-            "**One all-reduce of found_inf keeps the ranks together:** both ranks skip 2 steps together, and keep one "
-            "scale and equal layer norms.",
+            "**One all-reduce of found_inf keeps the ranks together:** both ranks skip 2 steps "
+            "together, and keep one scale and equal layer norms.",
         ),
         (
             made([[0, 1, 0]] * 4, [512] * 4),
-            "Every rank overflows in the same steps, so all 4 ranks skip step 2 together, and keep one scale and equal layer "
-            "norms. **That is luck:** nothing makes them agree.",
+            "Every rank overflows in the same steps, so all 4 ranks skip step 2 together, and "
+            "keep one scale and equal layer norms. **That is luck:** nothing makes them agree.",
         ),
         (
             made(
@@ -68,32 +72,33 @@ NEVER = [[0, 0, 0]] * 4
                 [1024, 512, 1024, 1024],
                 [0.0, 0.0312, 0.0, 0.0],
             ),
-            "In step 2 rank 1 skips and the others step: **from step 3 on their scales differ**, and with them the units of "
-            "the gradients that they add up. At the end the scale is 512 on rank 1 and 1,024 on ranks 0, 2 and 3, and the layer "
-            "norms differ from rank 0's by up to 0.031.",
+            "In step 2 rank 1 skips and the others step: **from step 3 on their scales differ**, "
+            "and with them the units of the gradients that they add up. At the end the scale is "
+            "512 on rank 1 and 1,024 on ranks 0, 2 and 3, and the layer norms differ from rank "
+            "0's by up to 0.031.",
         ),
         (
             made([[0, 1, 0], [0, 0, 0]], [0.5, 1], [0.0, 250.0]),
-            "In step 2 rank 0 skips and rank 1 steps: **from step 3 on their scales differ**, and with them the units of the "
-            "gradients that they add up. At the end the scale is 1/2 on rank 0 and 1 on rank 1, and the layer norms differ "
-            "from rank 0's by up to 250.",
+            "In step 2 rank 0 skips and rank 1 steps: **from step 3 on their scales differ**, and "
+            "with them the units of the gradients that they add up. At the end the scale is 1/2 "
+            "on rank 0 and 1 on rank 1, and the layer norms differ from rank 0's by up to 250.",
         ),
         (
             made([[1, 1, 0], [1, 0, 0], [0, 0, 0]], [256, 512, 1024], [0.0, 0.1, 2.0]),
-            "In step 1 ranks 0 and 1 skip and rank 2 steps: **from step 2 on their scales differ**, and with them the units of "
-            "the gradients that they add up. At the end the scale ranges from 256 to 1,024, and the layer norms differ from "
-            "rank 0's by up to 2.",
+            "In step 1 ranks 0 and 1 skip and rank 2 steps: **from step 2 on their scales "
+            "differ**, and with them the units of the gradients that they add up. At the end the "
+            "scale ranges from 256 to 1,024, and the layer norms differ from rank 0's by up to 2.",
         ),
         (
             made([[1, 0, 0], [0, 1, 0]], [512, 512], [0.0, 0.2]),
-            "In step 1 rank 0 skips and rank 1 steps: **from step 2 on their scales differ**, and with them the units of the "
-            "gradients that they add up. At the end the scales happen to be equal again, but the layer norms differ from rank "
-            "0's by up to 0.2.",
+            "In step 1 rank 0 skips and rank 1 steps: **from step 2 on their scales differ**, and "
+            "with them the units of the gradients that they add up. At the end the scales happen "
+            "to be equal again, but the layer norms differ from rank 0's by up to 0.2.",
         ),
         (
             made([[0, 0, 1], [0, 0, 0]], [1024, 1024], [0.0, 0.01]),
-            "In step 3 rank 0 skips and rank 1 steps: **their layer norms now differ from rank 0's by up to 0.01**, and their "
-            "scales will differ in the next step.",
+            "In step 3 rank 0 skips and rank 1 steps: **their layer norms now differ from rank "
+            "0's by up to 0.01**, and their scales will differ in the next step.",
         ),
     ],
 )
@@ -198,6 +203,7 @@ def test_a_screen_reader_is_told_the_numbers():
     assert '<div role="status" aria-live="polite"' in view
     label = unescape(re.search(r'aria-label="([^"]*)"', view)[1])
     assert label.startswith(
-        "10 steps. ranks 0, 2 and 3: scale from 1,024 to 1,024, 0 skipped, distance from rank 0 0; rank 1"
+        "10 steps. ranks 0, 2 and 3: scale from 1,024 to 1,024, 0 skipped, distance from rank 0 0; "
+        "rank 1"
     )
     assert "**" not in label and "from step 4 on their scales differ" in label

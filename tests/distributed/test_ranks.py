@@ -1,4 +1,6 @@
-"""Two warm processes: what they return, how each kind of failure is told, and that none is left behind."""
+"""Two warm processes: what they return, how each kind of failure is told,
+and that none is left behind.
+"""
 
 from __future__ import annotations
 
@@ -116,12 +118,15 @@ LEFT = "rank 0 returned without calling it"
     (_only_rank_1_reduces, 1, _first(1) + LEFT),
     (_in_a_group_of_its_own, 1, _first(1) + LEFT),
     (_swallows_it, 1, _first(1) + LEFT),
-    (_other_shapes, 0, _first(0) + "rank 1's number 1 is `all_reduce` of a float32 tensor of shape (2,). All ranks have to call"),
-    (_other_dtypes, 1, _first(1) + "rank 0's number 1 is `all_reduce` of a float16 tensor of shape (1,). All ranks have to call"),
+    (_other_shapes, 0, _first(0) + "rank 1's number 1 is `all_reduce` of a float32 tensor of "
+    "shape (2,). All ranks have to call"),
+    (_other_dtypes, 1, _first(1) + "rank 0's number 1 is `all_reduce` of a float16 tensor of "
+    "shape (1,). All ranks have to call"),
     (_other_roots, 0, _first(0, "`broadcast` with root rank 0 of a float32 tensor of shape (1,)")
                       + "rank 1's number 1 is `broadcast` with root rank 1"),
     (_another_order, 1, _first(1) + "rank 0's number 1 is `barrier`"),
-    (_receives_what_nobody_sends, 1, _first(1, "`recv` from rank 0 of a float32 tensor of shape (1,)") + LEFT),
+    (_receives_what_nobody_sends, 1, _first(1, "`recv` from rank 0 of a float32 tensor of shape "
+    "(1,)") + LEFT),
     (_both_receive, 0, _first(0, "`recv` from rank 1 of a float32 tensor of shape (1,)")
                        + "rank 1's number 1 is `recv` from rank 0"),
 ])  # fmt: skip
@@ -160,10 +165,14 @@ def _fails(how: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize(("how", "kind", "told", "others"), [
-    (lambda: MINE["mine"], "raised", "your code raised KeyError ('mine') in line ", "rank 1 ended with an error without"),
-    (lambda: sys.exit(3), "raised", "your code raised SystemExit (3)", "rank 1 ended with an error without calling it"),
-    (lambda: os._exit(3), "died", "your code returned: it ended with exit code 3", "rank 1 ended without calling it"),
-    (lambda: os.kill(os.getpid(), signal.SIGKILL), "died", "it was killed by signal 9", "rank 1 ended without calling it"),
+    (lambda: MINE["mine"], "raised", "your code raised KeyError ('mine') in line ", "rank 1 "
+    "ended with an error without"),
+    (lambda: sys.exit(3), "raised", "your code raised SystemExit (3)", "rank 1 ended with an "
+    "error without calling it"),
+    (lambda: os._exit(3), "died", "your code returned: it ended with exit code 3", "rank 1 ended "
+    "without calling it"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), "died", "it was killed by signal 9", "rank 1 "
+    "ended without calling it"),
 ])  # fmt: skip
 def test_a_rank_that_fails_is_named_and_the_other_is_not_left_waiting(
     ranks: Ranks, how: Any, kind: str, told: str, others: str
@@ -222,7 +231,10 @@ def test_what_is_left_changed_is_told_and_put_back(ranks: Ranks) -> None:
 def test_a_function_typed_into_a_cell_travels_with_what_it_uses_and_its_lines_are_quoted(
     ranks: Ranks,
 ) -> None:
-    cell = "factor = 3\ndef inner(x):\n    return x * factor\ndef answer(x):\n    return inner(x) / (x - 2)\n"
+    cell = (
+        "factor = 3\ndef inner(x):\n    return x * factor\ndef answer(x):\n    return inner(x) "
+        "/ (x - 2)\n"
+    )
     names: dict[str, Any] = {"__name__": "__main__"}
     linecache.cache["<cell 7>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 7>")
     exec(compile(cell, "<cell 7>", "exec"), names)
@@ -231,7 +243,8 @@ def test_a_function_typed_into_a_cell_travels_with_what_it_uses_and_its_lines_ar
     assert failure is not None and failure.case == "for 2"
     assert (
         failure.told
-        == "your code raised ZeroDivisionError (division by zero) in line 5, `return inner(x) / (x - 2)`"
+        == "your code raised ZeroDivisionError (division by zero) in line 5, `return inner(x) / (x "
+        "- 2)`"
     )
 
 

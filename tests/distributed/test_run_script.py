@@ -15,7 +15,8 @@ SCRIPT = """
 import os, pickle, sys
 class Local:
     pass
-print("rank", os.environ["RANK"], sys.argv[1:], __name__, os.path.basename(__file__), os.environ.get("COLOUR"))
+file, colour = os.path.basename(__file__), os.environ.get("COLOUR")
+print("rank", os.environ["RANK"], sys.argv[1:], __name__, file, colour)
 print("threads", os.environ["OMP_NUM_THREADS"])
 print("path", os.path.basename(sys.path[0]), type(pickle.loads(pickle.dumps(Local()))).__name__)
 print("<b>&", file=sys.stderr)
@@ -77,7 +78,8 @@ def test_more_ranks_than_cores_run_and_a_note_says_so(script: Path) -> None:
 def test_two_nodes_make_one_world(tmp_path: Path) -> None:
     path = tmp_path / "nodes.py"
     path.write_text(
-        "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GROUP_RANK', 'LOCAL_RANK')))"
+        "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GROUP_RANK', "
+        "'LOCAL_RANK')))"
     )
     run = run_script(path, ranks=4, nodes=2)
     assert run.ok, run
@@ -143,7 +145,8 @@ def test_a_failed_run_tells_its_problem_and_raises_it_on_demand() -> None:
     with pytest.raises(CourseError, match="rank 0 raised `<E>`"):
         run.check()
     assert str(run) == (
-        "$ torchrun a.py\n[rank 0, stderr] <oops>\nThe run failed: rank 0 raised `<E>`.\nNote: a note"
+        "$ torchrun a.py\n[rank 0, stderr] <oops>\nThe run failed: rank 0 raised `<E>`.\nNote: a "
+        "note"
     )
     page = run._repr_html_()
     assert "&lt;oops&gt;" in page

@@ -1,4 +1,6 @@
-"""The scripts run under torchrun as they are: equal weights on the ranks, and a break that changes nothing."""
+"""The scripts run under torchrun as they are: equal weights on the ranks,
+and a break that changes nothing.
+"""
 
 from __future__ import annotations
 

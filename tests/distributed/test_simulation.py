@@ -1,4 +1,6 @@
-"""Simulated ranks do what real ones do: two gloo processes, bit for bit; and they keep together exactly where they agree."""
+"""Simulated ranks do what real ones do: two gloo processes, bit for bit;
+and they keep together exactly where they agree.
+"""
 
 import pytest
 import torch
@@ -58,7 +60,9 @@ class Net(torch.nn.Module):
 
 
 def train(agreement, overflow_at, steps, growth_interval):
-    """Train on this rank, one of the two of a gloo group, without any simulation; return its scales and its layer norm."""
+    """Train on this rank, one of the two of a gloo group, without any simulation;
+    return its scales and its layer norm.
+    """
     rank, cut = dist.get_rank(), agreement != "gradients all-reduced"
     layers = _Layers(0, slice(8 * rank, 8 * rank + 8) if cut else slice(None))
     net = Net(layers, cut)
@@ -105,7 +109,8 @@ def test_ranks_that_agree_train_as_one_process_with_one_scaler(ranks, agreement)
     run = simulate(ranks, agreement, overflow_at, growth_interval=8)
     alone = simulate(1, "nothing", dict.fromkeys(overflow_at, (0,)), growth_interval=8)
     assert set(run.scales) == set(alone.scales) and set(run.skipped) == set(alone.skipped)
-    # A part's logits and gradients are rounded to fp16 before they are added up: 2^-11 of each, at every step.
+    # A part's logits and gradients are rounded to fp16 before they are added up: 2^-11 of each, at
+    # every step.
     torch.testing.assert_close(
         torch.tensor(run.norms), torch.tensor(alone.norms).expand(ranks, -1), rtol=0, atol=2e-4
     )
@@ -237,7 +242,8 @@ def test_a_simulation_can_be_repeated_and_leaves_the_process_alone():
         ((0, "nothing", {}), "ranks is 0"),
         (
             (2, "luck", {}),
-            "agreement is 'luck': choose one of 'nothing', 'gradients all-reduced', 'found_inf agreed'",
+            "agreement is 'luck': choose one of 'nothing', 'gradients all-reduced', 'found_inf "
+            "agreed'",
         ),
         ((2, "nothing", {}, 0), "steps is 0: take at least 1"),
         ((2, "nothing", {}, 5, 0), "growth_interval is 0: pass at least 1, or None"),

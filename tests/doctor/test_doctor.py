@@ -1,4 +1,6 @@
-"""The doctor on steps, its page, its command, and its hands off files. Whole scripts are in test_doctor_scripts."""
+"""The doctor on steps, its page, its command, and its hands off files.
+Whole scripts are in test_doctor_scripts.
+"""
 
 from __future__ import annotations
 
@@ -183,8 +185,10 @@ def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
     (folder / "tree" / "deep").mkdir(parents=True)
     (folder / "tree" / "deep" / "leaf.txt").write_text("old leaf")
     before = contents(folder)
-    code = f"from pathlib import Path\nfrom amp_course.doctor.journal import Journal\n" \
-           f"Journal(Path({str(tmp_path)!r}), [Path({str(folder)!r})]).install()\n{WRITER}"  # fmt: skip
+    code = (
+        f"from pathlib import Path\nfrom amp_course.doctor.journal import Journal\n"
+        f"Journal(Path({str(tmp_path)!r}), [Path({str(folder)!r})]).install()\n{WRITER}"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
     assert (folder / "renamed.pt").exists() and not (folder / "gone.txt").exists()
     changed, made = put_back(tmp_path)
@@ -297,7 +301,10 @@ def test_an_interrupt_ends_all_and_puts_files_back(tmp_path: Path) -> None:
     path.write_text(
         "import pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text('new')\ntime.sleep(999)\n"
     )
-    code = f"import sys; from amp_course import cli; sys.exit(cli.main(['doctor', {str(path)!r}, {str(made)!r}]))"
+    code = (
+        f"import sys; from amp_course import cli; sys.exit(cli.main(['doctor', {str(path)!r}, "
+        f"{str(made)!r}]))"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     while not made.exists():
         time.sleep(0.05)
@@ -317,8 +324,10 @@ def test_an_interrupt_shows_what_was_seen_until_then(tmp_path: Path) -> None:
     path.write_text(LOOP)
     process = subprocess.Popen(
         [sys.executable, "-m", "amp_course", "doctor", "--steps", "5000", str(path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not path.with_name("far").exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -333,14 +342,28 @@ def test_the_last_lines_are_those_that_a_terminal_shows() -> None:
     assert len(last_lines(b"line\n" * 99)) == 12
 
 
-@pytest.mark.parametrize(("seen", "words"), [
-    ({}, "made no optimizer, and ran no backward pass"), ({"passes": 1}, "It ran 1 backward pass, and made no"),
-    ({"by_hand": 3, "passes": 2}, "ran 2 backward passes and called `torch.autograd.grad` 3 times"),
-    ({"optimizers": ["SGD", "SGD"], "passes": 9}, "It made 2 SGD, and ran 9 backward passes, but no optimizer stepped"),
-    ({"programs": ["python a.py"]}, "started other programs"), ({"ended": "time"}, "In 5 seconds it took no step"),
-    ({"ended": "exit"}, "ended on its own with exit code 3"),
-    ({"error": "ValueError: no"}, "raised an exception before an optimizer stepped: ValueError: no"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({}, "made no optimizer, and ran no backward pass"),
+        ({"passes": 1}, "It ran 1 backward pass, and made no"),
+        (
+            {"by_hand": 3, "passes": 2},
+            "ran 2 backward passes and called `torch.autograd.grad` 3 times",
+        ),
+        (
+            {"optimizers": ["SGD", "SGD"], "passes": 9},
+            "It made 2 SGD, and ran 9 backward passes, but no optimizer stepped",
+        ),
+        ({"programs": ["python a.py"]}, "started other programs"),
+        ({"ended": "time"}, "In 5 seconds it took no step"),
+        ({"ended": "exit"}, "ended on its own with exit code 3"),
+        (
+            {"error": "ValueError: no"},
+            "raised an exception before an optimizer stepped: ValueError: no",
+        ),
+    ],
+)
 def test_why_there_is_nothing_to_judge(seen: dict[str, Any], words: str) -> None:
     result = {
         "ended": "end",
@@ -356,8 +379,12 @@ def test_why_there_is_nothing_to_judge(seen: dict[str, Any], words: str) -> None
 
 def test_ratios_are_rounded_so_that_they_hold() -> None:
     assert [_number(times) for times in (166.0, 31.0, 7.0, 1.234, 0.43)] == [
-        "over 100", "over 20", "over 5", "about 1", "about 0.4",
-    ]  # fmt: skip
+        "over 100",
+        "over 20",
+        "over 5",
+        "about 1",
+        "about 0.4",
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The doctor on scripts that were written without a look at it, and on changes of one loop: sound, faulty, and odd ones."""
+"""The doctor on scripts that were written without a look at it, and on changes of one loop:
+sound, faulty, and odd ones.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 # of chapter 10, on two ranks
 ON_RANKS = {
-    "ddp_amp": (("--dtype", "fp16", "--epochs", "2"), "clean"), "tensor_parallel_amp": ((), "clean"),
-    "fsdp2_amp": (("--epochs", "1"), "could not run"), "skip_alone": ((), "could not run"),
-}  # fmt: skip
+    "ddp_amp": (("--dtype", "fp16", "--epochs", "2"), "clean"),
+    "tensor_parallel_amp": ((), "clean"),
+    "fsdp2_amp": (("--epochs", "1"), "could not run"),
+    "skip_alone": ((), "could not run"),
+}
 
 
 def names(kind: str) -> list[str]:

@@ -31,7 +31,9 @@ from amp_course.watching.twins import LostUpdates, Twin
 
 
 def clipped(norm: float, arrived: float) -> list[str]:
-    """Names for three updates at a scale of 1024: gradients of norm `arrived` came, and had `norm` where they were clipped."""
+    """Names for three updates at a scale of 1024: gradients of norm `arrived` came,
+    and had `norm` where they were clipped.
+    """
     ours = frozenset({0})
     use = Use(0, 0.01, arrived, 1024.0, by_scaler=False, unscaled=False)
     clip = Clip(0, ours, 0.01, norm, ours)
@@ -120,10 +122,14 @@ def test_a_checkpoint_to_go_on_from_holds_the_scaler(
     trainer = type("Trainer", (), {})()
     trainer.model, trainer.state = model, {"optimizer": optimizer.state_dict()}
     known = {
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict(),
         "nested": {"training": {"optimizers": [optimizer.state_dict()]}},
-        "both in a list": [optimizer.state_dict(), scaler.state_dict()], "objects": (optimizer, scaler), "trainer": trainer,
-    }  # fmt: skip
+        "both in a list": [optimizer.state_dict(), scaler.state_dict()],
+        "objects": (optimizer, scaler),
+        "trainer": trainer,
+    }
     saved, kept = Saved(), []
     assert (
         saved.save(

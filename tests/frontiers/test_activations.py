@@ -1,4 +1,6 @@
-"""Codes packed into bytes against numpy's packbits; 2-bit activations whose gradients are right on average."""
+"""Codes packed into bytes against numpy's packbits; 2-bit activations whose gradients are right
+on average.
+"""
 
 import contextlib
 import math
@@ -107,7 +109,9 @@ def test_weights_and_their_casts_are_kept_and_never_written(dtype: torch.dtype |
 def gradient(
     net: nn.Module, x: torch.Tensor, saved: CompressedActivations | None = None
 ) -> torch.Tensor:
-    """Return the gradient of all parameters for the mean of the squared outputs, the loss outside the hooks."""
+    """Return the gradient of all parameters for the mean of the squared outputs,
+    the loss outside the hooks.
+    """
     net.zero_grad()
     with saved or contextlib.nullcontext():
         out = net(x)

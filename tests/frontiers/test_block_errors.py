@@ -1,4 +1,6 @@
-"""What was measured of rows, blocks and tensors, against torch's casts, gfloat, exact fractions and plain float64."""
+"""What was measured of rows, blocks and tensors, against torch's casts, gfloat,
+exact fractions and plain float64.
+"""
 
 import math
 from fractions import Fraction
@@ -217,9 +219,15 @@ def test_each_format_is_measured_with_each_rounding() -> None:
     found = format_errors(tensors())
     of = [(one.format, one.rounding) for one in found if one.tensor == "gradients"]
     assert of == [
-        *((fmt.name, rounding) for fmt in BLOCK_FORMATS[:5] for rounding in ("down", "nearest", "up")),
-        ("NVFP4", None), ("fp8 E4M3 per tensor", None), ("int8 per tensor", None),
-    ]  # fmt: skip
+        *(
+            (fmt.name, rounding)
+            for fmt in BLOCK_FORMATS[:5]
+            for rounding in ("down", "nearest", "up")
+        ),
+        ("NVFP4", None),
+        ("fp8 E4M3 per tensor", None),
+        ("int8 per tensor", None),
+    ]
     assert [one.tensor for one in found] == ["activations"] * 18 + ["gradients"] * 18
     for one in found:
         x = tensors()[one.tensor].double()

@@ -122,7 +122,8 @@ def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
                 names.index(one.format) for one in of
             ]
     assert [label.get_text() for label in errors[0].get_yticklabels()][4:] == [
-        "MXFP4 · 4.25 bits", "NVFP4 · 4.5 bits", "fp8 E4M3 per tensor · 8.03 bits", "int8 per tensor · 8.03 bits",
+        "MXFP4 · 4.25 bits", "NVFP4 · 4.5 bits", "fp8 E4M3 per tensor · 8.03 bits", "int8 per "
+        "tensor · 8.03 bits",
     ]  # fmt: skip
     assert errors[0].get_title(loc="left") == "weights"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -1,4 +1,6 @@
-"""The trainings: the same start for all, what is rounded is rounded, seeds decide, and the table says what ran."""
+"""The trainings: the same start for all, what is rounded is rounded, seeds decide,
+and the table says what ran.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""fp8 casts against ml_dtypes, products against float64 within the derived bound, delayed scales against a loop in Python."""
+"""fp8 casts against ml_dtypes, products against float64 within the derived bound,
+delayed scales against a loop in Python.
+"""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,6 @@
-"""Rotations against SciPy's Hadamard matrix; rounded layers against products of operands that are rounded one by one here."""
+"""Rotations against SciPy's Hadamard matrix; rounded layers against products of operands that
+are rounded one by one here.
+"""
 
 import pytest
 import scipy.linalg
@@ -48,7 +50,9 @@ def test_it_spreads_an_outlier() -> None:
 
 
 def by_hand(x, weight, gradient, round_):
-    """Return the three products of a linear layer in float64, each operand rounded along the dimension that is summed over."""
+    """Return the three products of a linear layer in float64,
+    each operand rounded along the dimension that is summed over.
+    """
     y = round_(x, 1).double() @ round_(weight, 1).double().t()
     of_x = round_(gradient, 1).double() @ round_(weight, 0).double()
     of_weight = round_(gradient, 0).double().t() @ round_(x, 0).double()

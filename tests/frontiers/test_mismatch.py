@@ -1,4 +1,6 @@
-"""Engines against the model itself in fp64 and numpy with ml_dtypes; the mismatch by format; a small policy gradient."""
+"""Engines against the model itself in fp64 and numpy with ml_dtypes; the mismatch by format;
+a small policy gradient.
+"""
 
 import itertools
 import math

@@ -1,4 +1,6 @@
-"""bf16 and 8-bit optimizers, against torch's own in fp32, against loops over exact fractions, and against a slow table search."""
+"""bf16 and 8-bit optimizers, against torch's own in fp32, against loops over exact fractions,
+and against a slow table search.
+"""
 
 import copy
 import math

@@ -1,4 +1,6 @@
-"""`BlockExplorer` without a browser: what it shows is what `quantize` makes of the row, and each control moves it."""
+"""`BlockExplorer` without a browser: what it shows is what `quantize` makes of the row,
+and each control moves it.
+"""
 
 import base64
 import itertools
@@ -73,7 +75,8 @@ def test_the_verdict_counts_the_neighbours_and_compares(panel):
     lost = {size: int((quantize(own_row(44, 20.0), MXFP4.with_size(size)) == 0)[start:stop].sum())
             for size, start, stop in ((32, 32, 64), (8, 40, 48))}  # fmt: skip
     assert verdict(panel) == (
-        f"The outlier sets the scale of 32 numbers: {lost[32]} of its 31 neighbours became 0. With blocks of 8, {lost[8]} of the "
+        f"The outlier sets the scale of 32 numbers: {lost[32]} of its 31 neighbours became 0. With "
+        f"blocks of 8, {lost[8]} of the "
         "7 would. The scale is too small for the outlier itself: 20 σ is clipped to 16.7 σ."
     )
     panel.size.value = 8

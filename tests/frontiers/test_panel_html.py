@@ -1,4 +1,6 @@
-"""What `BlockExplorer` draws: bars to scale, sentences, and nothing that a name could smuggle in."""
+"""What `BlockExplorer` draws: bars to scale, sentences,
+and nothing that a name could smuggle in.
+"""
 
 import math
 import re
@@ -26,7 +28,8 @@ def view(row=ROW, other=None):
 def boxes(row=ROW):
     """The boxes that have a tip: (x, y, width, height, fill, tip)."""
     found = re.findall(
-        r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" fill="([^"]+)"><title>(.*?)</title>',
+        r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" '
+        r'fill="([^"]+)"><title>(.*?)</title>',
         view(row),
     )
     return [(*map(float, numbers[:4]), *numbers[4:]) for numbers in found]

@@ -1,4 +1,6 @@
-"""`quantize` against gfloat's block quantisation, the course's exact reference, and an NVFP4 of its own in float64."""
+"""`quantize` against gfloat's block quantisation, the course's exact reference,
+and an NVFP4 of its own in float64.
+"""
 
 import math
 from fractions import Fraction
@@ -88,8 +90,11 @@ def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt: BlockFormat
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
-       st.sampled_from([*GFLOAT]), st.sampled_from(["down", "nearest", "up"]))  # fmt: skip
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+    st.sampled_from([*GFLOAT]),
+    st.sampled_from(["down", "nearest", "up"]),
+)
 def test_drawn_blocks_equal_the_exact_reference(values, fmt, rounding) -> None:
     fmt = fmt.rounding_scale(rounding)
     wanted = [quantize_block(values[n : n + 32], fmt) for n in range(0, len(values), 32)]
@@ -98,7 +103,9 @@ def test_drawn_blocks_equal_the_exact_reference(values, fmt, rounding) -> None:
 
 
 def nvfp4_in_float64(x: np.ndarray) -> np.ndarray:
-    """NVFP4 by ml_dtypes' casts: one fp32 scale, an E4M3 scale for each 16 numbers, E2M1 elements."""
+    """NVFP4 by ml_dtypes' casts: one fp32 scale, an E4M3 scale for each 16 numbers,
+    E2M1 elements.
+    """
     blocks = x.astype(np.float64).reshape(-1, 16)
     amax = np.abs(blocks).max(axis=1, keepdims=True)
     whole = np.float64(np.float32(amax.max() / (6 * 448))) or 1.0
@@ -216,7 +223,9 @@ def test_bits_a_number() -> None:
 
 
 def test_the_scale_rounded_down_cuts_what_up_keeps() -> None:
-    """Where amax is just below a power of two, the spec's scale makes the largest number of a block too small by a quarter."""
+    """Where amax is just below a power of two, the spec's scale makes the largest number of a
+    block too small by a quarter.
+    """
     x = torch.tensor([7.9, 1.0])
     assert quantize(x, MXFP4).tolist() == [6.0, 1.0]
     assert quantize(x, MXFP4.rounding_scale("up")).tolist() == [8.0, 1.0]

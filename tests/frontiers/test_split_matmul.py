@@ -1,4 +1,6 @@
-"""Pieces of bf16 against exact fractions and ml_dtypes; errors of matmuls against bounds derived from the formats, in fp64."""
+"""Pieces of bf16 against exact fractions and ml_dtypes;
+errors of matmuls against bounds derived from the formats, in fp64.
+"""
 
 import math
 from fractions import Fraction
@@ -103,7 +105,9 @@ def test_what_is_left_out() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_single_products_stay_within_what_is_left_out(scheme: Scheme) -> None:
-    """A dot product of one term: no sums but those of the products, and the error an exact fraction."""
+    """A dot product of one term: no sums but those of the products,
+    and the error an exact fraction.
+    """
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.rand(800, 1, 1, generator=generator) + 1 for _ in range(2))
     a[:3, 0, 0] = torch.tensor([1 + 2**-8, 1 + 2**-11, 1 + 2**-8 + 2**-17])
@@ -196,7 +200,9 @@ def test_the_figure_shows_every_error_and_its_bound() -> None:
     figure = split_figure(errors)
     (axis,) = figure.axes
     assert [label.get_text() for label in axis.get_yticklabels()] == [
-        "fp32: 1 matmul", "bf16×9: 9 matmuls", "bf16×6: 6 matmuls", "bf16×3: 3 matmuls", "TF32: 1 matmul", "bf16×1: 1 matmul",
+        "fp32: 1 matmul", "bf16×9: 9 matmuls", "bf16×6: 6 matmuls", "bf16×3: 3 matmuls", "TF32: 1 "
+        "matmul", "bf16×1: "
+        "1 matmul",
     ]  # fmt: skip
     drawn = {marker: [] for marker in "ox|"}
     for line in axis.lines:

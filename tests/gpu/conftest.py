@@ -1,9 +1,10 @@
-"""What only a GPU shows. These tests need torch, numpy, scikit-learn, scipy, matplotlib, tqdm and pytest, and no Jupyter.
+"""What only a GPU shows. These tests need torch, numpy, scikit-learn, scipy, matplotlib, tqdm and
+pytest, and no Jupyter.
 
     pytest -m gpu
 
-They skip where there is no CUDA device. Each compares with something independent: float64 on the CPU, the CUDA allocator,
-`torch.amp.GradScaler`, `torch.autocast`, `torch.utils.benchmark`.
+They skip where there is no CUDA device. Each compares with something independent: float64 on the
+CPU, the CUDA allocator, `torch.amp.GradScaler`, `torch.autocast`, `torch.utils.benchmark`.
 """
 
 from pathlib import Path

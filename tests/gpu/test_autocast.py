@@ -1,4 +1,6 @@
-"""Autocast's CUDA policy, as found on fake tensors, next to what ops do for real; and `trace` with its backward pass."""
+"""Autocast's CUDA policy, as found on fake tensors, next to what ops do for real;
+and `trace` with its backward pass.
+"""
 
 import subprocess
 import sys
@@ -26,7 +28,8 @@ from torch.utils._pytree import tree_leaves
 from amp_course.autocast.ops import GROUPS
 warnings.simplefilter("ignore")
 lower, skip = getattr(torch, sys.argv[1]), int(sys.argv[2])
-calls = [(name, op, how) for ops in GROUPS.values() for name, op in ops.items() for how in ("fp32", "lower", "mixed")]
+every = [(name, op) for ops in GROUPS.values() for name, op in ops.items()]
+calls = [(name, op, how) for name, op in every for how in ("fp32", "lower", "mixed")]
 for name, op, how in calls[skip:]:
     print(name, how, sep="/", end=" = ", flush=True)
     dtypes = {"fp32": [], "lower": [lower] * 20, "mixed": [lower]}[how]
@@ -40,12 +43,15 @@ for name, op, how in calls[skip:]:
         print("raised", flush=True)
     else:
         floats = [one for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
-        print(floats[0].dtype if floats and floats[0].dtype.is_floating_point else "no float", flush=True)
+        real = floats and floats[0].dtype.is_floating_point
+        print(floats[0].dtype if real else "no float", flush=True)
 """
 
 
 def run_for_real(dtype):
-    """Return op and inputs → the dtype that came out, "raised", "no float" or, if it ended the process, ""."""
+    """Return op and inputs → the dtype that came out, "raised", "no float" or,
+    if it ended the process, "".
+    """
     found = {}
     while True:
         command = [

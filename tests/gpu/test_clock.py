@@ -1,4 +1,6 @@
-"""The clock on CUDA: events agree with a synchronised clock and with torch's own benchmark, and cost the loop no wait."""
+"""The clock on CUDA: events agree with a synchronised clock and with torch's own benchmark,
+and cost the loop no wait.
+"""
 
 import statistics
 import time
@@ -29,7 +31,9 @@ def test_events_the_clock_and_torchs_benchmark_agree(device):
 
 
 def test_a_timer_in_the_loop_waits_for_nothing(device):
-    """Queueing is quick, the work is not: if `start` or `stop` waited, the loop would take as long as the work."""
+    """Queueing is quick, the work is not: if `start` or `stop` waited,
+    the loop would take as long as the work.
+    """
     x = torch.randn(8192, 8192, device=device)
     x @ x
     synchronize(device)

@@ -1,4 +1,6 @@
-"""The scripts of chapter 10 on a GPU: one rank over NCCL. Agreeing needs two GPUs, and is tested over gloo."""
+"""The scripts of chapter 10 on a GPU: one rank over NCCL.
+Agreeing needs two GPUs, and is tested over gloo.
+"""
 
 import pytest
 import torch

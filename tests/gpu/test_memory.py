@@ -9,14 +9,16 @@ from amp_course.kit.memory import step_memory
 
 
 def simple_net(device):
-    # Wide, so that what cuBLAS keeps for itself weighs little next to 1.6 GB of weights and gradients.
+    # Wide, so that what cuBLAS keeps for itself weighs little next to 1.6 GB of weights and
+    # gradients.
     model = models.SimpleNet(8192).to(device)
     batch = [torch.randn(512, 8192, device=device) for _ in range(2)]
     return model, batch, lambda: mse_loss(model(batch[0]), batch[1])
 
 
 def resnet(device):
-    # cuDNN takes workspaces inside of convolutions, which nobody counts: the batch is large, so that they weigh little.
+    # cuDNN takes workspaces inside of convolutions, which nobody counts: the batch is large, so
+    # that they weigh little.
     model = models.DigitsResNet(64).to(device)
     batch = [
         torch.randn(4096, 1, 8, 8, device=device),

@@ -1,4 +1,6 @@
-"""What a GPU's matrix units do to numbers: TF32 on and off, fp16 and bf16, and what the machine report says of them."""
+"""What a GPU's matrix units do to numbers: TF32 on and off, fp16 and bf16,
+and what the machine report says of them.
+"""
 
 import pytest
 import torch
@@ -58,7 +60,9 @@ def test_by_default_convolutions_use_tf32_and_matmuls_do_not(device, tensor_core
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float16, 11), (torch.bfloat16, 8)], ids=str)
 def test_16_bit_matmuls_round_their_result_once(device, tensor_cores, dtype, bits):
-    """Products are exact and sums are kept in fp32, so what is lost is the rounding of the inputs and of the result."""
+    """Products are exact and sums are kept in fp32, so what is lost is the rounding of the
+    inputs and of the result.
+    """
     _, a, b = operands("matmul")
     a, b = a.to(dtype), b.to(dtype)
     exact = a.double() @ b.double()

@@ -1,4 +1,6 @@
-"""Every recipe on CUDA: chapter 06's against plain loops, chapter 08's against what each keeps in which dtype."""
+"""Every recipe on CUDA: chapter 06's against plain loops,
+chapter 08's against what each keeps in which dtype.
+"""
 
 import copy
 import math

@@ -1,4 +1,6 @@
-"""`DynamicScaler` next to `torch.amp.GradScaler` on CUDA: fp16 runs that overflow, equal to the last bit."""
+"""`DynamicScaler` next to `torch.amp.GradScaler` on CUDA:
+fp16 runs that overflow, equal to the last bit.
+"""
 
 import copy
 import itertools

@@ -1,4 +1,6 @@
-"""What the chapter on speed measures of a GPU: its rates, its timeline by kind, the cost of reading a value."""
+"""What the chapter on speed measures of a GPU: its rates, its timeline by kind,
+the cost of reading a value.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""What the course promises about CUDA's own state: random numbers put back, errors explained, runs resumed bit for bit."""
+"""What the course promises about CUDA's own state: random numbers put back, errors explained,
+runs resumed bit for bit.
+"""
 
 import pytest
 import torch

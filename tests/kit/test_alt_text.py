@@ -1,4 +1,6 @@
-"""Every figure of the course has an alt text: where it is drawn, and in the notebooks as they are stored."""
+"""Every figure of the course has an alt text: where it is drawn,
+and in the notebooks as they are stored.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A child is ended with all that it started, whatever sessions these are in; what keeps it from starting is said."""
+"""A child is ended with all that it started, whatever sessions these are in;
+what keeps it from starting is said.
+"""
 
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from amp_course.kit.children import TOKEN, Child, ChildError, family
 CODE = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)
 """

@@ -1,4 +1,6 @@
-"""The data: what it is, that it is split without loss, and that batches repeat and leave the random state alone."""
+"""The data: what it is, that it is split without loss,
+and that batches repeat and leave the random state alone.
+"""
 
 from collections.abc import Callable
 

@@ -134,8 +134,8 @@ def test_read_only_disk(tiny_disk: Path) -> None:
         pytest.skip("this system cannot mount a disk read-only")
     said = told(lambda: write_text(tiny_disk / "progress.json", "x"))
     assert (
-        f"{tiny_disk}/progress.json is on a read-only disk. Use a folder on a disk that can be written"
-        in said
+        f"{tiny_disk}/progress.json is on a read-only disk. Use a folder on a disk that can be "
+        f"written" in said
     )
 
 
@@ -190,6 +190,6 @@ def test_folder_of_somebody_else() -> None:
                 os.seteuid(0)
             folder.chmod(0o755)
     assert (
-        f"you have no permission to use {folder}/progress.json. Change its permissions or its folder's"
-        in said
+        f"you have no permission to use {folder}/progress.json. Change its permissions or its "
+        f"folder's" in said
     )

@@ -1,7 +1,9 @@
-"""Foreign text stays text: names, labels, messages and what a reader types never become markup in a notebook.
+"""Foreign text stays text: names, labels, messages and what a reader types never become markup in a
+notebook.
 
-Each object that shows itself as HTML is made with a wicked string in every field that takes one, each panel is given it in
-every way that it takes text, and the HTML is parsed: no element may come of it, and the string must be there to be read.
+Each object that shows itself as HTML is made with a wicked string in every field that takes one,
+each panel is given it in every way that it takes text, and the HTML is parsed: no element may come
+of it, and the string must be there to be read.
 """
 
 import dataclasses

@@ -52,7 +52,10 @@ def test_a_name_that_is_taken_is_not_given(tmp_path):
 
 def test_a_lock_keeps_another_process_out(tmp_path):
     path = tmp_path / "progress.json"
-    ask = "import sys, pathlib; from amp_course.kit.files import locked\nwith locked(pathlib.Path(sys.argv[1]), 0.2): print('in')"
+    ask = (
+        "import sys, pathlib; from amp_course.kit.files import locked\nwith "
+        "locked(pathlib.Path(sys.argv[1]), 0.2): print('in')"
+    )
     with locked(path):
         other = subprocess.run(
             [sys.executable, "-c", ask, str(path)], capture_output=True, text=True

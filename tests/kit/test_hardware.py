@@ -1,4 +1,6 @@
-"""The machine report: how a format is judged, that it reads well, and that asking for it changes nothing."""
+"""The machine report: how a format is judged, that it reads well,
+and that asking for it changes nothing.
+"""
 
 import html
 import html.parser
@@ -27,7 +29,9 @@ def report() -> MachineReport:
 
 
 def test_a_default_device_of_the_readers_changes_nothing(report: MachineReport) -> None:
-    """As after `torch.set_default_device("cuda")`; "meta" stands for any other device than the one that is asked about."""
+    """As after `torch.set_default_device("cuda")`; "meta" stands for any other device than the
+    one that is asked about.
+    """
     with torch.device("meta"):
         told = machine_report("cpu")
     assert [one.state == "unsupported" for one in told.dtypes] == [
@@ -194,9 +198,10 @@ def test_the_reading_is_written_from_the_numbers() -> None:
         judge("fp16", 0.042, 0.001),
     )
     assert report.reading == (
-        'tf32 matmuls take 0.15× the time of fp32: torch.set_float32_matmul_precision("high") turns them on. '
-        "bf16 matmuls take 0.43× the time of fp32: AMP in bf16 can pay here. "
-        "fp16 matmuls take 42× the time of fp32: fp16 here is for learning, not for speed."
+        'tf32 matmuls take 0.15× the time of fp32: torch.set_float32_matmul_precision("high") '
+        "turns them on. "
+        "bf16 matmuls take 0.43× the time of fp32: AMP in bf16 can pay here. fp16 matmuls take 42× "
+        "the time of fp32: fp16 here is for learning, not for speed."
     )
     plain = report_with(
         judge("fp32", 1, 1), judge("tf32", "no", 1), judge("bf16", 1.0, 1), judge("fp16", "no", 1)

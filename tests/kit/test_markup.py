@@ -1,4 +1,6 @@
-"""Messages as HTML: what a Markdown library makes of them, where they use no more than code and bold."""
+"""Messages as HTML: what a Markdown library makes of them,
+where they use no more than code and bold.
+"""
 
 import mistune  # nbconvert's, and so JupyterLab's
 import pytest
@@ -15,7 +17,9 @@ PARTS = st.one_of(
 
 
 def by_library(text):
-    """Return the inside of the paragraph that it makes; a word first, so that no list or quotation begins."""
+    """Return the inside of the paragraph that it makes;
+    a word first, so that no list or quotation begins.
+    """
     page = LIBRARY(f"word {text}")
     return page.removeprefix("<p>word").removesuffix("</p>\n").strip().replace("strong>", "b>")
 

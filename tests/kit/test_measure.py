@@ -1,4 +1,6 @@
-"""The clock: what Timing says of its samples, when time_step waits for the device, what StepTimer costs."""
+"""The clock: what Timing says of its samples, when time_step waits for the device,
+what StepTimer costs.
+"""
 
 import statistics
 import subprocess

@@ -1,7 +1,8 @@
-"""Counted bytes against three oracles: arithmetic from shapes, the profiler's record of every allocation, CUDA's own.
+"""Counted bytes against three oracles: arithmetic from shapes, the profiler's record of every
+allocation, CUDA's own.
 
-For a SimpleNet of width w and a batch of b, in bytes: X = 4bw is an fp32 batch of activations, W = 4w² a weight, B = 4w a
-bias. In bf16 each is half.
+For a SimpleNet of width w and a batch of b, in bytes: X = 4bw is an fp32 batch of activations, W =
+4w² a weight, B = 4w a bias. In bf16 each is half.
 """
 
 import copy
@@ -50,7 +51,9 @@ def autocast(on: bool) -> AbstractContextManager[object]:
 
 
 class Training:
-    """A model, its optimizer and one batch, after a first step, so that the optimizer has its state."""
+    """A model, its optimizer and one batch, after a first step,
+    so that the optimizer has its state.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,8 @@ def measured(training: Training) -> StepMemory:
     return step_memory(training.model, training.optimizer, training.step, training.batch)
 
 
-# --- what is held -----------------------------------------------------------------------------------------------------
+# --- what is held
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", STATE)
@@ -130,20 +134,23 @@ def test_a_sparse_gradient_counts_its_indices_and_values() -> None:
     assert step_memory(table, optimizer, step, [ids]).gradients == 3 * 8 + 3 * 8 * 4
 
 
-# --- what autograd saves ----------------------------------------------------------------------------------------------
+# --- what autograd saves
+# --------------------------------------------------------------------------------------------------
 
 
 def test_activations_in_fp32_are_the_hand_count() -> None:
     memory = measured(simple())
-    # each layer saves its input: x, then the output of each ReLU, which the ReLU saves too (the same storage); the loss
-    # saves the output and the target. The weights that the layers save are parameters.
+    # each layer saves its input: x, then the output of each ReLU, which the ReLU saves too (the
+    # same storage); the loss saves the output and the target. The weights that the layers save are
+    # parameters.
     assert memory.activations == X + 2 * X + X + X
     assert memory.cast_copies == 0
 
 
 def test_activations_under_autocast_are_the_hand_count() -> None:
     memory = measured(simple(amp=True))
-    # x in bf16 and two ReLU outputs in bf16; on a CPU the loss runs in fp32: the output cast back, and the target
+    # x in bf16 and two ReLU outputs in bf16; on a CPU the loss runs in fp32: the output cast back,
+    # and the target
     assert memory.activations == X // 2 + 2 * (X // 2) + X + X
     # every weight and bias once in bf16, though autograd saves only the second and third weight
     assert memory.cast_copies == PARAMETERS // 2
@@ -205,24 +212,27 @@ def test_checkpointing_saves_only_what_goes_in() -> None:
     assert step_memory(training.model, training.optimizer, step, training.batch).activations == X
 
 
-# --- the peak ---------------------------------------------------------------------------------------------------------
+# --- the peak
+# --------------------------------------------------------------------------------------------------
 
 
 def test_peak_in_fp32_is_the_hand_count() -> None:
-    # At the end of the backward pass: the batch, all gradients, the gradient of the first layer's output, the first ones
-    # (the loss's own gradient), and the loss, which on a CPU keeps the storage of all the squares it was summed from.
+    # At the end of the backward pass: the batch, all gradients, the gradient of the first layer's
+    # output, the first ones (the loss's own gradient), and the loss, which on a CPU keeps the
+    # storage of all the squares it was summed from.
     end_of_backward = 2 * X + PARAMETERS + X + SCALAR + X
     assert measured(simple("sgd")).peak == PARAMETERS + end_of_backward
     assert measured(simple("momentum")).peak == 2 * PARAMETERS + end_of_backward
-    # Adam's own peak is in its step for the second weight: the root, the root divided by the bias correction, and the
-    # last parameter's divided root, which its loop still holds. The activations are gone by then.
+    # Adam's own peak is in its step for the second weight: the root, the root divided by the bias
+    # correction, and the last parameter's divided root, which its loop still holds. The activations
+    # are gone by then.
     in_adam = 2 * X + PARAMETERS + X + 2 * W + B
     assert measured(simple("adam")).peak == PARAMETERS + STATE["adam"] + in_adam
 
 
 def test_peak_under_autocast_is_the_hand_count() -> None:
-    # Where the first layer's gradient is cast back: x and the gradient of the output are gone; the weight's gradient is
-    # there in bf16 and in fp32, the bias's still in bf16 alone.
+    # Where the first layer's gradient is cast back: x and the gradient of the output are gone; the
+    # weight's gradient is there in bf16 and in fp32, the bias's still in bf16 alone.
     end_of_backward = 2 * X + X + SCALAR + 2 * (W + B) + W // 2 + W + B // 2
     assert measured(simple("sgd", amp=True)).peak == PARAMETERS + end_of_backward
 
@@ -322,7 +332,9 @@ def test_what_is_found_late_was_there_at_the_earlier_peak_too() -> None:
 
 
 def profiled_peak(step: Callable[[], None]) -> int:
-    """Return the most bytes that `step` had allocated at one time, from the record of every allocation."""
+    """Return the most bytes that `step` had allocated at one time,
+    from the record of every allocation.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
     events = [
@@ -352,7 +364,8 @@ def gpt(optimizer: str, amp: bool) -> Training:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("make", "amp", "slack"),
-    # An op may allocate within itself: a scalar in fp32, a rearranged copy of its inputs in a bf16 matmul on a CPU.
+    # An op may allocate within itself: a scalar in fp32, a rearranged copy of its inputs in a bf16
+    # matmul on a CPU.
     [(simple, False, 1.001), (gpt, False, 1.001), (gpt, True, 1.25)],
 )
 def test_peak_is_the_profilers(
@@ -370,7 +383,8 @@ def test_peak_is_the_profilers(
     assert peak <= found <= slack * peak
 
 
-# --- steps of other kinds ---------------------------------------------------------------------------------------------
+# --- steps of other kinds
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overflow", [False, True])
@@ -436,7 +450,8 @@ def test_bad_input_is_refused() -> None:
         step_memory(training.model, training.optimizer, training.step())  # type: ignore[func-returns-value,arg-type]
 
 
-# --- how it reads -----------------------------------------------------------------------------------------------------
+# --- how it reads
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_parts_add_up_and_go_through_json() -> None:
@@ -488,7 +503,8 @@ def test_bytes_text(count: int, text: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("amp", [False, True])
 def test_peak_is_the_cuda_allocators(amp: bool) -> None:
-    # Wide, so that the 32 MiB or so that cuBLAS keeps for itself weigh little beside 1.6 GB of weights and gradients.
+    # Wide, so that the 32 MiB or so that cuBLAS keeps for itself weigh little beside 1.6 GB of
+    # weights and gradients.
     model = SimpleNet(8192).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = [torch.randn(512, 8192, device="cuda") for _ in range(2)]

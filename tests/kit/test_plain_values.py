@@ -1,4 +1,6 @@
-"""What a run logs, saved and read by another process: equal, and of plain types. What cannot be kept is refused by name."""
+"""What a run logs, saved and read by another process: equal, and of plain types.
+What cannot be kept is refused by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the exercises rely on: the right bytes per parameter, measured, and the pretend machine's clock."""
+"""What the exercises rely on: the right bytes per parameter, measured,
+and the pretend machine's clock.
+"""
 
 import pytest
 import torch

@@ -53,7 +53,9 @@ def test_a_slower_recipe_gets_advice_from_what_the_machine_can_do(
 
 
 def test_an_emulated_recipe_is_measured_within_its_limit(monkeypatch):
-    """Both sides are given so many seconds; a step that takes longer than that is taken twice, for its memory."""
+    """Both sides are given so many seconds; a step that takes longer than that is taken twice,
+    for its memory.
+    """
     now, taken = [0.0], {"fp32": 0, "amp_bf16": 0}
     costs = {"fp32": 0.03, "amp_bf16": 0.5}
     clock = types.SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])

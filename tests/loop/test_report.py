@@ -171,8 +171,8 @@ def test_each_stopped_recipe_has_its_sentence_and_its_memory(machine):
     text = card(machine, row(FP32, 0.01), *stopped, bf16=40.0).paragraph()
     assert "Only fp32 finished in time." in text
     assert (
-        "- **AMP fp16** was stopped after 4 of 20 steps, at 50 times fp32's time (500 ms a step instead of 10.0 ms)."
-        in text
+        "- **AMP fp16** was stopped after 4 of 20 steps, at 50 times fp32's time (500 ms a step "
+        "instead of 10.0 ms)." in text
     )
     assert "it peaks at 90 B, 90% of fp32's, and keeps 30 B of activations instead of 40 B" in text
     assert "- **AMP bf16** was stopped after 3 of 20 steps, at 25 times" in text
@@ -238,7 +238,9 @@ def test_what_a_user_named_is_escaped(machine):
 
 
 class PretendStep:
-    """Recipes whose steps take as long as told, on a clock of their own: everything else of them is real."""
+    """Recipes whose steps take as long as told, on a clock of their own:
+    everything else of them is real.
+    """
 
     def __init__(self, monkeypatch, **seconds):
         self.now, self.seconds = 0.0, seconds

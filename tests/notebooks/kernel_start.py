@@ -1,7 +1,9 @@
-"""A plugin for nbval: start a kernel again if it died at once, as it does where another process took one of its ports first.
+"""A plugin for nbval: start a kernel again if it died at once, as it does where another process
+took one of its ports first.
 
-jupyter_client looks for free ports, lets go of them, and the kernel takes them a second later. In between, the kernel of another
-test process can be given the same: seen once in some two hundred starts.
+jupyter_client looks for free ports, lets go of them, and the kernel takes them a second later. In
+between, the kernel of another test process can be given the same: seen once in some two hundred
+starts.
 """
 
 from typing import Any

@@ -1,4 +1,6 @@
-"""The notebooks under nbval in the environment that `make lab` makes, without the tests' own packages."""
+"""The notebooks under nbval in the environment that `make lab` makes,
+without the tests' own packages.
+"""
 
 import os
 import shutil

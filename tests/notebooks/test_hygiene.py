@@ -1,4 +1,6 @@
-"""What every notebook keeps to, so that nbval compares something and the page reads well on a code host."""
+"""What every notebook keeps to, so that nbval compares something and the page reads well on a
+code host.
+"""
 
 import json
 import re

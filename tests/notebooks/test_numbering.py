@@ -1,7 +1,8 @@
-"""Sections are numbered 1…n, and every "section n", "§ n" and "exercise n" that is written somewhere exists.
+"""Sections are numbered 1…n, and every "section n", "§ n" and "exercise n" that is written
+somewhere exists.
 
-A reference means its own chapter, that of the notebook or of the package's folder, unless a chapter is named next to it. Papers
-have sections, too, which are cited with their authors or a version.
+A reference means its own chapter, that of the notebook or of the package's folder, unless a chapter
+is named next to it. Papers have sections, too, which are cited with their authors or a version.
 """
 
 import re
@@ -33,7 +34,8 @@ WORDS = [
 _N = rf"(?:\d\d?(?!\d|\.\d)|(?-i:{'|'.join(WORDS)})\b)"
 REFERENCE = re.compile(
     r"(?:\bchapters? (?P<before>\d\d?)(?:'s|,| \()* ?|\b(?P<short>\d\d) (?=§))?"
-    rf"(?:\b(?P<kind>section|exercise)s?|§+) ?(?P<first>{_N})(?P<rest>(?:(?:,| and| or| to|, and|–|-) ?{_N})*)"
+    rf"(?:\b(?P<kind>section|exercise)s?|§+) ?(?P<first>{_N})(?P<rest>(?:(?:,| and| or| to|, "
+    rf"and|–|-) ?{_N})*)"
     r"(?: (?:of|in) chapter (?P<after>\d\d?))?",
     re.IGNORECASE,
 )
@@ -43,9 +45,15 @@ CHAPTER = re.compile(
 CITED = re.compile(r"\bet al\.|\bv\d\.\d|\barXiv:")
 WORTH_PARSING = re.compile(rf"(?i:section|exercise|chapter)s?[\s\"]+({_N}|\d\d\d)|§|\"\d\d\.\d")
 PATTERNS = (
-    "notebooks/*.ipynb", "solutions/*.ipynb", "exercises/*.ipynb", "amp_course/**/*.py", "docs/**/*.md", "docs/**/*.html",
-    "benchmarks/*.md", "*.md",
-)  # fmt: skip
+    "notebooks/*.ipynb",
+    "solutions/*.ipynb",
+    "exercises/*.ipynb",
+    "amp_course/**/*.py",
+    "docs/**/*.md",
+    "docs/**/*.html",
+    "benchmarks/*.md",
+    "*.md",
+)
 
 
 @cache
@@ -60,8 +68,14 @@ def headings(folder, number):
 @cache
 def sections(number):
     """The sections of a chapter: {1: "Four zones"}."""
-    return {int(n): title for n, title in (re.findall(r"^(\d+)\. (.+)", one)[0] for one in headings("notebooks", number)
-                                           if one not in UNNUMBERED)}  # fmt: skip
+    return {
+        int(n): title
+        for n, title in (
+            re.findall(r"^(\d+)\. (.+)", one)[0]
+            for one in headings("notebooks", number)
+            if one not in UNNUMBERED
+        )
+    }
 
 
 @cache
@@ -71,8 +85,12 @@ def exercises(number):
 
 def numbers(first, rest):
     """All that a reference names: ("3", " to 6") → [3, 4, 5, 6]."""
-    found = [WORDS.index(one.lower()) + 1 if one.isalpha() else int(one)
-             for one in re.findall(r"\d+|[a-z]+", re.sub(r"\b(and|or|to)\b", "", f"{first} {rest}".lower()))]  # fmt: skip
+    found = [
+        WORDS.index(one.lower()) + 1 if one.isalpha() else int(one)
+        for one in re.findall(
+            r"\d+|[a-z]+", re.sub(r"\b(and|or|to)\b", "", f"{first} {rest}".lower())
+        )
+    ]
     if re.fullmatch(r"( to|–|-) ?\w+", rest):
         return list(range(found[0], found[1] + 1))
     return found
@@ -84,7 +102,9 @@ def plain(text):
 
 
 def written(path):
-    """Yield (place, text) of all that a file says: its prose, and in notebooks code and what it printed."""
+    """Yield (place, text) of all that a file says: its prose,
+    and in notebooks code and what it printed.
+    """
     if path.suffix == ".html":
         yield 1, path.read_text("utf-8")
         return
@@ -110,7 +130,9 @@ def own_chapter(path):
 
 
 def references(path):
-    """Yield (place, words around it, "section" or "exercise", chapter, number) of what a file refers to."""
+    """Yield (place, words around it, "section" or "exercise", chapter, number) of what a file
+    refers to.
+    """
     own = own_chapter(path)
     for place, text in written(path):
         text = plain(text)

@@ -1,7 +1,8 @@
-"""Phrases that a native author would not write: in notebooks' Markdown, messages, docstrings, comments, the README.
+"""Phrases that a native author would not write: in notebooks' Markdown, messages, docstrings,
+comments, the README.
 
-A short list of what has crept in again and again, each with what to write instead. It is no style guide: add a phrase only if it
-is wrong wherever it matches.
+A short list of what has crept in again and again, each with what to write instead. It is no style
+guide: add a phrase only if it is wrong wherever it matches.
 """
 
 import ast
@@ -32,7 +33,9 @@ INSTEAD = {
     r"\binside of\b": "inside",
     r"\bbeside\b": "next to; compared with; besides",
     r"\bhanded (in|on|over)\b": "passed",
-    r"(?<!there )\bis no (number|int|float|tensor|function|list|dict|pair|dtype|class|module)\b": "is not a …",
+    r"(?<!there )\bis no (number|int|float|tensor|function|list|dict|pair|dtype|class|module)\b": (
+        "is not a …"
+    ),
     r"\bthe (check|test|judge|proxy|scaler|step) wants\b": "expects; asks for",
     r"^(Tell|Say) whether\b": "Return True if …",
     r"\bdef _?about_": "check_…, find_…, describe_…",
@@ -40,7 +43,9 @@ INSTEAD = {
 
 
 def texts(path):
-    """Yield (place, text) for the prose of a file: of Python code its strings, its comments and its functions' names."""
+    """Yield (place, text) for the prose of a file: of Python code its strings,
+    its comments and its functions' names.
+    """
     if path.suffix == ".md":
         yield from enumerate(path.read_text("utf-8").splitlines(), 1)
     elif path.suffix == ".ipynb":

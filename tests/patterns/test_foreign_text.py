@@ -1,4 +1,6 @@
-"""Text that is not ours (exceptions, names) is shown in HTML as text: no tag of it becomes a tag of the page."""
+"""Text that is not ours (exceptions, names) is shown in HTML as text:
+no tag of it becomes a tag of the page.
+"""
 
 from __future__ import annotations
 

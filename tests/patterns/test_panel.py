@@ -1,4 +1,6 @@
-"""`LoopWorkbench` without a browser: the text shown is the text that runs, its audit is the audit, and it never throws."""
+"""`LoopWorkbench` without a browser: the text shown is the text that runs, its audit is the audit,
+and it never throws.
+"""
 
 import base64
 import html

@@ -14,7 +14,8 @@ def test_slopes_are_the_published_ones():
     assert alibi_slopes(8).tolist() == [2.0**-power for power in range(1, 9)]
     assert alibi_slopes(16)[:3].tolist() == pytest.approx([2**-0.5, 2**-1.0, 2**-1.5])
     assert alibi_slopes(1).tolist() == [2.0**-8]
-    # Other numbers: those of the power of two below, then every second one of the power of two above.
+    # Other numbers: those of the power of two below, then every second one of the power of two
+    # above.
     assert torch.equal(alibi_slopes(12), torch.cat([alibi_slopes(8), alibi_slopes(16)[0:8:2]]))
     with pytest.raises(ValueError, match="at least 1 head, not 0"):
         alibi_slopes(0)

@@ -49,7 +49,9 @@ TABLE = {  # FACTS: length → (ids in bf16, most tokens sharing one, ids in fp1
 
 
 def by_rounding(values):
-    """Return the distinct count and the largest group for every length, from the value of every position."""
+    """Return the distinct count and the largest group for every length,
+    from the value of every position.
+    """
     is_new = torch.ones(len(values), dtype=torch.bool)
     is_new[1:] = values[1:] != values[:-1]
     place = torch.arange(len(values))

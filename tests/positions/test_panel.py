@@ -1,4 +1,6 @@
-"""The panel without a browser: its controls drive it, bad input is told in place, and it is quick."""
+"""The panel without a browser: its controls drive it, bad input is told in place,
+and it is quick.
+"""
 
 import base64
 import io

@@ -1,4 +1,6 @@
-"""RoPE against complex numbers in float64; each fault does what its name says; odd head sizes are refused."""
+"""RoPE against complex numbers in float64; each fault does what its name says;
+odd head sizes are refused.
+"""
 
 import math
 

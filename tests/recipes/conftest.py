@@ -1,4 +1,6 @@
-"""What the tests of the recipes share: a small net with batch norm, and batches of which some overflow in fp16."""
+"""What the tests of the recipes share: a small net with batch norm,
+and batches of which some overflow in fp16.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""Text that is not ours (exceptions, names of recipes) is shown in HTML as text: no tag of it becomes a tag of the page."""
+"""Text that is not ours (exceptions, names of recipes) is shown in HTML as text:
+no tag of it becomes a tag of the page.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""The decision guide: a leaf for every case, each backed by a section of the course that is there."""
+"""The decision guide: a leaf for every case, each backed by a section of the course that is
+there.
+"""
 
 import itertools
 import json

@@ -1,4 +1,6 @@
-"""`RecipeExplorer` without a browser: what it shows is measured, options belong to recipes, and it never throws."""
+"""`RecipeExplorer` without a browser: what it shows is measured, options belong to recipes,
+and it never throws.
+"""
 
 import base64
 import re

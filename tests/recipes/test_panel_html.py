@@ -1,4 +1,6 @@
-"""What `RecipeExplorer` draws: bars to scale, sentences, and nothing that a label could smuggle in."""
+"""What `RecipeExplorer` draws: bars to scale, sentences,
+and nothing that a label could smuggle in.
+"""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""`DynamicScaler` against `torch.amp.GradScaler`: drawn schedules, action by action, bit for bit; and misuse."""
+"""`DynamicScaler` against `torch.amp.GradScaler`: drawn schedules, action by action, bit for bit;
+and misuse.
+"""
 
 import copy
 import inspect
@@ -63,7 +65,9 @@ OPTIONS = st.fixed_dictionaries(
 
 
 class Side:
-    """A scaler with two optimizers of its own over two small tensors; it does what a schedule says."""
+    """A scaler with two optimizers of its own over two small tensors;
+    it does what a schedule says.
+    """
 
     def __init__(self, scaler_class, options):
         self.scaler_class, self.options = scaler_class, options
@@ -155,7 +159,9 @@ def test_with_enabled_false_both_still_step_and_do_nothing_else():
 
 
 def test_at_a_scale_of_0_both_write_nan_into_the_weights():
-    """1 / 0 is inf, and the check runs before the multiplication: finite gradients pass it, and 0 · inf is NaN."""
+    """1 / 0 is inf, and the check runs before the multiplication:
+    finite gradients pass it, and 0 · inf is NaN.
+    """
     for kind in (DynamicScaler, torch.amp.GradScaler):
         weight = nn.Parameter(torch.ones(3))
         optimizer, scaler = torch.optim.SGD([weight], lr=0.1), kind("cpu")

@@ -1,4 +1,6 @@
-"""The judges survive whatever an answer returns, draw again each time, and their oracle is torch's own scaler."""
+"""The judges survive whatever an answer returns, draw again each time,
+and their oracle is torch's own scaler.
+"""
 
 import pytest
 import torch

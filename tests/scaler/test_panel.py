@@ -1,4 +1,6 @@
-"""`ScaleExplorer` without a browser: its shares are those of rounding, its window is right, and it never throws."""
+"""`ScaleExplorer` without a browser: its shares are those of rounding, its window is right,
+and it never throws.
+"""
 
 import base64
 import re

@@ -1,4 +1,6 @@
-"""`pin_to_fp32` survives what people do with models: copies, pickles, checkpoints, exceptions, threads."""
+"""`pin_to_fp32` survives what people do with models: copies, pickles, checkpoints, exceptions,
+threads.
+"""
 
 import copy
 import pickle
@@ -26,7 +28,9 @@ def through_a_file(model, tmp_path):
 
 
 def in_fp32(layer):
-    """Whether the layer computes in float32 in a region, from low inputs: exactly what it gives without autocast."""
+    """Whether the layer computes in float32 in a region, from low inputs:
+    exactly what it gives without autocast.
+    """
     x = torch.rand(3, 4).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)
@@ -37,7 +41,9 @@ def in_fp32(layer):
 
 
 def replica(layer):
-    """What `nn.DataParallel` makes: an attribute copy, into which it then puts weights of its own."""
+    """What `nn.DataParallel` makes: an attribute copy,
+    into which it then puts weights of its own.
+    """
     made = layer._replicate_for_data_parallel()
     made.weight, made.bias = layer.weight.detach().clone(), layer.bias
     return made
@@ -219,7 +225,10 @@ import sys, torch
 from torch import nn
 
 model = torch.load(sys.argv[1], weights_only=False)
-handles = [model[1].register_forward_hook(lambda *_: None), model[1].register_forward_pre_hook(lambda *_: None)]
+handles = [
+    model[1].register_forward_hook(lambda *_: None),
+    model[1].register_forward_pre_hook(lambda *_: None),
+]
 for handle in handles:
     handle.remove()
 with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -230,7 +239,10 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 @pytest.mark.slow
 def test_in_another_process_other_hooks_do_not_take_its_place(tmp_path):
     path = tmp_path / "model.pt"
-    save = "import sys, torch; from tests.scaler.test_pin import pinned; torch.save(pinned(), sys.argv[1])"
+    save = (
+        "import sys, torch; from tests.scaler.test_pin import pinned; torch.save(pinned(), "
+        "sys.argv[1])"
+    )
     for code in (save, _ELSEWHERE):
         done = subprocess.run(
             [sys.executable, "-c", code, path],

@@ -1,4 +1,6 @@
-"""A recorded run: its skips are the optimizer's, its scales the scaler's, and an injected overflow shows."""
+"""A recorded run: its skips are the optimizer's, its scales the scaler's,
+and an injected overflow shows.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Shares and windows of loss scales against `zone_fractions`, which multiplies and rounds every number."""
+"""Shares and windows of loss scales against `zone_fractions`,
+which multiplies and rounds every number.
+"""
 
 import math
 
@@ -21,7 +23,9 @@ def drawn(count=4000, centre=-20, spread=8):
 
 
 def hard(fmt):
-    """Numbers at the limits of the zones: the limits themselves, and the float32 numbers next to them."""
+    """Numbers at the limits of the zones: the limits themselves,
+    and the float32 numbers next to them.
+    """
     half = fmt.smallest_subnormal / 2
     limits = [
         half,

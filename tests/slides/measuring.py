@@ -61,7 +61,9 @@ MEASURE = """
 
 
 def measure(page: Any) -> dict[str, Any]:
-    """Measure the slide that is shown: what sticks out, and (size, text) of its smallest letters and exponents."""
+    """Measure the slide that is shown: what sticks out, and
+    (size, text) of its smallest letters and exponents.
+    """
     found = page.evaluate(MEASURE)
     letters = [(size, text) for size, text, raised in found["letters"] if not raised]
     raised = [(size, text) for size, text, is_raised in found["letters"] if is_raised]

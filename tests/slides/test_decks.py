@@ -1,4 +1,6 @@
-"""The decks as a speaker finds them: complete, legible from the last row, and asking no other host for anything."""
+"""The decks as a speaker finds them: complete, legible from the last row,
+and asking no other host for anything.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def test_every_slide_says_where_it_is_what_to_say_and_for_how_long(
 def test_minutes_add_up_and_every_exercise_has_its_place(
     decks: Path, pages: dict[Chapter, Page]
 ) -> None:
-    """The talk takes no longer than reading the chapter, and each exercise is on one slide, with the minutes of its card."""
+    """The talk takes no longer than reading the chapter, and each exercise is on one slide,
+    with the minutes of its card.
+    """
     index = (decks / "index.html").read_text("utf-8")
     for chapter, page in pages.items():
         text = (decks / f"{chapter.stem}.html").read_text("utf-8")
@@ -157,7 +161,9 @@ def shown(page: Any, decks: Path, chapter: Chapter) -> Iterator[int]:
 def test_nothing_sticks_out_of_a_slide_and_all_is_legible_from_the_last_row(
     size: tuple[int, int], decks: Path, chromium: Any
 ) -> None:
-    """Sizes are those of a slide of 1920 × 1080, whatever the window: see tools/slide_parts.py for the two limits."""
+    """Sizes are those of a slide of 1920 × 1080, whatever the window:
+    see tools/slide_parts.py for the two limits.
+    """
     page = chromium.new_page(viewport=dict(zip(("width", "height"), size, strict=True)))
     out, small, pictures = [], [], 0
     for chapter in CHAPTERS:
@@ -228,7 +234,10 @@ def test_notes_are_in_the_speaker_view_and_in_print(
     assert [one.split()[:8] for one in printed.all_text_contents()] == [
         slide["notes"].split()[:8] for slide in slides
     ]
-    over = "[...document.querySelectorAll('.speaker-notes-pdf')].filter(one => one.scrollHeight > 1082).length"
+    over = (
+        "[...document.querySelectorAll('.speaker-notes-pdf')].filter(one => one.scrollHeight > "
+        "1082).length"
+    )
     assert page.evaluate(over) == 0
     page.close()
 

@@ -1,4 +1,6 @@
-"""Numbers on slides and in their notes are the notebook's: when it is run again, this says which slides are out of date."""
+"""Numbers on slides and in their notes are the notebook's:
+when it is run again, this says which slides are out of date.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def texts(chapter: Chapter) -> tuple[list[tuple[str, str]], str]:
 
 
 def same(written: str, known: set[float]) -> bool:
-    """Say whether a number is one of those known, rounded to the digits that are written, in some unit."""
+    """Say whether a number is one of those known, rounded to the digits that are written,
+    in some unit.
+    """
     digits = len(re.sub(r"e.*|\D", "", written.lower()).lstrip("0")) or 1
     value = float(written)
     return (

@@ -1,4 +1,6 @@
-"""How cells become slides, on small notebooks: what is shown, what is refused, and what an author is told."""
+"""How cells become slides, on small notebooks: what is shown, what is refused,
+and what an author is told.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from amp_course import authoring
 from amp_course.course import CHAPTERS
 
 TALK = {"title": "One claim", "minutes": 2, "notes": "What to say."}
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # one pixel
+# one pixel
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
 def tagged(cell, kind="slide", **said):

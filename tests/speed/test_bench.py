@@ -1,4 +1,6 @@
-"""`amp-course bench`: what it writes and where, Ctrl-C, the recommendation for machines that are not here, two pages compared."""
+"""`amp-course bench`: what it writes and where, Ctrl-C,
+the recommendation for machines that are not here, two pages compared.
+"""
 
 import errno
 import getpass
@@ -150,12 +152,12 @@ def test_where_one_training_loses_the_loser_and_its_loss_are_named():
     headline = recommend(MIXED).headline
     assert headline.startswith("Train in AMP bf16 where it pays")
     assert (
-        "SimpleNet 1.9 times and Character GPT 1.4 times as fast as fp32, and did not help ResNet on digits (0.8 times)"
-        in headline
+        "SimpleNet 1.9 times and Character GPT 1.4 times as fast as fp32, and did not help ResNet "
+        "on digits (0.8 times)" in headline
     )
     assert (
-        "ResNet on digits lost most to casts to 16 bits and back: 5.00 ms of an AMP step of 25.0 ms."
-        in told(MIXED)
+        "ResNet on digits lost most to casts to 16 bits and back: 5.00 ms of an AMP step of 25.0 "
+        "ms." in told(MIXED)
     )
     assert "SimpleNet lost" not in told(MIXED)
 
@@ -291,7 +293,9 @@ def measured():
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, measured):
-    """An empty folder, and a command that finds there what was measured once; the reader's folder is my_work."""
+    """An empty folder, and a command that finds there what was measured once;
+    the reader's folder is my_work.
+    """
     monkeypatch.setattr(Bench, "run", lambda self, tick: vars(self).update(measured))
     monkeypatch.setenv("AMP_COURSE_WORK", str(tmp_path / "my_work"))
     monkeypatch.chdir(tmp_path)
@@ -446,7 +450,8 @@ def hang(recipe):
     time.sleep(100)
 
 def workloads(device):
-    return [simple_net(device, width=8, batch_size=2), Workload("hung", "Hung, for ever", 1, hang, None)]
+    hung = Workload("hung", "Hung, for ever", 1, hang, None)
+    return [simple_net(device, width=8, batch_size=2), hung]
 
 run.FULL = run.Plan("tiny", 0.1, 0.2, sizes=(8,), workloads=workloads)
 sys.exit(cli.main(["bench", "--device", "cpu"]))

@@ -1,4 +1,6 @@
-"""Counting: FLOPs by formula, bytes by itemsize, kernels by hand, and fake tensors that count as real ones do."""
+"""Counting: FLOPs by formula, bytes by itemsize, kernels by hand,
+and fake tensors that count as real ones do.
+"""
 
 import contextlib
 import itertools

@@ -1,4 +1,6 @@
-"""The experiments: arithmetic on made-up times, what they count, and that they leave no trace. No speed is asserted."""
+"""The experiments: arithmetic on made-up times, what they count, and that they leave no trace.
+No speed is asserted.
+"""
 
 import dataclasses
 import json
@@ -10,7 +12,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # a process's first optimizer step loads it, and it sets filters and an environment variable of its own
+
+# a process's first optimizer step loads it, and it sets filters and an environment variable of its
+# own
+import torch._dynamo
 
 from amp_course.kit import measure
 from amp_course.kit.children import ChildError, run_python
@@ -29,7 +34,9 @@ SHORT = 0.02  # seconds: three rounds at the least
 
 
 def made_up(**seconds):
-    """Return a Comparison in which side a_b took so many seconds a step, a little more and a little less from round to round."""
+    """Return a Comparison in which side a_b took so many seconds a step,
+    a little more and a little less from round to round.
+    """
     times = {
         name: tuple(one * wobble for wobble in (0.99, 1.0, 1.0, 1.0, 1.01))
         for name, one in seconds.items()
@@ -178,7 +185,9 @@ def test_only_quartiles_that_leave_1_behind_make_a_difference(ratio, verdict, wo
     ],
 )
 def test_rounds_that_disagree_make_no_difference(against, rounds, verdict):
-    """What chance gives in less than 7 of 100 runs: 5 of 5 heads, 8 of 9, 12 of 15, by the binomial distribution."""
+    """What chance gives in less than 7 of 100 runs: 5 of 5 heads, 8 of 9, 12 of 15,
+    by the binomial distribution.
+    """
     a = (1.0,) * rounds
     b = (0.99,) * against + (1.5,) * (rounds - against)
     assert (
@@ -303,10 +312,12 @@ def test_an_experiment_speaks_shows_its_numbers_and_leaves_no_trace(name):
 
 
 def test_amp_launches_more_kernels():
-    # Forward: 3 linear, 2 ReLU, 1 loss. Backward: for each linear a product for the weight and a sum for the bias, for all but
+    # Forward: 3 linear, 2 ReLU, 1 loss. Backward: for each linear a product for the weight and a
+    #          sum for the bias, for all but
     # the first a product for the input; 2 ReLU; the loss, and the 1 that starts it.
     assert causes.count_kernels(None) == 6 + 3 * 2 + 2 + 2 + 1 + 1
-    # AMP casts: the input, 3 weights and 3 biases, the output to fp32 for the loss; back: all of these but the input.
+    # AMP casts: the input, 3 weights and 3 biases, the output to fp32 for the loss; back: all of
+    # these but the input.
     assert causes.count_kernels(torch.bfloat16) - causes.count_kernels(None) == 8 + 7
 
 
@@ -350,7 +361,8 @@ def test_the_format_is_the_devices():
         (
             0.5,
             False,
-            "is 2.00 times as fast as fp32 (quartiles 2.00 to 2.00): enough work in each matmul is the cure",
+            "is 2.00 times as fast as fp32 (quartiles 2.00 to 2.00): enough work in each matmul "
+            "is the cure",
         ),
         (4.0, True, "more work cures nothing here, since bf16 has no fast units on this machine"),
         (4.0, False, "the cure would be more work still"),
@@ -473,8 +485,8 @@ def test_freed_memory_in_words():
     usual, kept = (Heap(Timing((0.02,)), pages, 1e-6) for pages in (2000, 0))
     told = FreedMemory(None, (), usual, kept).sentence
     assert (
-        "2,000 new pages a step, which take 2.00 ms of its 20.0 ms, or 10%; told to keep its memory, 0, or 0%"
-        in told
+        "2,000 new pages a step, which take 2.00 ms of its 20.0 ms, or 10%; told to keep its "
+        "memory, 0, or 0%" in told
     )
 
 
@@ -512,7 +524,10 @@ def test_a_child_returns_its_last_line_or_its_last_error():
 )
 def test_what_a_child_started_ends_with_it(code, seconds, tmp_path):
     path = tmp_path / "pid"
-    start = f"import subprocess, time; p = subprocess.Popen(['sleep', '60']); open({str(path)!r}, 'w').write(str(p.pid)); "
+    start = (
+        f"import subprocess, time; p = subprocess.Popen(['sleep', '60']); open({str(path)!r}, "
+        f"'w').write(str(p.pid)); "
+    )
     try:
         run_python(start + code.format(path), seconds=seconds)
     except ChildError as error:

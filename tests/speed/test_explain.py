@@ -1,4 +1,6 @@
-"""`explain` on real steps: what it counts exactly, what it leaves alone, and what it says of steps that do not run."""
+"""`explain` on real steps: what it counts exactly, what it leaves alone,
+and what it says of steps that do not run.
+"""
 
 import gc
 import html
@@ -61,7 +63,8 @@ def test_kinds_add_up_to_the_step_and_the_page_says_so():
 
 
 def test_amp_shows_up_in_the_kinds_and_fp32_does_not():
-    # 16 bits may be emulated here, and then they take longer; what they are called depends on nothing.
+    # 16 bits may be emulated here, and then they take longer; what they are called depends on
+    # nothing.
     fp32 = quick(training()[0], batches())
     assert fp32.kinds["low-precision matmul"] == fp32.kinds["cast"] == 0 < fp32.kinds["fp32 matmul"]
     low = quick(training(low=True)[0], batches())
@@ -126,7 +129,9 @@ def test_on_a_quiet_machine_there_is_advice_and_its_share_is_kept(monkeypatch):
 
 
 def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
-    """With more threads than cores the steps wait for each other; what one thread alone waits is what counts."""
+    """With more threads than cores the steps wait for each other;
+    what one thread alone waits is what counts.
+    """
     waited = [0]
     monkeypatch.setattr(measure, "read_waits", lambda: {"main": waited[0]})
 
@@ -138,7 +143,10 @@ def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
     assert quick(training(after=after)[0], batches()).timing.waited == 0
 
 
-COMPETE = "The loader's 2 workers compete with the training for the 4 cores: one of them waited for a CPU 60% of the time."
+COMPETE = (
+    "The loader's 2 workers compete with the training for the 4 cores: one of them waited "
+    "for a CPU 60% of the time."
+)
 
 
 @pytest.mark.parametrize(("worked", "said"), [(2.9, COMPETE), (0.1, "Close other programs")])
@@ -339,7 +347,8 @@ def test_a_step_that_is_not_repeatable_gets_a_note():
     weight = nn.Parameter(torch.ones(8, 8))
 
     def step():
-        # Each recorded step does more than the last, however many plain ones a machine fits in between.
+        # Each recorded step does more than the last, however many plain ones a machine fits in
+        # between.
         for _ in range(next(turns) if torch.autograd._profiler_enabled() else 1):
             (weight @ weight).sum().backward()
 
@@ -347,7 +356,9 @@ def test_a_step_that_is_not_repeatable_gets_a_note():
 
 
 def test_the_planted_steps_train_the_same_with_and_without_their_cause():
-    """The cure changes the time and not the training: same losses, where the cause is no other net."""
+    """The cure changes the time and not the training:
+    same losses, where the cause is no other net.
+    """
     names = [planted.name for planted in PLANTED]
     assert len(names) == len(set(names)) == 10
     for planted in PLANTED:

@@ -1,4 +1,6 @@
-"""The roofline figures: their alt texts tell what they show, and odd data (no casts, a format never timed) is drawn too."""
+"""The roofline figures: their alt texts tell what they show, and odd data
+(no casts, a format never timed) is drawn too.
+"""
 
 import pytest
 import torch

@@ -135,7 +135,8 @@ def test_times_add_up_to_the_step_whatever_is_in_it():
 
 
 def test_on_an_accelerator_kernels_fill_the_time_and_idle_moments_have_a_cause():
-    # The loader until 100; two kernels back to back; the queue runs empty at 400, and a read of a value ends there.
+    # The loader until 100; two kernels back to back; the queue runs empty at 400, and a read of a
+    # value ends there.
     main = [
         op(DATA, 0, 100, dtypes=()),
         op("aten::mm", 100, 110, kernels=((120, 300),), dtypes=(B16,)),

@@ -1,4 +1,6 @@
-"""The levers: both sides compute the same, settings are put back, what cannot run says so. No speed is asserted."""
+"""The levers: both sides compute the same, settings are put back, what cannot run says so.
+No speed is asserted.
+"""
 
 import json
 
@@ -199,7 +201,8 @@ def test_the_cause_is_found_at_the_bottom_of_inductors_errors():
     assert wrapped(ValueError("else")) == "backend='inductor' raised:"
 
 
-QUIET = "from amp_course.kit import measure; measure.read_waits = lambda: {'main': 0}; "  # as tests/conftest.py
+# as tests/conftest.py
+QUIET = "from amp_course.kit import measure; measure.read_waits = lambda: {'main': 0}; "
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The loading experiments: items that are the same in any worker, workers that end with the block, whatever ends it."""
+"""The loading experiments: items that are the same in any worker, workers that end with the block,
+whatever ends it.
+"""
 
 import gc
 import json
@@ -256,7 +258,8 @@ def test_a_loader_with_workers_loads_ahead_and_they_end():
         (
             0.003,
             True,
-            "waits for its batches 75% of the time (3.00 ms of waiting and 1.00 ms of computing a step): the loader is",
+            "waits for its batches 75% of the time (3.00 ms of waiting and 1.00 ms of computing a "
+            "step): the loader is",
         ),
         (0.003, False, "If the step took no time at all, the loop would be 1.33 times as fast"),
     ],
@@ -346,7 +349,8 @@ def test_worker_counts_in_words():
 def test_the_other_findings_in_words():
     told = StartUp(None, (), 2, "spawn", 3.0, 2.5, 0.002).sentence
     assert told.startswith(
-        "With 2 workers, started by spawn, the first batch takes 3.00 s. In the second epoch it takes 2.50 s if"
+        "With 2 workers, started by spawn, the first batch takes 3.00 s. In the second epoch it "
+        "takes 2.50 s if"
     )
     times = {"1 batch ahead": 0.4, "8 batches ahead": 0.2}
     assert "bridges the pauses" in Prefetch(made_up(**times), (), (1, 8)).sentence
@@ -366,8 +370,8 @@ def test_the_best_and_the_worst_setting_are_told():
     }
     told = threads.ThreadsAndWorkers(made_up(**times), (), 1).sentence
     assert (
-        "The loop with 2 threads and no workers is 2.00 times as fast as one with 1 thread and no workers"
-        in told
+        "The loop with 2 threads and no workers is 2.00 times as fast as one with 1 thread and no "
+        "workers" in told
     )
     assert "The loop with 2 threads and 2 workers takes 4.00 times as long" in told
     told = threads.ThreadsAndWorkers(made_up(**dict.fromkeys(times, 0.1)), (), 1).sentence

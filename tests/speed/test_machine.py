@@ -1,4 +1,5 @@
-"""Measuring the machine: what is refused before it is tried, what is kept, and that the caller's settings stay as they were.
+"""Measuring the machine: what is refused before it is tried, what is kept, and that the caller's
+settings stay as they were.
 
 No rate is asserted: they differ from machine to machine, and from minute to minute.
 """
@@ -108,7 +109,9 @@ def test_refuses_what_cannot_be_measured(options, message, monkeypatch):
 
 
 def tried(monkeypatch, free, flops=1e12):
-    """Replace the measurement by a note of what would be measured, on a machine with `free` bytes."""
+    """Replace the measurement by a note of what would be measured,
+    on a machine with `free` bytes.
+    """
     asked = []
 
     def rate(device, fmt, size, budget):

@@ -1,4 +1,6 @@
-"""One op: its costs by formula, in fp32 and under AMP; the real one counts as the fake one; what is too large is not tried."""
+"""One op: its costs by formula, in fp32 and under AMP; the real one counts as the fake one;
+what is too large is not tried.
+"""
 
 import dataclasses
 

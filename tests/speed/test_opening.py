@@ -1,4 +1,6 @@
-"""The opening: a step's kernels and time on a published card, and the width from which AMP is faster."""
+"""The opening: a step's kernels and time on a published card,
+and the width from which AMP is faster.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ def test_a_narrow_step_is_its_launches_and_a_wide_one_its_flops():
     assert narrow.amp.seconds == pytest.approx(33 * 5e-6) and narrow.speedup == pytest.approx(
         18 / 33
     )
-    # Three forward, three for the weights' gradients, two for the inputs': the first layer's input needs none.
+    # Three forward, three for the weights' gradients, two for the inputs': the first layer's input
+    # needs none.
     assert wide.fp32.seconds_by["compute"] == pytest.approx(8 * 2 * BATCH * 4096**2 / 19.5e12)
     assert wide.amp.seconds_by["compute"] == pytest.approx(8 * 2 * BATCH * 4096**2 / 312e12)
     assert 7 < wide.speedup < 8

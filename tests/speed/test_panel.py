@@ -1,4 +1,6 @@
-"""`RooflineExplorer` without a browser: its numbers are the roofline's, it measures only what it may, and it never throws."""
+"""`RooflineExplorer` without a browser: its numbers are the roofline's,
+it measures only what it may, and it never throws.
+"""
 
 import base64
 import re
@@ -239,7 +241,8 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     alt = metadata["image/png"]["alt"]
     assert alt.startswith(
-        "linear layer, forward: M = 512, N = 1,024, K = 1,024. Roofline of this machine (cpu): bf16: 1.00 TFLOP/s"
+        "linear layer, forward: M = 512, N = 1,024, K = 1,024. Roofline of this machine (cpu): "
+        "bf16: 1.00 TFLOP/s"
     )
     assert "AMP bf16: 102 FLOPs per byte, compute-bound, predicted 1.50 ms" in alt
     assert bundle["text/plain"] == "RooflineExplorer()"

@@ -1,4 +1,6 @@
-"""What AMP should buy: the ops are those that really run, the arithmetic is Amdahl's, and the parts add up."""
+"""What AMP should buy: the ops are those that really run, the arithmetic is Amdahl's,
+and the parts add up.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -61,7 +63,8 @@ def test_ceiling_prediction_and_gap_by_hand():
 
 
 def test_on_a_gpu_the_longer_of_work_and_queue_decides():
-    # In fp32 the GPU works for 10 s and the CPU queues for 4; AMP has two ops more, and each takes half a second to start.
+    # In fp32 the GPU works for 10 s and the CPU queues for 4; AMP has two ops more, and each takes
+    # half a second to start.
     fp32, amp = replace(side(10, 6, 0, 2), queueing=4.0, launch=0.5), side(5, 2, 0.5, 1)
     amp = replace(amp, priced=(*amp.priced, priced(CAST, 0.1), priced(CAST, 0.1)))
     found = Prediction("by hand", AMP_BF16, fp32, amp)
@@ -163,7 +166,9 @@ def own(model=None, loss_fn=nn.functional.cross_entropy, batch=None, **more):
 
 
 def test_the_flops_of_an_own_net_are_those_of_its_formula():
-    """A linear layer of i × o takes 2bio FLOPs forward and twice that backward, but the first one has no input to train."""
+    """A linear layer of i × o takes 2bio FLOPs forward and twice that backward,
+    but the first one has no input to train.
+    """
     found = own()
     first, last = 2 * BATCH * WIDTH * WIDTH, 2 * BATCH * WIDTH * CLASSES
     for one in (found.fp32, found.amp):
@@ -174,7 +179,9 @@ def test_the_flops_of_an_own_net_are_those_of_its_formula():
 
 
 def test_the_bytes_of_an_own_linear_layer_are_those_of_its_formula():
-    """Forward reads x, W and b and writes y; the gradient of W reads x and y's and writes W's. In 16 bits half of that."""
+    """Forward reads x, W and b and writes y; the gradient of W reads x and y's and writes W's.
+    In 16 bits half of that.
+    """
     found = own(nn.Linear(WIDTH, CLASSES))
     numbers = (
         BATCH * WIDTH + WIDTH * CLASSES + CLASSES + BATCH * CLASSES,

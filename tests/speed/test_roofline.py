@@ -1,4 +1,6 @@
-"""The roofline against its definition, and the cards against what their makers publish about cores, clocks and memory."""
+"""The roofline against its definition, and the cards against what their makers publish about
+cores, clocks and memory.
+"""
 
 import dataclasses
 import math
@@ -90,8 +92,9 @@ def test_ops_that_are_alike_become_one_mark():
     assert place(ROUND, []) == ()
 
 
-# What the makers publish about each chip: cores × 2 × boost clock in GHz gives fp32; units × multiply-adds a clock × 2 × clock
-# gives fp16 with fp32 accumulation; bus width in bits × Gbit/s a pin / 8 gives the bandwidth.
+# What the makers publish about each chip: cores × 2 × boost clock in GHz gives fp32; units ×
+# multiply-adds a clock × 2 × clock gives fp16 with fp32 accumulation; bus width in bits × Gbit/s a
+# pin / 8 gives the bandwidth.
 CHIPS = {
     "GTX 1080 Ti": (3584 * 2 * 1.582, 3584 * 2 * 1.582, 352 * 11 / 8),
     "GTX 1650": (896 * 2 * 1.665, 896 * 2 * 1.665, 128 * 8 / 8),

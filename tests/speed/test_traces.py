@@ -23,8 +23,9 @@ SEEDS = range(100)
 
 
 def test_a_step_by_hand():
-    # The batch takes 2 ms and each launch 1 ms, so the first kernel runs from 3 to 6 ms and the second to 9 ms. The host has
-    # launched both after 4 ms, waits for them, and the read costs it another 0.5 ms.
+    # The batch takes 2 ms and each launch 1 ms, so the first kernel runs from 3 to 6 ms and the
+    # second to 9 ms. The host has launched both after 4 ms, waits for them, and the read costs it
+    # another 0.5 ms.
     trace = run(Step(2.0, ((FP32, 3.0), ("cast", 3.0)), 1.0, frozenset([2]), 0.5))
     assert (trace.step_ms, trace.load_ms, trace.launch_ms, trace.read_ms) == (9.5, 2.0, 2.0, 5.5)
     assert (trace.busy_ms, trace.fp32_ms, trace.cast_ms, trace.low_ms, trace.other_ms) == (

@@ -1,4 +1,6 @@
-"""The checks of chapter 02 survive whatever an answer returns, draw new numbers each time, and leave torch as it was."""
+"""The checks of chapter 02 survive whatever an answer returns, draw new numbers each time,
+and leave torch as it was.
+"""
 
 import pytest
 import torch

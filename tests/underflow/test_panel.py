@@ -1,4 +1,6 @@
-"""The panel without a browser: its controls drive it, its numbers are those of real rounding, and it never throws."""
+"""The panel without a browser: its controls drive it, its numbers are those of real rounding,
+and it never throws.
+"""
 
 import base64
 import re

@@ -82,7 +82,9 @@ def test_no_hook_is_left_behind_also_after_an_error():
 
 
 class Odd(nn.Module):
-    """Tuple outputs, an in-place op after a layer, a tied weight, a frozen layer, a parameter of its own, one unused."""
+    """Tuple outputs, an in-place op after a layer, a tied weight, a frozen layer,
+    a parameter of its own, one unused.
+    """
 
     def __init__(self):
         super().__init__()

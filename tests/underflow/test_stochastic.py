@@ -54,7 +54,9 @@ def test_numbers_of_the_format_stay(fmt):
 
 
 def test_a_chance_of_one_in_a_billion_is_kept(monkeypatch):
-    """A 2^-30th of a step: too fine for float32 draws, and below zero its rest would be rounded to a whole step."""
+    """A 2^-30th of a step: too fine for float32 draws,
+    and below zero its rest would be rounded to a whole step.
+    """
     x = torch.tensor([1.0, -1.0]) * 2.0**-24 * 2.0**-30
     asked = {}
 

@@ -1,4 +1,6 @@
-"""`zone_fractions` against torch's and ml_dtypes' own casts, on every boundary and on random numbers."""
+"""`zone_fractions` against torch's and ml_dtypes' own casts,
+on every boundary and on random numbers.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""What the observer writes down, against torch itself: gradients computed by hand, the calls that were made, dtypes of ops."""
+"""What the observer writes down, against torch itself:
+gradients computed by hand, the calls that were made, dtypes of ops.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +224,9 @@ def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(
     + [(node, "AutocastCPU") for node in _LOSSES],
 )
 def test_what_should_run_in_fp32_has_a_kernel_of_autocast(node: str, key: str) -> None:
-    """`SmoothL1Loss` is the node of `aten::smooth_l1_loss`; what autocast casts is registered with the dispatcher."""
+    """`SmoothL1Loss` is the node of `aten::smooth_l1_loss`;
+    what autocast casts is registered with the dispatcher.
+    """
     op = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\d)(?=[A-Z][a-z])", "_", node).lower()
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     assert f"aten::{op}" in {name.partition(".")[0] for name in registered}

@@ -1,4 +1,6 @@
-"""`watch_ranges` and one reading, against torch's own casts; a run that heats up rings before it dies."""
+"""`watch_ranges` and one reading, against torch's own casts;
+a run that heats up rings before it dies.
+"""
 
 from __future__ import annotations
 

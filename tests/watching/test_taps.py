@@ -1,4 +1,6 @@
-"""Nothing of ours hangs on an object of the script's: what works on a model works while it is watched, and torch is put back."""
+"""Nothing of ours hangs on an object of the script's:
+what works on a model works while it is watched, and torch is put back.
+"""
 
 from __future__ import annotations
 
@@ -112,10 +114,18 @@ def run_apart(model: nn.Module, x: torch.Tensor) -> None:
 
 USES: dict[str, Callable[[Parts], object]] = {
     "deepcopy": lambda parts: [copy.deepcopy(one) for one in vars(parts).values()],
-    "pickle": lambda parts: [pickle.loads(pickle.dumps(one)) for one in (parts.model, parts.optimizer, parts.scheduler)],
-    "save": saved, "script": scripted, "trace": lambda parts: torch.jit.trace(parts.model, parts.x), "export": exported,
-    "fx": lambda parts: torch.fx.symbolic_trace(parts.model)(parts.x), "workers": loaded, "vmap": mapped, "spawn": spawned,
-}  # fmt: skip
+    "pickle": lambda parts: [
+        pickle.loads(pickle.dumps(one)) for one in (parts.model, parts.optimizer, parts.scheduler)
+    ],
+    "save": saved,
+    "script": scripted,
+    "trace": lambda parts: torch.jit.trace(parts.model, parts.x),
+    "export": exported,
+    "fx": lambda parts: torch.fx.symbolic_trace(parts.model)(parts.x),
+    "workers": loaded,
+    "vmap": mapped,
+    "spawn": spawned,
+}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -126,8 +136,16 @@ def test_what_is_done_with_a_watched_model_goes_on(use: str, watched: Parts) -> 
 
 
 def test_all_is_put_back_and_nothing_is_left_on_an_object() -> None:
-    owners = [torch.autograd, torch.autocast, torch.amp.GradScaler, sys.modules["torch.optim.sgd"], nn.utils, torch.jit,
-              torch.optim.lr_scheduler.LRScheduler, torch.nn.modules.module]  # fmt: skip
+    owners = [
+        torch.autograd,
+        torch.autocast,
+        torch.amp.GradScaler,
+        sys.modules["torch.optim.sgd"],
+        nn.utils,
+        torch.jit,
+        torch.optim.lr_scheduler.LRScheduler,
+        torch.nn.modules.module,
+    ]
     before = [dict(vars(one)) for one in owners]
     parts = Parts()
     parts.step()
@@ -182,9 +200,14 @@ def halve(optimizer: torch.optim.Optimizer, *_: object) -> None:
             p.grad.mul_(0.5)
 
 
-@pytest.mark.parametrize(("optimizer", "hook", "factor"), [
-    (torch.optim.SGD, None, 1.0), (torch.optim.Adam, halve, 0.5), (Clipping, None, 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("optimizer", "hook", "factor"),
+    [
+        (torch.optim.SGD, None, 1.0),
+        (torch.optim.Adam, halve, 0.5),
+        (Clipping, None, 0.5),
+    ],
+)
 def test_a_step_has_the_gradients_that_moved_the_weights(
     optimizer: type[torch.optim.Optimizer], hook: Callable[..., None] | None, factor: float
 ) -> None:

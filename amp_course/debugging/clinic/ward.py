@@ -100,7 +100,8 @@ class Round:
 
     def _repr_html_(self) -> str:
         said = f"{self.named} of {len(self.diagnoses)} causes named as faults."
-        return f"<p>{said}</p><details><summary>{_SPOILER}</summary>{html_table(self.rows())}</details>"
+        rows = html_table(self.rows())
+        return f"<p>{said}</p><details><summary>{_SPOILER}</summary>{rows}</details>"
 
 
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:

@@ -95,7 +95,8 @@ def workbench_view(lines: Sequence[Line], judged: Sequence[Judgement], audit: Re
         f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
         f'style="margin-bottom:6px">{headline(judged, audit)}</div>'
         '<div style="display:flex;flex-wrap:wrap;gap:8px 20px;align-items:flex-start">'
-        f"{_loop(lines)}{_behaviours(judged)}</div>{''.join(finding_html(one) for one in audit.findings)}</div>"
+        f"{_loop(lines)}{_behaviours(judged)}</div>"
+        f"{''.join(map(finding_html, audit.findings))}</div>"
     )
 
 

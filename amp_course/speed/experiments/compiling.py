@@ -43,11 +43,11 @@ class Compiled(Finding):
         """Compare compiled with eager, and say what the compiling took."""
         if self.comparison is None:
             return sentence(f"nothing was compiled: {self.error}")
-        told = [
-            f"{words}, "
-            f"{self.comparison.tell(f'{recipe}, compiled', f'{recipe}, eager', who='compiled code', than='eager code')}"
-            for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP"))
-        ]
+        told = []
+        for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP")):
+            sides = f"{recipe}, compiled", f"{recipe}, eager"
+            compared = self.comparison.tell(*sides, who="compiled code", than="eager code")
+            told.append(f"{words}, {compared}")
         took = " and ".join(seconds_text(one) for one in self.compile_seconds.values())
         return sentence(
             *told,

@@ -217,9 +217,8 @@ def _compare(
             break
         for name in order_of_round(names, number):
             if pace[name] < _CHEAP:
-                sides[
-                    name
-                ]()  # or the first timed step would find the caches full of the other sides' weights
+                # or the first timed step would find the caches full of the other sides' weights
+                sides[name]()
             with nullcontext() if name in crowded else wait:
                 taken[name].append(clock(sides[name], device, steps))
     bases = {name: base.get(name, names[0]) for name in names}

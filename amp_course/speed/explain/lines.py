@@ -29,8 +29,9 @@ _LOGGERS = {
     "loguru",
 }
 _LOGS = re.compile(
-    r"""\bprint\(|\blogg(er|ing)\.|\.log\(\s*([frb]*["']|\{)|\.log_(metrics?|dict|scalars?|artifact|text|image)\("""
-    r"""|\badd_(scalar|histogram|image|text|figure)s?\(|\b(savefig|savez|set_postfix|writerow|flush)\(|\.write\(|\b(torch|np)\.save\(|\b\w+\.dump\("""
+    r"""\bprint\(|\blogg(er|ing)\.|\.log\(\s*([frb]*["']|\{)|\.log_(metrics?|dict|scalars?|"""
+    r"""artifact|text|image)\(|\badd_(scalar|histogram|image|text|figure)s?\(|\b(savefig|savez|"""
+    r"""set_postfix|writerow|flush)\(|\.write\(|\b(torch|np)\.save\(|\b\w+\.dump\("""
 )
 
 

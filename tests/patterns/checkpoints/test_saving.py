@@ -34,7 +34,9 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(every: int = 1, amp: bool = True, width: int = 24) -> Run:
-    """A run with all that can be forgotten: batch norm, dropout, Adam, a moving scale, a schedule."""
+    """A run with all that can be forgotten: batch norm, dropout, Adam, a moving scale,
+    a schedule.
+    """
     state = torch.get_rng_state()
     torch.manual_seed(5)
     model = nn.Sequential(
@@ -75,7 +77,9 @@ def weights(run: Run) -> torch.Tensor:
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_resumed_run_equals_an_unbroken_one(every: int) -> None:
-    """AMP → AMP; with every > 1 the stop at 4 (every 3) or 5 (every 2) is in the middle of an accumulation."""
+    """AMP → AMP; with every > 1 the stop at 4 (every 3) or 5
+    (every 2) is in the middle of an accumulation.
+    """
 
     def save(run: Run, path: Path, number: int) -> None:
         save_checkpoint(
@@ -101,13 +105,16 @@ def _half_run(amp: bool, every: int, steps: int) -> Run:
 @pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
 @pytest.mark.parametrize("stop", [4, 5])
 def test_from_amp_to_fp32_and_back(tmp_path: Path, before: bool, after: bool, stop: int) -> None:
-    """Changing the recipe at a stop equals changing it in one process; at 5 of 2 each, in the middle of an accumulation."""
+    """Changing the recipe at a stop equals changing it in one process;
+    at 5 of 2 each, in the middle of an accumulation.
+    """
     path = tmp_path / "run.pt"
     first = _half_run(before, 2, stop)
     position = {"step": stop // 2, "micro_step": stop % 2}
     save_checkpoint(path, **objects(first), **position)
 
-    # The oracle: a second run, given the live objects' states by hand, gradients unscaled and scaled by hand.
+    # The oracle: a second run, given the live objects' states by hand, gradients unscaled and
+    # scaled by hand.
     oracle = build(2, after)
     for mine, theirs in (
         (oracle.model, first.model),
@@ -557,7 +564,9 @@ print(load_checkpoint(path, model=model).step)
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 1000, 100_000])
 def test_a_disk_that_is_full_keeps_the_old_file(tmp_path: Path, room: int) -> None:
-    """A limit on the size of files stands for a full disk: the system answers `write` in the same way."""
+    """A limit on the size of files stands for a full disk:
+    the system answers `write` in the same way.
+    """
     pytest.importorskip("resource")
     path = tmp_path / "run.pt"
     result = subprocess.run(

@@ -122,7 +122,9 @@ def test_measuring_leaves_the_model_alone(resnet):
 
 
 def test_steps_that_are_skipped_are_not_measured():
-    """A loss that overflows at the first scales: the row is of a step that went through, and says what was skipped."""
+    """A loss that overflows at the first scales: the row is of a step that went through,
+    and says what was skipped.
+    """
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     row = measure(O2(), model, x, 100 * torch.ones(2, 4), loss_fn=nn.functional.mse_loss)
     assert row.skipped >= 1 and row.optimizer_state and row.scaling != "dynamic, 65,536"

@@ -1,4 +1,6 @@
-"""The phrasebook below 16 bits: each cell has its words and its source, the loops stand alone, and the comparisons can fail."""
+"""The phrasebook below 16 bits: each cell has its words and its source, the loops stand alone,
+and the comparisons can fail.
+"""
 
 import importlib
 import re
@@ -16,14 +18,17 @@ SLUGS = [library.slug for library in LOW_BIT.libraries]
 SOURCES = {
     "transformer_engine": r"transformer_engine/[\w/]+\.(py|cuh)",
     "torchao": r"torchao/[\w/]+\.py",
-    "deepseek_v3": r"section 3\.3(\.\d)?(, 3\.3\.\d|; inference/kernel\.py of deepseek-ai/DeepSeek-V3)?",
+    "deepseek_v3": r"section 3\.3(\.\d)?(, 3\.3\.\d|; inference/kernel\.py of "
+    r"deepseek-ai/DeepSeek-V3)?",
     "microxcaling": r"mx/\w+\.py",
 }
 
 
 @pytest.fixture
 def tools(monkeypatch):
-    """tools/phrasebook.py and tools/phrasebook_low_bit.py, which import their neighbours by name."""
+    """tools/phrasebook.py and tools/phrasebook_low_bit.py,
+    which import their neighbours by name.
+    """
     monkeypatch.syspath_prepend(ROOT / "tools")
     yield importlib.import_module("phrasebook"), importlib.import_module("phrasebook_low_bit")
     for name in ("phrasebook", "phrasebook_low_bit", "phrasebook_run", "install"):
@@ -101,7 +106,9 @@ def test_what_is_not_there_is_refused():
     ("kind", "dtype"), [("E4M3", torch.float8_e4m3fn), ("E5M2", torch.float8_e5m2)]
 )
 def test_the_rounding_in_numpy_is_torchs_cast(tools, kind, dtype):
-    """Held against every fp16 number within the format's range, and between: a different step for each of them."""
+    """Held against every fp16 number within the format's range, and between:
+    a different step for each of them.
+    """
     _, low_bit = tools
     halves = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16).float()
     limit = torch.finfo(dtype).max

@@ -1,4 +1,6 @@
-"""The phrasebook: each library has a loop and a word for everything, PyTorch's own loops run, the comparison finds faults."""
+"""The phrasebook: each library has a loop and a word for everything, PyTorch's own loops run,
+the comparison finds faults.
+"""
 
 import importlib
 import importlib.util
@@ -80,7 +82,9 @@ def test_no_loop_is_without_a_library():
     "library", [one for one in AMP.libraries if one.names], ids=lambda one: one.slug
 )
 def test_names_to_look_up_are_names_that_are_used(library):
-    """A name that is looked up stands in the table or in the loop; so what is looked up is what readers copy."""
+    """A name that is looked up stands in the table or in the loop;
+    so what is looked up is what readers copy.
+    """
     used = library.loop + " ".join(phrase.words[library.slug] for phrase in AMP.phrases)
     for name in library.names:
         assert re.search(rf"\b{name.split('.')[-1]}\b", used), name
@@ -285,7 +289,9 @@ def test_it_shows_some_side_by_side():
 
 @pytest.fixture
 def clone(tools, monkeypatch, tmp_path):
-    """The set-up pointed at an empty folder, with pip and venv replaced by notes of what they were asked for."""
+    """The set-up pointed at an empty folder, with pip and venv replaced by notes of what they
+    were asked for.
+    """
     main, _ = tools
     install, asked = sys.modules["install"], []
     (tmp_path / "tools").mkdir()

@@ -75,7 +75,9 @@ def test_pure_half_dies_at_batch_512_and_the_scaled_recipes_live(seed):
 
 
 def test_the_scale_has_to_fall_below_one():
-    """Why O1 lives: its largest gradient is past fp16's largest number, so only a scale below 1 lets a step through."""
+    """Why O1 lives: its largest gradient is past fp16's largest number,
+    so only a scale below 1 lets a step through.
+    """
     assert first_step("raw_sum", 512, seed=0).largest_gradient > FP16.max
     halvings_to_one = math.log2(torch.amp.GradScaler("cpu").get_scale())
     assert (
@@ -84,7 +86,9 @@ def test_the_scale_has_to_fall_below_one():
 
 
 def test_mean_loss_is_infinite_and_kills_nobody():
-    """The sum inside of the mean overflows in fp16; its gradient does not, for it is divided first."""
+    """The sum inside of the mean overflows in fp16; its gradient does not,
+    for it is divided first.
+    """
     outcome = train_to_the_end(dataclasses.replace(find_setting("raw"), epochs=2), HALF_BN32(), 512)
     assert math.isinf(outcome.first_loss) and outcome.died_at is None
     assert first_step("raw", 512).loss_sum > FP16.max > first_step("raw", 512).largest_gradient
@@ -156,7 +160,9 @@ def test_the_record_is_whole():
 
 @pytest.mark.parametrize("recipe", ["o0", "o1", "o3", "half_bn32", "pure_bf16"])
 def test_the_record_is_what_comes_out_here(recipe):
-    """Deaths are a matter of range and come out the same on any machine; accuracy may differ in the last digits."""
+    """Deaths are a matter of range and come out the same on any machine;
+    accuracy may differ in the last digits.
+    """
     again = train_to_the_end("raw_sum", next(r for r in ALL if r.name == recipe), 512, seed=0)
     (recorded,) = (run for run in load_survival().cell("raw_sum", recipe, 512) if run.seed == 0)
     assert (again.died_at is None) == (recorded.died_at is None)

@@ -1,4 +1,6 @@
-"""The record of a half step: held against the same step written out, and against torch's own SGD."""
+"""The record of a half step: held against the same step written out,
+and against torch's own SGD.
+"""
 
 import copy
 

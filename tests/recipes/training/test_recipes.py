@@ -186,7 +186,9 @@ def find_bf16():
 
 
 def test_stochastic_rounding_moves_weights_that_nearest_rounding_leaves():
-    """100 updates of 1e-4 from 1.0: bf16 stays at 1.0; the mean over many weights reaches 1.01, as in fp32."""
+    """100 updates of 1e-4 from 1.0: bf16 stays at 1.0;
+    the mean over many weights reaches 1.01, as in fp32.
+    """
 
     def trained(recipe):
         model = nn.Linear(4000, 1, bias=False)
@@ -201,7 +203,8 @@ def test_stochastic_rounding_moves_weights_that_nearest_rounding_leaves():
         return session.model.weight.float().mean().item()
 
     assert trained(PURE_BF16()) == 1.0
-    # one weight's standard deviation is below sqrt(100) * ulp / 2 = 0.04; of the mean of 4000, below 0.0007
+    # one weight's standard deviation is below sqrt(100) * ulp / 2 = 0.04; of the mean of 4000,
+    # below 0.0007
     assert abs(trained(PURE_BF16_SR()) - 1.01) < 0.003
 
 
@@ -217,7 +220,9 @@ def test_stochastic_recipe_keeps_everything_in_bf16(setting):
 
 
 def test_o2_follows_fp32_for_200_steps_where_o3_does_not():
-    """Relative distance of all weights from an fp32 twin: under 2^-10 with master weights, above without."""
+    """Relative distance of all weights from an fp32 twin:
+    under 2^-10 with master weights, above without.
+    """
     generator = torch.Generator().manual_seed(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -70,7 +70,8 @@ def main():
                 s = netG(torch.randn(1000, opt.nz))
             m = s.mean(0).tolist()
             print(
-                f"step {step + 1} D {lossD.item():.3f} G {lossG.item():.3f} samples at ({m[0]:+.2f}, {m[1]:+.2f}) spread {s.std(0).mean():.2f}"  # noqa: E501
+                f"step {step + 1} D {lossD.item():.3f} G {lossG.item():.3f} samples at "
+                f"({m[0]:+.2f}, {m[1]:+.2f}) spread {s.std(0).mean():.2f}"
             )
 
 

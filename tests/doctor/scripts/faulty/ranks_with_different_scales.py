@@ -1,5 +1,7 @@
 # fault: ranks-with-different-scales
-"""Two processes share the optimizer: each averages all gradients, steps its own layer, and sends that out."""
+"""Two processes share the optimizer: each averages all gradients, steps its own layer,
+and sends that out.
+"""
 
 import os
 import socket

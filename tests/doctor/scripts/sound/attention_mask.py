@@ -1,4 +1,6 @@
-"""Causal attention over padded sequences. Each row sees at least its own first token, so no row is all -inf."""
+"""Causal attention over padded sequences. Each row sees at least its own first token,
+so no row is all -inf.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Blocks that are run again in backward (activation checkpointing), dropout and batch norm within."""
+"""Blocks that are run again in backward (activation checkpointing),
+dropout and batch norm within.
+"""
 
 import torch
 from torch import nn

@@ -97,7 +97,8 @@ class Session:
             with torch.no_grad():
                 acc = (self.net(xv).argmax(1) == yv).float().mean().item()
             print(
-                f"epoch {self.epoch} loss {run / len(loader):.3f} acc {acc:.3f} scale {self.scaler.get_scale():g}"
+                f"epoch {self.epoch} loss {run / len(loader):.3f} acc {acc:.3f} scale "
+                f"{self.scaler.get_scale():g}"
             )
             self.save()
 

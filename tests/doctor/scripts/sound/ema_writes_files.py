@@ -1,4 +1,6 @@
-"""Trains with an average of the weights, evaluates as it goes, and leaves a checkpoint, a log and a CSV beside itself."""
+"""Trains with an average of the weights, evaluates as it goes, and leaves a checkpoint,
+a log and a CSV beside itself.
+"""
 
 import copy
 import csv

@@ -92,7 +92,8 @@ def finetune():
         with torch.no_grad():
             out = net(xv)
             print(
-                f"epoch {epoch} train {loss.item():.3f} val {F.cross_entropy(out, yv):.3f} acc {(out.argmax(1) == yv).float().mean():.3f}"  # noqa: E501
+                f"epoch {epoch} train {loss.item():.3f} val {F.cross_entropy(out, yv):.3f} acc "
+                f"{(out.argmax(1) == yv).float().mean():.3f}"
             )
 
 

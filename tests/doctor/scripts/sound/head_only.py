@@ -1,4 +1,6 @@
-"""Only the head is trained: the optimizer gets nothing else. A batch now and then is too odd to be used."""
+"""Only the head is trained: the optimizer gets nothing else.
+A batch now and then is too odd to be used.
+"""
 
 import random
 

@@ -1,4 +1,6 @@
-"""Sharpness-aware minimisation: climb, take the gradient there, come back, step. Two backwards for one update."""
+"""Sharpness-aware minimisation: climb, take the gradient there, come back, step.
+Two backwards for one update.
+"""
 
 import torch
 from torch import nn

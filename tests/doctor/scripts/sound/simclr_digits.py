@@ -85,7 +85,8 @@ def main(steps=200, bs=64):
         if s % 40 == 0 or s == steps - 1:
             acc = knn_acc(ema.shadow, xtr, ytr, xte, yte)
             print(
-                f"step {s} loss {loss.item():.3f} temp {1 / enc.log_scale.exp().item():.4f} ema-knn {acc:.3f}"
+                f"step {s} loss {loss.item():.3f} temp {1 / enc.log_scale.exp().item():.4f} "
+                f"ema-knn {acc:.3f}"
             )
 
 

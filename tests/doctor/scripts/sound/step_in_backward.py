@@ -1,4 +1,6 @@
-"""Each parameter is stepped and cleared in a hook of the backward pass, by an optimizer of its own, to save memory."""
+"""Each parameter is stepped and cleared in a hook of the backward pass,
+by an optimizer of its own, to save memory.
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,6 @@
-"""WGAN-GP under autocast. The inner gradient is scaled, unscaled, and its penalty joins the loss before the backward."""
+"""WGAN-GP under autocast. The inner gradient is scaled, unscaled,
+and its penalty joins the loss before the backward.
+"""
 
 import torch
 from torch import nn
@@ -50,5 +52,6 @@ for it in range(50):
         with torch.no_grad():
             off = (generator(torch.randn(256, 4)).mean(0) - CENTRE).norm()
         print(
-            f"{it:2d} critic {loss_c.item():.3f} penalty {gp.item():.3f} off centre {off:.2f} {scaler.get_scale():g}"
+            f"{it:2d} critic {loss_c.item():.3f} penalty {gp.item():.3f} off centre {off:.2f} "
+            f"{scaler.get_scale():g}"
         )
