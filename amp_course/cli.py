@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from amp_course import __version__
 from amp_course.kit.errors import CourseError, describe_missing, describe_os_error
@@ -62,8 +63,7 @@ date.
 
 MISTAKES = """\
 Lists, for an instructor, the mistakes that the checks know: exercise by exercise, with the words of
-the card that each goes against and what a learner is told. Words in braces are filled in by the
-check.
+the card that each goes against and what a learner is told. Numbers in it are those of one run.
 """
 
 CLASSROOM = """\
@@ -434,7 +434,6 @@ def _mistakes(name: str | None, as_json: bool) -> None:
     import textwrap
 
     from amp_course.course import available, find
-    from amp_course.kit.markup import plain_text
 
     chapters = available() if name is None else [find(name)]
     exercises = [(chapter, exercise) for chapter in chapters for exercise in chapter.exercises()]
@@ -443,8 +442,8 @@ def _mistakes(name: str | None, as_json: bool) -> None:
             {
                 "exercise": exercise.id,
                 "mistake": one.name,
-                "against": one.violates,
-                "told": plain_text(one.feedback),
+                "violates": one.violates,
+                "feedback": _feedback(exercise, one),
             }
             for _, exercise in exercises
             for one in exercise.mistakes
@@ -458,12 +457,20 @@ def _mistakes(name: str | None, as_json: bool) -> None:
         )
         for one in exercise.mistakes:
             print(f"   {one.name}" + (f"  (against: “{one.violates}”)" if one.violates else ""))
-            print(
-                textwrap.fill(
-                    plain_text(one.feedback), 112, initial_indent=" " * 6, subsequent_indent=" " * 6
-                )
-            )
+            indent = " " * 6
+            text = _feedback(exercise, one)
+            print(textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=indent))
         print()
+
+
+def _feedback(exercise: Any, mistake: Any) -> str:
+    from amp_course.checking.limit import TimeUp, within
+    from amp_course.kit.markup import plain_text
+
+    try:  # a mistake may run forever; processes may take long to start
+        return plain_text(within(60.0, lambda: exercise.judge.feedback(mistake)))
+    except TimeUp:
+        return plain_text(mistake.feedback)
 
 
 def _reset(name: str) -> None:

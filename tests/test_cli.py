@@ -297,6 +297,12 @@ def test_mistakes_are_listed_for_an_instructor(capsys) -> None:
     assert cli.main(["mistakes", "cooking"]) == 2
 
 
+def test_mistakes_are_listed_in_the_words_that_a_learner_reads(capsys) -> None:
+    assert cli.main(["mistakes", "start", "--json"]) == 0
+    feedback = {row["mistake"]: row["feedback"] for row in json.loads(capsys.readouterr().out)}
+    assert feedback["a string"].startswith("`") and "{" not in "".join(feedback.values())
+
+
 def test_report_prints_text_or_json(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     class Report:
         def __str__(self) -> str:

@@ -147,8 +147,7 @@ class Judge:
         names = list(dict.fromkeys(name for case in right for name in case.outputs))
         if output in names:
             names = names[: names.index(output) + 1]
-        here = mine[place] if place < len(mine) else Case("", {output: MISSING})
-        wanted = right[place] if place < len(right) else Case("", {output: MISSING})
+        wanted, here = (_at(place, cases, output) for cases in (right, mine))
         for mistake in self.mistakes:
             with contextlib.closing(run(mistake)) as cases:
                 same = self._does_the_same(cases, mine, names)
@@ -168,6 +167,14 @@ class Judge:
                 "or keep something from an earlier call?",
             )
         return Wrong(seen)
+
+    def feedback(self, mistake: Mistake, seed: int = 0) -> str:
+        """Return what is said of a mistake; what it quotes is of one draw."""
+        with contextlib.suppress(KeyError):
+            return mistake.feedback.format()  # it quotes nothing
+        right, mine = self.run(self.right, seed), list(self.run_mistake(mistake, seed))
+        place, output = self._first_difference(mine, right)
+        return mistake.feedback.format(**_facts(_at(place, right, output), _at(place, mine, output)))
 
     def run(self, answer: Any, seed: int) -> list[Case]:
         """Run an answer on what a seed draws, and return all its cases."""
@@ -293,6 +300,10 @@ def _is_telling(value: Any) -> bool:
 
 def _once(cases: Iterable[Case]) -> Iterator[Case]:
     yield from (case for case in cases if not case.again)
+
+
+def _at(place: int, cases: Sequence[Case], output: str) -> Case:
+    return cases[place] if place < len(cases) else Case("", {output: MISSING})
 
 
 def _facts(wanted: Case, here: Case) -> dict[str, Any]:
