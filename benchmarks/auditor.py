@@ -18,7 +18,15 @@ from amp_course.kit import data
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.models import DigitsResNet
-from benchmarks.in_turn import Record, Side, arguments, in_turn, speed_ratio, spread, warn_if_busy
+from benchmarks.interleaved import (
+    Record,
+    Side,
+    arguments,
+    interleaved,
+    speed_ratio,
+    spread,
+    warn_if_busy,
+)
 
 SECONDS, STEPS = 2.0, 20.0  # what an audit may take, whichever is more
 DTYPES = {"AMP fp16": torch.float16, "AMP bf16": torch.bfloat16, "fp32": None}
@@ -69,7 +77,7 @@ def compare(dtype: torch.dtype | None, chosen: Any) -> dict[str, Any]:
         return []
 
     sides = {"step": Side(steps), "audit": Side(audits)}
-    in_turn(
+    interleaved(
         sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
     )
     seconds = {name: spread(side.seconds_per_step) for name, side in sides.items()}

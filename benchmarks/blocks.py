@@ -30,7 +30,7 @@ from amp_course.frontiers import (
 )
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
-from benchmarks.in_turn import Record, Side, arguments, in_turn, spread, warn_if_busy
+from benchmarks.interleaved import Record, Side, arguments, interleaved, spread, warn_if_busy
 
 GFLOAT = {
     MXFP8_E5M2: gfloat.formats.format_info_mxfp8_e5m2,
@@ -66,7 +66,7 @@ def compare(block_format: BlockFormat, chosen: Any) -> dict[str, Any]:
         return []
 
     sides = {"course": Side(course), "gfloat": Side(block_by_block)}
-    in_turn(
+    interleaved(
         sides,
         [(x, x)],
         chosen.device,

@@ -19,12 +19,12 @@ from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
 from amp_course.loop.recipe import FP32
 from amp_course.loop.workloads import Workload, digits_resnet
-from benchmarks.in_turn import (
+from benchmarks.interleaved import (
     Batch,
     Record,
     Side,
     arguments,
-    in_turn,
+    interleaved,
     speed_ratio,
     spread,
     take_batches,
@@ -55,7 +55,7 @@ def compare(workload: Workload, chosen: Any) -> dict[str, Any]:
         "first_nonfinite": side(lambda model: Watch([model])),
         "watch_ranges": side(lambda model: watch_ranges(model, say=lambda text: None)),
     }
-    in_turn(
+    interleaved(
         sides,
         take_batches(workload),
         chosen.device,

@@ -24,7 +24,7 @@ from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from amp_course.speed.experiments.workbench import low_recipe
 from amp_course.speed.explain import Explanation, explain
 from amp_course.speed.prediction import predict_workload
-from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
+from benchmarks.interleaved import Record, arguments, spread, warn_if_busy
 from benchmarks.planted_slow import MANY_THREADS, PLANTED, Planted
 
 

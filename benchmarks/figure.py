@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from amp_course.kit.colours import COLOURS, HATCHES, INK
 from amp_course.kit.style import new_figure, title
 from amp_course.loop.recipe import RECIPES
-from benchmarks.in_turn import RESULTS
+from benchmarks.interleaved import RESULTS
 from benchmarks.peers import LABELS
 from benchmarks.tables import heading, steps_text, tables
 

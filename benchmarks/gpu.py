@@ -26,7 +26,7 @@ from amp_course.loop.report import make_report_card
 from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from benchmarks import peers, predictions, recipes, rounding
 from benchmarks.figure import peers_figure
-from benchmarks.in_turn import Record, arguments, workloads_for
+from benchmarks.interleaved import Record, arguments, workloads_for
 
 RECIPE_SECONDS = 30.0  # for one workload under one recipe of the report card
 

@@ -17,7 +17,7 @@ import torch
 from amp_course.distributed.launching import LAUNCHERS, time_launchers
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
-from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
+from benchmarks.interleaved import Record, arguments, spread, warn_if_busy
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from amp_course.frontiers.experiments import (
 )
 from amp_course.frontiers.experiments.table import as_json
 from amp_course.kit.hardware import machine_report, pick_device
-from benchmarks.in_turn import RESULTS, slug
+from benchmarks.interleaved import RESULTS, slug
 
 RATES = (0.05, 1.0)  # of the activations in few bits
 COMPRESSED = (

@@ -27,8 +27,8 @@ from amp_course.debugging.nonfinite import first_nonfinite
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.table import text_table
 from amp_course.kit.tensors import tensors_in
-from amp_course.speed.experiments.in_turn import compare
-from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
+from amp_course.speed.experiments.interleaved import compare
+from benchmarks.interleaved import Record, arguments, spread, warn_if_busy
 from benchmarks.planted_nonfinite import FAULTS, SOUND, Planted, Setup
 
 HERE = "# here"  # at the end of the line that is to be named

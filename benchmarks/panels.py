@@ -28,7 +28,7 @@ from amp_course.positions.panel import CollisionExplorer
 from amp_course.recipes.panel import RecipeExplorer
 from amp_course.scaler.panel import ScaleExplorer
 from amp_course.underflow.panel import RangeExplorer
-from benchmarks.in_turn import Record, arguments, warn_if_busy
+from benchmarks.interleaved import Record, arguments, warn_if_busy
 
 WARMUP = 10
 Event = Callable[[], None]

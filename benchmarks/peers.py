@@ -23,12 +23,12 @@ from amp_course.kit.measure import seconds_text
 from amp_course.loop.recipe import FP32
 from amp_course.loop.train import run
 from amp_course.loop.workloads import Session
-from benchmarks.in_turn import (
+from benchmarks.interleaved import (
     Batch,
     Record,
     Side,
     arguments,
-    in_turn,
+    interleaved,
     recipes_for,
     speed_ratio,
     spread,
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, build in BUILDERS.items()
         }
         with FP32.precision():  # the same fp32 for all: train() sets it for itself alone
-            in_turn(
+            interleaved(
                 sides,
                 take_batches(workload),
                 device,

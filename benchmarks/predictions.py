@@ -29,7 +29,7 @@ from amp_course.speed.cards import CARDS, Card
 from amp_course.speed.counting import totals
 from amp_course.speed.machine import measure_machine
 from amp_course.speed.prediction import count_on_fakes, predict_workload
-from benchmarks.in_turn import Record, Side, arguments, in_turn, spread, warn_if_busy
+from benchmarks.interleaved import Record, Side, arguments, interleaved, spread, warn_if_busy
 
 
 def small_gpt2(device: torch.device) -> Workload:
@@ -82,7 +82,7 @@ def in_each_recipe(
         return Side(run)
 
     sides = {name: side(name) for name in sessions}
-    in_turn(
+    interleaved(
         sides,
         [batch],
         chosen.device,

@@ -24,13 +24,13 @@ from amp_course.kit.measure import seconds_text
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32
 from amp_course.recipes import O1
-from benchmarks.in_turn import (
+from benchmarks.interleaved import (
     BATCHES,
     Batch,
     Record,
     Side,
     arguments,
-    in_turn,
+    interleaved,
     speed_ratio,
     spread,
     warn_if_busy,
@@ -96,7 +96,9 @@ def compare(
         (pair[0], pair[1]) for pair in torch.randn(BATCHES, 2, batch_size, width, device=device)
     ]
     with FP32.precision():
-        in_turn(sides, batches, device, steps=steps, rounds=chosen.rounds, seconds=chosen.seconds)
+        interleaved(
+            sides, batches, device, steps=steps, rounds=chosen.rounds, seconds=chosen.seconds
+        )
     (weights, state), (their_weights, their_state) = (end() for _, end in made.values())
     both = zip(sides["recipe"].seconds_per_step, sides["plain"].seconds_per_step, strict=True)
     return {

@@ -26,7 +26,15 @@ from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
 from amp_course.bits.rounding import round_to
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
-from benchmarks.in_turn import Record, Side, arguments, in_turn, speed_ratio, spread, warn_if_busy
+from benchmarks.interleaved import (
+    Record,
+    Side,
+    arguments,
+    interleaved,
+    speed_ratio,
+    spread,
+    warn_if_busy,
+)
 
 COUNT = 1_000_000
 FORMATS: dict[
@@ -94,7 +102,7 @@ def compare(fmt: FloatFormat, chosen: Any) -> dict[str, Any]:
         return Side(run)
 
     sides = {name: side(function) for name, function in functions.items()}
-    in_turn(
+    interleaved(
         sides, [x], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
     )
     gfloats = [name for name in sides if name.startswith("gfloat")]

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
 from amp_course.scaler.dynamic import DynamicScaler
-from benchmarks.in_turn import (
+from benchmarks.interleaved import (
     BATCHES,
     Record,
     Side,
     arguments,
-    in_turn,
+    interleaved,
     speed_ratio,
     spread,
     warn_if_busy,
@@ -112,7 +112,7 @@ def compare(workload: Callable[..., Any], chosen: Any) -> dict[str, Any]:
     made = {name: workload(make, size, device) for name, make in SCALERS.items()}
     sides = {name: side for name, (side, _) in made.items()}
     batches = [tuple(torch.randn(2, 32, size[0], device=device)) for _ in range(BATCHES)]
-    in_turn(
+    interleaved(
         sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
     )
     (tensors, state), (their_tensors, their_state) = (end() for _, end in made.values())

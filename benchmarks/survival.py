@@ -20,7 +20,7 @@ import torch
 from amp_course.kit.hardware import machine_report, pick_device
 from amp_course.recipes import ALL
 from amp_course.recipes.survival import SETTINGS, SIZES, RunResult, SurvivalMap, train_to_the_end
-from benchmarks.in_turn import RESULTS, slug
+from benchmarks.interleaved import RESULTS, slug
 
 
 def as_lines(data: dict[str, Any]) -> str:

@@ -25,12 +25,12 @@ from amp_course.kit.measure import StepTimer, seconds_text, synchronize
 from amp_course.loop.recipe import FP32, Recipe
 from amp_course.loop.train import run
 from amp_course.loop.workloads import Session, Workload, simple_net
-from benchmarks.in_turn import (
+from benchmarks.interleaved import (
     Batch,
     Record,
     Side,
     arguments,
-    in_turn,
+    interleaved,
     recipes_for,
     speed_ratio,
     spread,
@@ -108,7 +108,7 @@ def overhead_seconds(recipe: Recipe, device: torch.device, rounds: int) -> list[
         "train": course(workload.start(recipe), device),
     }
     with FP32.precision():
-        in_turn(sides, take_batches(workload), device, steps=TINY_STEPS, rounds=rounds)
+        interleaved(sides, take_batches(workload), device, steps=TINY_STEPS, rounds=rounds)
     both = zip(sides["train"].seconds_per_step, sides["bare"].seconds_per_step, strict=True)
     return [with_measuring - without for with_measuring, without in both]
 
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "train": course(workload.start(recipe), device),
             }
             with FP32.precision():
-                in_turn(
+                interleaved(
                     sides,
                     batches,
                     device,

@@ -174,7 +174,9 @@ class Judge:
             return mistake.feedback.format()  # it quotes nothing
         right, mine = self.run(self.right, seed), list(self.run_mistake(mistake, seed))
         place, output = self._first_difference(mine, right)
-        return mistake.feedback.format(**_facts(_at(place, right, output), _at(place, mine, output)))
+        return mistake.feedback.format(
+            **_facts(_at(place, right, output), _at(place, mine, output))
+        )
 
     def run(self, answer: Any, seed: int) -> list[Case]:
         """Run an answer on what a seed draws, and return all its cases."""

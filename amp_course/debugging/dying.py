@@ -132,7 +132,7 @@ def record_dying_run(
     losses: list[float] = []
     skipped: list[int] = []
     training = start_dying_run(rate, seed)
-    ranges = watch_ranges(training.model, torch.float16, every=every, bell=-math.inf)
+    ranges = watch_ranges(training.model, torch.float16, every=every, alert=-math.inf)
     with one_thread(), ranges:  # for tensors this small, more threads only wait for each other
         for number in range(1, steps + 1):
             before = training.scaler.get_scale()

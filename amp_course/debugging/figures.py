@@ -10,8 +10,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from amp_course.debugging.headroom import LEVELS, describe_levels, level_of
 from amp_course.debugging.ranges import RangeWatch, Reading
-from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.colours import FAINT, INK
 from amp_course.kit.style import new_figure, title
 from amp_course.kit.svg import is_pale
@@ -22,7 +22,7 @@ _MOST_NAMES = 40
 _SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it
 
 
-def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) -> Figure:
+def headroom_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) -> Figure:
     """Draw maps of a run: a row for each module, a column for each measured pass, from lost (blue)
     to overflowing (red).
 
@@ -47,7 +47,7 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) 
     }
     at = f" Pass {marked:,} is marked." if marked in numbers else ""
     many = f"Maps of {len(maps)} kinds" if len(maps) > 1 else "A map of one kind"
-    told = "; ".join(f"{kind}: {describe_weather(found)}" for kind, found in maps.items())
+    told = "; ".join(f"{kind}: {describe_levels(found)}" for kind, found in maps.items())
     figure, axes = new_figure(
         3.9 * len(maps) + 0.4,
         min(9.0, 1.5 + 0.2 * rows),
@@ -60,7 +60,7 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) 
         title(axis, f"{kind}s", f"by module and forward pass, for {short(ranges.dtype)}")
     shown = [
         Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=_legend(name, mark))
-        for name, colour, mark in WEATHER
+        for name, colour, mark in LEVELS
     ]
     figure.legend(
         handles=shown,
@@ -82,20 +82,20 @@ def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None
     grid = np.full((len(found), len(numbers)), np.nan)
     for row, readings in enumerate(found.values()):
         for reading in readings:  # a module that ran more than once in a pass shows its hottest
-            weather = weather_of(reading)
+            level = level_of(reading)
             old = grid[row, place[reading.number]]
-            grid[row, place[reading.number]] = weather if math.isnan(old) else max(old, weather)
+            grid[row, place[reading.number]] = level if math.isnan(old) else max(old, level)
     axis.imshow(
         grid,
-        cmap=ListedColormap([colour for _, colour, _ in WEATHER]),
+        cmap=ListedColormap([colour for _, colour, _ in LEVELS]),
         vmin=-0.5,
-        vmax=len(WEATHER) - 0.5,
+        vmax=len(LEVELS) - 0.5,
         aspect="auto",
         interpolation="nearest",
     )
-    for weather, (_, colour, mark) in enumerate(WEATHER):
+    for level, (_, colour, mark) in enumerate(LEVELS):
         if mark:
-            y, x = np.nonzero(grid == weather)
+            y, x = np.nonzero(grid == level)
             size = 9 if len(numbers) <= 60 else 3
             ink = INK if is_pale(colour) else "white"
             axis.scatter(
@@ -112,7 +112,7 @@ def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None
     axis.set_xlabel("forward pass", fontsize=8, color=INK)
 
 
-def no_weather_figure(reason: str) -> Figure:
+def no_headroom_figure(reason: str) -> Figure:
     """Draw what there is to see of a run in which nothing was measured: the reason, a sentence."""
     figure, axis = new_figure(5, 1, alt=reason)
     axis.set_axis_off()

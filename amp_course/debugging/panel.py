@@ -1,4 +1,4 @@
-"""`RangeWeather`: go through the steps of a recorded run that dies,
+"""`HeadroomMap`: go through the steps of a recorded run that dies,
 and see where the heat starts.
 """
 
@@ -12,10 +12,10 @@ import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from amp_course.debugging.dying import DivergingRun, record_dying_run
-from amp_course.debugging.figures import no_weather_figure, weather_figure
-from amp_course.debugging.panel_html import weather_view
+from amp_course.debugging.figures import headroom_figure, no_headroom_figure
+from amp_course.debugging.headroom import level_of
+from amp_course.debugging.panel_html import headroom_view
 from amp_course.debugging.ranges import Reading
-from amp_course.debugging.weather import weather_of
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.watching.readings import KINDS, Kind
 
@@ -32,7 +32,7 @@ def first_reading(
     return next((one for one in run.ranges.readings if one.kind == kind and wanted(one)), None)
 
 
-class RangeWeather(Panel):
+class HeadroomMap(Panel):
     """Choose a step and a kind of tensor; two buttons jump to the first heat and to the first inf
     or NaN.
 
@@ -79,7 +79,7 @@ class RangeWeather(Panel):
         for control in controls:
             control.disabled = not steps
         box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__("RangeWeather: where does the heat start?", [box], widgets.HTML())
+        super().__init__("HeadroomMap: where does the heat start?", [box], widgets.HTML())
         self.step.observe(self._redraw, names="value")
         self.kind.observe(self._redraw, names="value")
         self.first_heat.on_click(self._jump_to_heat)
@@ -90,11 +90,11 @@ class RangeWeather(Panel):
     def _redraw(self, change: Any = None) -> None:
         self.tell()
         if self.run and self.run.losses:
-            self.view.value = weather_view(self.run, self.kind.value, self.step.value)
+            self.view.value = headroom_view(self.run, self.kind.value, self.step.value)
 
     def _jump_to_heat(self, button: Any) -> None:
         self._jump(
-            lambda reading: weather_of(reading) >= 4,
+            lambda reading: level_of(reading) >= 4,
             "comes within 2 doublings of the end of the format",
         )
 
@@ -119,8 +119,8 @@ class RangeWeather(Panel):
         """Return the map of the chosen kind, with the chosen step marked."""
         kind = self.kind.value
         if self.run and self.run.ranges.of(kind):
-            return weather_figure(self.run.ranges, kind, marked=self.step.value)
-        return no_weather_figure(f"No {kind} was measured in this run.")
+            return headroom_figure(self.run.ranges, kind, marked=self.step.value)
+        return no_headroom_figure(f"No {kind} was measured in this run.")
 
 
 def _record() -> tuple[DivergingRun | None, str]:

@@ -1,5 +1,5 @@
-"""Draw what `RangeWeather` shows, as HTML: a step in words,
-its tensors as bars on the format's range, and the weather so far.
+"""Draw what `HeadroomMap` shows, as HTML: a step in words,
+its tensors as bars on the format's range, and the headroom so far.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 from amp_course.bits.numerals import raised
 from amp_course.debugging.dying import DivergingRun
+from amp_course.debugging.headroom import LEVELS, describe_levels, level_of
 from amp_course.debugging.ranges import Reading
-from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
 from amp_course.kit.tensors import short
@@ -21,7 +21,7 @@ from amp_course.watching.readings import Kind
 
 Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of` returns them
 
-# For each WEATHER, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours
+# For each LEVELS, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours
 # in black.
 HATCHES = ("..", "--", "", "||", "//", "xx")
 SKIPPED = ("#777777", "\\\\")  # a skipped step, and a loss that is not finite
@@ -32,7 +32,7 @@ _LOSS_TOP, _LOSS_FLOOR = 24, 68
 _LONGEST = 24  # characters of a module's name; longer ones lose their beginning
 
 
-def weather_view(run: DivergingRun, kind: Kind, step: int) -> str:
+def headroom_view(run: DivergingRun, kind: Kind, step: int) -> str:
     """Return the panel's HTML for one step, counted from 1."""
     found = run.ranges.of(kind)
     told = (
@@ -182,7 +182,7 @@ def _row_text(reading: Reading | None) -> str:
 
 def _bar(y: float, reading: Reading, end: float, told: str) -> str:
     """Draw a bar with a thin frame, for the paler colours would drown on a light page."""
-    weather = weather_of(reading)
+    level = level_of(reading)
     tip = f"{_name(reading.module)}: largest {reading.largest:,.4g}, {told}"
     frame = box(_LEFT, y + 2, end - _LEFT, _BAR - 4, FAINT)
     return frame + box(
@@ -190,8 +190,8 @@ def _bar(y: float, reading: Reading, end: float, told: str) -> str:
         y + 3,
         end - _LEFT - 2,
         _BAR - 6,
-        WEATHER[weather][1],
-        hatch=HATCHES[weather],
+        LEVELS[level][1],
+        hatch=HATCHES[level],
         tip=tip,
     )
 
@@ -230,8 +230,7 @@ def _history(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     ]
     skipped = sum(one <= step for one in run.skipped)
     label = (
-        f"Steps 1 to {step}, {kind} by module: {describe_weather(past, 'step')}. Skipped: "
-        f"{skipped}."
+        f"Steps 1 to {step}, {kind} by module: {describe_levels(past, 'step')}. Skipped: {skipped}."
     )
     return picture(_WIDTH, floor + 22, *parts, label=label)
 
@@ -273,7 +272,7 @@ def _losses(losses: Sequence[float], last: int) -> list[str]:
         parts += [polyline(points, stroke=INK)] if points else []
         points = []
         x, tip = _across(number - 1, last), f"step {number}: the loss is {loss_text(loss)}"
-        colour, hatch = WEATHER[-1][1], HATCHES[-1]
+        colour, hatch = LEVELS[-1][1], HATCHES[-1]
         width = _across(1, last) - _LEFT
         parts.append(
             box(x, _LOSS_TOP, width, _LOSS_FLOOR - _LOSS_TOP, colour, hatch=hatch, tip=tip)
@@ -294,27 +293,27 @@ def _skips(run: DivergingRun, step: int, last: int) -> list[str]:
 
 
 def _strip(y: float, module: str, readings: Sequence[Reading], every: int, last: int) -> list[str]:
-    """Draw a module's weather; steps with the same weather in a row share a box."""
-    weather: dict[int, int] = {}
+    """Draw a module's levels; steps with the same one in a row share a box."""
+    levels: dict[int, int] = {}
     for reading in readings:
-        weather[reading.number] = max(weather_of(reading), weather.get(reading.number, 0))
+        levels[reading.number] = max(level_of(reading), levels.get(reading.number, 0))
     parts = []
     for (kind, _), group in itertools.groupby(
-        enumerate(weather.items()), lambda one: (one[1][1], one[1][0] - every * one[0])
+        enumerate(levels.items()), lambda one: (one[1][1], one[1][0] - every * one[0])
     ):
         steps = [number for _, (number, _) in group]
         end = min(steps[-1] + every - 1, last)
         when = f"step {steps[0]}" if end == steps[0] else f"steps {steps[0]}–{end}"
-        x, tip = _across(steps[0] - 1, last), f"{_name(module)}, {when}: {WEATHER[kind][0]}"
+        x, tip = _across(steps[0] - 1, last), f"{_name(module)}, {when}: {LEVELS[kind][0]}"
         width = _across(end, last) - x
-        parts.append(box(x, y, width, _ROW - 1, WEATHER[kind][1], hatch=HATCHES[kind], tip=tip))
+        parts.append(box(x, y, width, _ROW - 1, LEVELS[kind][1], hatch=HATCHES[kind], tip=tip))
     return parts
 
 
 def _legend() -> str:
     marks = {
         name: swatch(colour, hatch)
-        for (name, colour, _), hatch in zip(WEATHER, HATCHES, strict=True)
+        for (name, colour, _), hatch in zip(LEVELS, HATCHES, strict=True)
     }
     marks["step skipped by the scaler"] = swatch(*SKIPPED)
     cells = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amp_course.kit.table import text_table
-from amp_course.watching.births import MADE, Birth, Sink
+from amp_course.watching.origins import MADE, NonfiniteOrigin, Sink
 
 if TYPE_CHECKING:
     from amp_course.watching.ops import Watch
@@ -23,7 +23,7 @@ COMPILED = (
 class Nonfinite:
     """Every op that made inf or NaN from finite numbers, in the order in which they ran.
 
-    births:  these ops
+    origins:  these ops
     arrived: where something that is not finite was seen: (kind, name)
     given:   what held inf or NaN before the step began: a weight, a buffer, the data
     steps:   how many ran
@@ -32,7 +32,7 @@ class Nonfinite:
                   back
     """
 
-    births: tuple[Birth, ...]
+    origins: tuple[NonfiniteOrigin, ...]
     arrived: tuple[tuple[Sink, str], ...]
     given: tuple[str, ...]
     steps: int
@@ -44,7 +44,7 @@ class Nonfinite:
     def of(cls, watch: Watch, error: BaseException | None) -> Nonfinite:
         """Make one from what a watch has seen."""
         return cls(
-            tuple(watch.births),
+            tuple(watch.origins),
             tuple(watch.arrived),
             tuple(watch.given),
             watch.step,
@@ -53,27 +53,29 @@ class Nonfinite:
         )
 
     @property
-    def first(self) -> Birth | None:
+    def first(self) -> NonfiniteOrigin | None:
         """The op that made the first inf or NaN that did harm; None if none did."""
-        return first_root(birth for birth in self.births if birth.harmful)
+        return first_root(origin for origin in self.origins if origin.harmful)
 
-    def reached(self, birth: Birth) -> tuple[tuple[Sink, str], ...]:
-        """Return where a birth arrived, or what came of it: (kind, name), in order."""
-        places = [place for one in self.births if birth in one.roots() for place in one.reached]
+    def reached(self, origin: NonfiniteOrigin) -> tuple[tuple[Sink, str], ...]:
+        """Return where a origin arrived, or what came of it: (kind, name), in order."""
+        places = [place for one in self.origins if origin in one.roots() for place in one.reached]
         return tuple(dict.fromkeys(places))
 
     @property
-    def caught(self) -> tuple[Birth, ...]:
+    def caught(self) -> tuple[NonfiniteOrigin, ...]:
         """Those that got no further than a GradScaler: normal while it looks for its scale."""
-        return tuple(birth for birth in self.births if birth.reached and not birth.harmful)
+        return tuple(origin for origin in self.origins if origin.reached and not origin.harmful)
 
     @property
-    def buried(self) -> tuple[Birth, ...]:
+    def vanished(self) -> tuple[NonfiniteOrigin, ...]:
         """Those that reached nothing: masked, clamped, discarded."""
-        causes = {root.number for birth in self.births if birth.reached for root in birth.roots()}
+        causes = {
+            root.number for origin in self.origins if origin.reached for root in origin.roots()
+        }
         return tuple(
             one
-            for one in self.births
+            for one in self.origins
             if not one.reached and not one.meant and one.number not in causes
         )
 
@@ -100,9 +102,9 @@ class Nonfinite:
                 f"the GradScaler, which skips "
                 "such a step and lowers its scale. That is normal while it looks for its scale."
             )
-        if self.buried:
+        if self.vanished:
             yield (
-                f"Made, but gone by the end: {'; '.join(map(str, self.buried[:3]))}. Masked on "
+                f"Made, but gone by the end: {'; '.join(map(str, self.vanished[:3]))}. Masked on "
                 f"purpose, or an overflow that "
                 "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` "
                 "tells."
@@ -112,21 +114,23 @@ class Nonfinite:
             yield COMPILED
 
 
-def first_root(births: Iterable[Birth]) -> Birth | None:
+def first_root(origins: Iterable[NonfiniteOrigin]) -> NonfiniteOrigin | None:
     """Return the first of the ops without which these would not have happened."""
     return min(
-        (root for one in births for root in one.roots()), key=lambda root: root.number, default=None
+        (root for one in origins for root in one.roots()),
+        key=lambda root: root.number,
+        default=None,
     )
 
 
-def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
-    yield f"Step {birth.step}, {birth.phase}: {birth}."
-    if birth.line is not None:
-        yield f"  It was called in {birth.line}."
-    if birth.forward is not None:
-        yield f"  Its forward op is in {birth.forward}."
-    if birth.tensor:
-        yield f"  It wrote to {birth.tensor}."
+def _told(origin: NonfiniteOrigin, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
+    yield f"Step {origin.step}, {origin.phase}: {origin}."
+    if origin.line is not None:
+        yield f"  It was called in {origin.line}."
+    if origin.forward is not None:
+        yield f"  Its forward op is in {origin.forward}."
+    if origin.tensor:
+        yield f"  It wrote to {origin.tensor}."
     if reached:
         where = [
             name
@@ -137,9 +141,9 @@ def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
             for kind, name in reached
         ]
         yield f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}."
-    if birth.before:
+    if origin.before:
         rows = [["op", "in", "phase", "dtype", "largest"]]
         rows += [
-            [f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in birth.before
+            [f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in origin.before
         ]
         yield f"\nWhat ran before:\n{text_table(rows, right=['largest'])}"

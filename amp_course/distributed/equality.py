@@ -144,7 +144,7 @@ def _compare_on_rank(dtype: torch.dtype, steps: int, rows: int, seed: int) -> Eq
         backward(wrapped, scaler, x.chunk(2)[rank], y.chunk(2)[rank])
         return []
 
-    def in_turn(scaler: Any, x: Tensor, y: Tensor) -> list[Tensor]:
+    def interleaved(scaler: Any, x: Tensor, y: Tensor) -> list[Tensor]:
         gradients = []
         for half in (0, 1):
             backward(alone, scaler, x.chunk(2)[half], y.chunk(2)[half])
@@ -162,7 +162,7 @@ def _compare_on_rank(dtype: torch.dtype, steps: int, rows: int, seed: int) -> Eq
     split, alone, large = nets
     wrapped = DistributedDataParallel(split)
     _, gradient, _ = train(wrapped, on_ranks)
-    _, _, halves = train(alone, in_turn)
+    _, _, halves = train(alone, interleaved)
     same = all(
         torch.equal(one, other)
         for one, other in zip(split.parameters(), alone.parameters(), strict=True)

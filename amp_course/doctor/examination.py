@@ -96,7 +96,7 @@ class Examination(Examiner):
         """Give the next update an inf, or end where there is nothing to learn from it."""
         watch, training = self.seen.watch, self.seen.training
         watch.look_at_weights()
-        self.before = number, (list(watch.births), dict(watch.arrived), dict(watch.given))
+        self.before = number, (list(watch.origins), dict(watch.arrived), dict(watch.given))
         passes = [poisoned_pass(update, n, training) for n in range(len(training.optimizers))]
         asked = frozenset(one for one in passes if one is not None)
         scaled = bool(update.called("scale"))

@@ -24,7 +24,7 @@ from amp_course.doctor.watchers import MOST_OPTIMIZERS, Watchers, weights_of
 from amp_course.watching.records import Intervention, Update
 from amp_course.watching.script import Summary
 
-Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # births, arrived, given
+Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # origins, arrived, given
 _OF_AN_OPTIMIZER = (
     "optimizer-of-old-weights",
     "frozen-optimizer",
@@ -56,7 +56,7 @@ class Examiner:
         seen = self.seen
         number, training = len(seen.script.summaries), seen.training
         seen.watch.step = number + 1
-        seen.buried.look_for()
+        seen.hidden.look_for()
         self.ended = time.monotonic()
         seen.ranks.end_update([p for slot in training.slots for p in slot.parameters])
         if not self.stress:
@@ -90,16 +90,16 @@ class Examiner:
                 seen.watch.look_at_weights()
         if error is not None:
             seen.watch.look_at_error(error)
-        now = seen.watch.births, seen.watch.arrived, seen.watch.given
-        updates, (births, arrived, given) = self.before or (len(script.summaries), now)
+        now = seen.watch.origins, seen.watch.arrived, seen.watch.given
+        updates, (origins, arrived, given) = self.before or (len(script.summaries), now)
         summaries = script.summaries[:updates]
         skipped = sum(one.skipped for one in summaries)
-        found = [*self.found, *self._errors(error, summaries, births), *self.rules.findings()]
+        found = [*self.found, *self._errors(error, summaries, origins), *self.rules.findings()]
         found += check_summaries(summaries, self._shared())
         if seen.watch.late is not None:
             found = _placed(found, ("loss-outside-autocast",), seen.watch.late)
         values = Nonfinite(
-            tuple(births), tuple(arrived), tuple(given), updates, error, seen.watch.compiled()
+            tuple(origins), tuple(arrived), tuple(given), updates, error, seen.watch.compiled()
         )
         taken = any(one.name == "overflow-not-skipped" for one in found)
         losses = [loss for one in summaries for loss in one.losses]
@@ -110,8 +110,8 @@ class Examiner:
             seen.modules, diverged=bool(names & {"diverges", "not-finite"})
         )
         if "beyond-fp16" not in names:
-            found += rules.check_buried(seen.buried)
-        found += rules.check_lost(seen.twins.lost())
+            found += rules.check_hidden_overflow(seen.hidden)
+        found += rules.check_lost(seen.shadow.lost())
         made = next(filter(None, seen.made.lines.values()), None)
         if len(seen.made.optimizers) == 1 and made is not None:  # of several, nobody knows which
             found = _placed(found, _OF_AN_OPTIMIZER, made)
@@ -162,7 +162,7 @@ class Examiner:
         return {n for n, slot in enumerate(slots) if any(held[id(p)] > 1 for p in slot.parameters)}
 
     def _errors(
-        self, error: BaseException | None, summaries: Sequence[Summary], births: Any
+        self, error: BaseException | None, summaries: Sequence[Summary], origins: Any
     ) -> Findings:
         seen = self.seen
         if error is not None:
@@ -173,7 +173,7 @@ class Examiner:
                     [*seen.script.recent[-1:], seen.observer.update],
                     seen.observer.training,
                 )
-            for one in errors.name_error(error, updates, training, seen.made.scalers, births):
+            for one in errors.name_error(error, updates, training, seen.made.scalers, origins):
                 old = (
                     one.name == "frozen-optimizer"
                     and training is not None
@@ -197,7 +197,7 @@ class Examiner:
         seen = self.seen
         yield from rules.advise_speed(seen.watch, seen.ranges, updates)
         yield from rules.advise_saving(seen.saved.states, seen.made)
-        yield from rules.advise_16_bits(seen.twins.lost())
+        yield from rules.advise_16_bits(seen.shadow.lost())
         yield from rules.advise_ratio(self.rules.ratios, seen.precisions.values())
         if updates and drift.get("variant") == "wrapper" and not seen.ranks.called:
             yield finding("wrapper-not-called", place=drift["place"])

@@ -14,14 +14,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from amp_course.diagnosis.rules import errors
 from amp_course.watching import taps
-from amp_course.watching.buried import HiddenOverflow
 from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.fp32_shadow import Fp32Shadow
+from amp_course.watching.hidden_overflow import HiddenOverflow
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
 from amp_course.watching.ranges import RangeWatch, watch_ranges
 from amp_course.watching.records import Intervention, Region, Training, Update
 from amp_course.watching.script import Script, ScriptObserver
-from amp_course.watching.twins import Fp32Shadow
 
 MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
 Original = Callable[..., Any]
@@ -46,8 +46,8 @@ class Watchers:
         self.saved = Saved()
         self.ranks = Ranks(self._updates)
         self.modules = ModulesSeen()
-        self.buried = HiddenOverflow(self.watch)
-        self.twins = Fp32Shadow(self.out_of_sight)
+        self.hidden = HiddenOverflow(self.watch)
+        self.shadow = Fp32Shadow(self.out_of_sight)
         self.ranges: RangeWatch | None = None
         self.script = Script()
         self.observer: ScriptObserver | None = None
@@ -64,9 +64,9 @@ class Watchers:
         ] = []  # entered: the event, and matmuls in 16 bits before it
         self._stepping: torch.optim.Optimizer | None = None  # whose closure may run a backward pass
         self._stack = contextlib.ExitStack()
-        for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.buried):
+        for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.hidden):
             self._stack.enter_context(taps.listening(one))
-        self._stack.enter_context(self.twins.hooks())
+        self._stack.enter_context(self.shadow.hooks())
 
     def end(self) -> None:
         """Take off all but the watch over ops."""
@@ -220,7 +220,7 @@ class Watchers:
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         if any(p.requires_grad and not _is_sharded(p) for p in inner.parameters()):
             self.ranges = watch_ranges(
-                inner, torch.float16, every=3, bell=-float("inf"), say=lambda text: None
+                inner, torch.float16, every=3, alert=-float("inf"), say=lambda text: None
             )
             self.ranges.aside = self.watch.aside
             self.ranges.start()

@@ -389,12 +389,12 @@ def _measure(
         for number in range(rounds):
             if number > 1 and time.perf_counter() > late:
                 break
-            sides_in_turn = [*timed.values()] if number % 2 else [*reversed(timed.values())]
+            interleaved = [*timed.values()] if number % 2 else [*reversed(timed.values())]
             ends = time.perf_counter() + seconds / 2 / rounds
-            for one in sides_in_turn:
+            for one in interleaved:
                 one.block(_BLOCK, ends)
             # in between, so that a machine that slows down for a while slows steps and prices alike
-            for one in sides_in_turn:
+            for one in interleaved:
                 one.price(seconds / 4 / rounds)
     sides = {
         name: Side(

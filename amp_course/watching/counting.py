@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from amp_course.watching.births import Line, caller, readers_line
 from amp_course.watching.graphs import LOW_DTYPES
 from amp_course.watching.ops import Watch
+from amp_course.watching.origins import Line, caller, readers_line
 
 _BIRTHS = 100  # of inf and NaN, after which nothing new is learnt
 _READS = ("_local_scalar_dense", "is_nonzero", "item")
@@ -50,7 +50,7 @@ class DoctorsWatch(Watch):
                 self._read_last[key] = self.step
         if self.counting and self.late is None and op.name in _LATE and _is_low(args):
             self.late = readers_line()
-        if len(self.births) >= _BIRTHS:
+        if len(self.origins) >= _BIRTHS:
             return func(*args, **kwargs)
         try:
             result = super()._run(func, op, args, kwargs)
@@ -64,7 +64,7 @@ class DoctorsWatch(Watch):
 
     def _arrive(self, tensor: torch.Tensor, kind: Any, name: str) -> None:
         """Once no op is followed any more, nobody knows where an inf comes from."""
-        if len(self.births) < _BIRTHS or self._known(tensor)[0]:
+        if len(self.origins) < _BIRTHS or self._known(tensor)[0]:
             super()._arrive(tensor, kind, name)
 
 

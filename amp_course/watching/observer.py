@@ -19,9 +19,9 @@ from torch import Tensor
 
 from amp_course.kit.tensors import tensors_in
 from amp_course.watching import taps
-from amp_course.watching.births import readers_line
 from amp_course.watching.graphs import LOW_DTYPES, look_at, next_node
 from amp_course.watching.interventions import added, enlarge, inject_inf
+from amp_course.watching.origins import readers_line
 from amp_course.watching.records import (
     Backward,
     Call,

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_course.kit.compiled import uncompiled_run
 from amp_course.kit.tensors import tensors_in
 from amp_course.watching import taps
-from amp_course.watching.births import MADE, Birth, Frame, Line, Phase, Sink, caller
 from amp_course.watching.graphs import nodes_of
+from amp_course.watching.origins import MADE, Frame, Line, NonfiniteOrigin, Phase, Sink, caller
 from amp_course.watching.records import weights_of
 from amp_course.watching.taps import Original
 from amp_course.watching.values import (
@@ -46,7 +46,7 @@ from amp_course.watching.values import (
     within,
 )
 
-_KEPT = 12  # ops before a birth that are told
+_KEPT = 12  # ops before a origin that are told
 _MOST_PLACES = 100_000  # of forward ops whose lines are remembered for the backward pass
 # What these return or leave in their first argument is not yet anything.
 _UNSET = {
@@ -60,21 +60,23 @@ _OVERWRITE = {
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 _SCALER: tuple[Sink, str] = ("scaler", "the GradScaler")
 _SILENT = ("running_mean", "running_var")  # batch norm's schema does not say that it writes to them
-Origin = tuple[tuple[Birth, ...], tuple[str, ...]]  # births, names of what held it unwatched
+Origin = tuple[
+    tuple[NonfiniteOrigin, ...], tuple[str, ...]
+]  # origins, names of what held it unwatched
 
 
 _NOTHING: Origin = (), ()
 
 
 class Watch(TorchDispatchMode):
-    """A context in which the births of inf and NaN are written down, in `births`.
+    """A context in which the origins of inf and NaN are written down, in `origins`.
 
     models: whose parameters and buffers have names; those that are called are found without it
     """
 
     def __init__(self, models: Iterable[nn.Module] = ()) -> None:
         super().__init__()
-        self.births: list[Birth] = []
+        self.origins: list[NonfiniteOrigin] = []
         # Where something that is not finite was seen, and what held it before it was watched
         self.arrived: dict[tuple[Sink, str], None] = {}
         self.given: dict[str, None] = {}
@@ -90,7 +92,9 @@ class Watch(TorchDispatchMode):
         self._names: dict[int, tuple[Sink, str]] = {}  # id of a parameter or buffer → what it is
         self._open: list[nn.Module] = []
         self._leaves: list[ref[Tensor]] = []  # that got a gradient, and are no model's
-        self._read: tuple[Birth, ...] = ()  # of the last number that was read and is not finite
+        self._read: tuple[
+            NonfiniteOrigin, ...
+        ] = ()  # of the last number that was read and is not finite
         self._stepping = 0
         self._passes = 0
         self._thread = threading.get_ident()
@@ -155,8 +159,8 @@ class Watch(TorchDispatchMode):
 
     def _is_skipped(self, grad: Tensor) -> bool:
         """Return True if a scaler has seen what a gradient holds: then it skips the step."""
-        births, _ = self._known(grad)
-        return bool(births) and all(_SCALER in birth.reached for birth in births)
+        origins, _ = self._known(grad)
+        return bool(origins) and all(_SCALER in origin.reached for origin in origins)
 
     def _backward(self, original: Original, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._passes and not self._elsewhere():
@@ -178,17 +182,17 @@ class Watch(TorchDispatchMode):
             if tensor.numel() == 1:
                 self._arrive(tensor, "loss", "the returned loss")
         if isinstance(result, float) and not math.isfinite(result):
-            for birth in self._read:
-                birth.reached[("loss", "the returned loss")] = None
+            for origin in self._read:
+                origin.reached[("loss", "the returned loss")] = None
 
     def look_at_error(self, error: BaseException) -> None:
         """If an exception speaks of inf or NaN, note that it stopped those that had been made."""
         anomaly = "returned nan values" in str(error)  # its mode finds them in the backward pass
         if anomaly or not mentions_values(error):
             return
-        births = [one for one in self.births if not one.meant]
-        if not any(one.harmful for one in births):
-            for one in births:
+        origins = [one for one in self.origins if not one.meant]
+        if not any(one.harmful for one in origins):
+            for one in origins:
                 one.reached[("output", "the exception that the step raised")] = None
 
     # ---- where we are ----
@@ -334,28 +338,28 @@ class Watch(TorchDispatchMode):
         read = [one for one in tensors_in([args, kwargs]) if id(one) not in skip]
         took = [(look_at(one), self._known(one)) for one in read]
         took += gone
-        births: dict[int, Birth] = {}
+        origins: dict[int, NonfiniteOrigin] = {}
         names: dict[str, None] = {}
         endless = (
             False  # an inf came in that was there before and is no mask's: +inf, or a weight's
         )
         for value, (known, given) in took:
             if value.holds:
-                births |= {one.number: one for one in known}
+                origins |= {one.number: one for one in known}
                 names |= dict.fromkeys(given)
                 of_weight = bool(given) and given[0].startswith("the weight")
                 endless |= not known and bool(given) and (INF in value.holds or of_weight)
         entered = frozenset().union(*(value.holds for value, _ in took))
         made = [look_at(one) for one in gave]
         left = frozenset().union(*(value.holds for value in made))
-        origins = tuple(births.values())
+        origins = tuple(origins.values())
         if op.name == _UNSCALE:
             for tensor in gave:
                 self._mark(tensor, (origins, ()))
             for one in origins:
                 one.reached[_SCALER] = None
             return
-        if endless and not births:
+        if endless and not origins:
             entered |= {NAN}  # what comes of it is the fault of what held it
         # An infinity may be meant; a NaN made of one never is.
         new = (NAN in left and NAN not in entered) or not entered
@@ -366,11 +370,11 @@ class Watch(TorchDispatchMode):
             bad = [value for value in made if value.holds]
             worst = max(bad, key=lambda value: (NAN in value.holds, INF in value.holds))
             meant = NAN not in worst.holds and infinite_constants([*args, *kwargs.values()])
-            birth = self._birth(op, worst, values, phase, written, result, meant)
-            self.births.append(birth)
-            if births and all(_SCALER in one.reached for one in origins):
-                birth.reached[_SCALER] = None  # the scaler has seen those: it skips this one, too
-            result = (birth,), ()
+            origin = self._birth(op, worst, values, phase, written, result, meant)
+            self.origins.append(origin)
+            if origins and all(_SCALER in one.reached for one in origins):
+                origin.reached[_SCALER] = None  # the scaler has seen those: it skips this one, too
+            result = (origin,), ()
         for tensor, value in zip(gave, made, strict=True):
             if value.holds:
                 self._mark(tensor, result)
@@ -383,7 +387,7 @@ class Watch(TorchDispatchMode):
     def _birth(
         self, op: _Op, made: Values, took: tuple[Values, ...], phase: Phase,
         written: Sequence[Tensor], origin: Origin, meant: bool,
-    ) -> Birth:  # fmt: skip
+    ) -> NonfiniteOrigin:  # fmt: skip
         in_pass = phase in ("backward", "recomputation")
         node = torch._C._current_autograd_node() if in_pass else None
         module, kind = self._here(), type(self._open[-1]).__name__ if self._open else ""
@@ -396,8 +400,8 @@ class Watch(TorchDispatchMode):
         frames = (
             Frame(*one[:3], str(one[3]).removeprefix("torch."), one[4]) for one in self._recent
         )
-        return Birth(
-            len(self.births) + 1, self.step, phase, op.name, module, kind, tensor, made, took,
+        return NonfiniteOrigin(
+            len(self.origins) + 1, self.step, phase, op.name, module, kind, tensor, made, took,
             Line.of(caller()), forward, node.name() if node is not None and not self._open else "",
             *origin, meant, tuple(frames),
         )  # fmt: skip
@@ -415,7 +419,7 @@ class Watch(TorchDispatchMode):
             self._births_of.pop(storage.cdata, None)
 
     def _known(self, tensor: Tensor) -> Origin:
-        """Return the births of what a tensor holds, and its name if it held that unwatched."""
+        """Return the origins of what a tensor holds, and its name if it held that unwatched."""
         storage = _storage(tensor)
         found = self._births_of.get(storage.cdata) if storage is not None else None
         if found is not None and not found[0].expired():
@@ -434,11 +438,11 @@ class Watch(TorchDispatchMode):
             masked = kind in ("output", "buffer") and look_at(tensor).holds == {MINUS_INF}
         if masked:  # on purpose
             return
-        births, given = self._known(tensor)
-        for birth in births:
-            birth.reached[(kind, name)] = None
+        origins, given = self._known(tensor)
+        for origin in origins:
+            origin.reached[(kind, name)] = None
         self.arrived[(kind, name)] = None
-        if not births and kind != "gradient":
+        if not origins and kind != "gradient":
             self.given.update(dict.fromkeys(given))
 
 

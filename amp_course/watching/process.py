@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from amp_course.watching.births import Line, readers_line
 from amp_course.watching.ops import Watch
+from amp_course.watching.origins import Line, readers_line
 from amp_course.watching.taps import Original
 
 _MOST_WEIGHTS = 300  # that are compared one by one between ranks

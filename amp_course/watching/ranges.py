@@ -26,7 +26,7 @@ def watch_ranges(
     dtype: torch.dtype = torch.float16,
     *,
     every: int = 10,
-    bell: float = 2.0,
+    alert: float = 2.0,
     say: Callable[[str], Any] = print,
 ) -> RangeWatch:
     """Watch activations, weights and gradients inside a `with`, or from `.start()` to `.stop()`.
@@ -39,7 +39,7 @@ def watch_ranges(
     model: a module of yours; only what it computes with gradients enabled is watched
     dtype: the format whose range counts
     every: forward passes from one that is measured to the next; the first is measured
-    bell:  doublings of headroom from which a module is reported, once, by `say`; -inf for never
+    alert:  doublings of headroom from which a module is reported, once, by `say`; -inf for never
 
     Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises
     TypeError for what is not a module, ValueError for an `every` below 1 or a dtype that is not a
@@ -55,7 +55,7 @@ def watch_ranges(
             f"dtype is {short(dtype)}, which has no range to leave: take torch.float16 or "
             "torch.bfloat16."
         )
-    return RangeWatch(model, dtype, every, bell, say)
+    return RangeWatch(model, dtype, every, alert, say)
 
 
 class RangeWatch(Page):
@@ -71,11 +71,11 @@ class RangeWatch(Page):
         model: nn.Module,
         dtype: torch.dtype,
         every: int,
-        bell: float,
+        alert: float,
         say: Callable[[str], Any],
     ) -> None:
         self.model, self.dtype = uncompiled(model), dtype
-        self.every, self.bell, self.say = every, bell, say
+        self.every, self.alert, self.say = every, alert, say
         self.readings: deque[Reading] = deque(maxlen=_MOST)
         self.passes = 0
         self.bells: list[str] = []
@@ -170,7 +170,7 @@ class RangeWatch(Page):
         with self.aside():
             reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
         self.readings.append(reading)
-        hot = self.bell > -math.inf and not reading.headroom > self.bell
+        hot = self.alert > -math.inf and not reading.headroom > self.alert
         if hot and (path, kind) not in self._rung:
             self._rung.add((path, kind))
             self.bells.append(_bell(reading, self.dtype))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.watching.births import Line
+from amp_course.watching.origins import Line
 
 _MOST = 2**24  # numbers of a gradient that are kept; of a larger one every second, third …
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.watching.births import Line
 from amp_course.watching.observer import Observer, _Stepping
+from amp_course.watching.origins import Line
 from amp_course.watching.records import (
     Backward,
     Call,

@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.in_turn import RESULTS
+from benchmarks.interleaved import RESULTS
 from benchmarks.nonfinite import Named, available_tools, compare_tools, main, relative_costs, table
 from benchmarks.planted_nonfinite import FAULTS, SOUND
 

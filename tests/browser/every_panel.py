@@ -23,7 +23,7 @@ PANELS = {  # its class → what comes before it, the line that shows it
     "RecipeExplorer": ("from amp_course.recipes.panel import RecipeExplorer", "RecipeExplorer()"),
     "RooflineExplorer": (MACHINE, "RooflineExplorer(machine)"),
     "RankExplorer": ("from amp_course.distributed.panel import RankExplorer", "RankExplorer()"),
-    "RangeWeather": ("from amp_course.debugging.panel import RangeWeather", "RangeWeather()"),
+    "HeadroomMap": ("from amp_course.debugging.panel import HeadroomMap", "HeadroomMap()"),
     "BlockExplorer": ("from amp_course.frontiers.panel import BlockExplorer", "BlockExplorer()"),
 }
 

@@ -14,13 +14,13 @@ pytestmark = (
 )  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
-def test_range_weather_answers(lab, page, portray):
+def test_headroom_map_answers(lab, page, portray):
     setup = "from amp_course.debugging.dying import record_dying_run\n\nrun = record_dying_run()"
-    open_notebook(page, lab.small_notebook("11_debugging", "RangeWeather(run)", setup=setup))
+    open_notebook(page, lab.small_notebook("11_debugging", "HeadroomMap(run)", setup=setup))
     run_all(page)
     expect(errors(page)).to_have_count(0)
 
-    panel = cell_with(page, "RangeWeather(run)")
+    panel = cell_with(page, "HeadroomMap(run)")
     step = panel.get_by_role("slider", name="step")
     expect(panel).to_contain_text(
         re.compile(r"Step \d+ of \d+: the loss is (inf|NaN)")

@@ -155,7 +155,7 @@ MAIN_THREAD = [
 @pytest.fixture
 def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pytest keep no record of what callbacks of the garbage collector raise:
-    the bell may ring there, and in the record.
+    the timer may ring there, and in the record.
     """
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
 

@@ -1,4 +1,4 @@
-"""The weather map: every reading has its cell, heat comes before cold,
+"""The headroom map: every reading has its cell, heat comes before cold,
 and the alt text tells where each began.
 """
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_course.debugging.figures import WEATHER, weather_figure, weather_of
+from amp_course.debugging.figures import LEVELS, headroom_figure, level_of
 from amp_course.debugging.ranges import RangeWatch, Reading, watch_ranges
 from amp_course.kit.style import png
 
@@ -34,8 +34,8 @@ def reading(headroom: float = 9.0, lost: float = 0.0) -> Reading:
         (math.inf, 0.0, "fine"),
     ],
 )
-def test_weather_of_a_reading(headroom: float, lost: float, name: str) -> None:
-    assert WEATHER[weather_of(reading(headroom, lost))][0] == name
+def test_level_of_a_reading(headroom: float, lost: float, name: str) -> None:
+    assert LEVELS[level_of(reading(headroom, lost))][0] == name
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +49,25 @@ def ranges() -> RangeWatch:
 
 
 def test_every_module_and_pass_has_its_cell(ranges: RangeWatch) -> None:
-    figure = weather_figure(ranges)
+    figure = headroom_figure(ranges)
     for axis, kind in zip(figure.axes, ("activation", "activation gradient"), strict=True):
         grid = axis.images[0].get_array()
         found = ranges.of(kind)  # type: ignore[arg-type]
         assert grid.shape == (3, 12)
         for row, readings in enumerate(found.values()):
-            assert [*grid[row]] == [weather_of(one) for one in readings]
+            assert [*grid[row]] == [level_of(one) for one in readings]
         assert [label.get_text() for label in axis.get_yticklabels()] == [*found]
     assert png(figure)
 
 
 def test_the_alt_text_tells_where_it_began(ranges: RangeWatch) -> None:
-    alt = weather_figure(ranges).alt  # type: ignore[attr-defined]
-    hot = next(one for one in ranges.of("activation")["0"] if weather_of(one) == 5)
+    alt = headroom_figure(ranges).alt  # type: ignore[attr-defined]
+    hot = next(one for one in ranges.of("activation")["0"] if level_of(one) == 5)
     assert f"overflows, inf or NaN first in pass {hot.number}, 0" in alt
     assert "activation gradient: more than half lost first in pass 1" in alt
 
 
 def test_one_kind_alone_and_none(ranges: RangeWatch) -> None:
-    assert len(weather_figure(ranges, "weight").axes) == 1
+    assert len(headroom_figure(ranges, "weight").axes) == 1
     with pytest.raises(ValueError, match="no activation and no activation gradient was measured"):
-        weather_figure(watch_ranges(nn.Linear(1, 1)))
+        headroom_figure(watch_ranges(nn.Linear(1, 1)))

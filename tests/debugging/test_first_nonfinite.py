@@ -99,7 +99,7 @@ def test_after_a_watch_nothing_is_left_of_it() -> None:
     assert torch.autograd.backward is original
     assert len(torch.nn.modules.module._global_forward_hooks) == hooks
     torch.zeros(1).log()
-    assert watch.births == []
+    assert watch.origins == []
 
 
 def test_nan_in_the_data_is_told_as_that() -> None:

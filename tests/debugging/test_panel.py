@@ -1,4 +1,4 @@
-"""`RangeWeather` without a browser: the slider and the menu choose, the buttons jump,
+"""`HeadroomMap` without a browser: the slider and the menu choose, the buttons jump,
 and nothing is thrown.
 """
 
@@ -10,36 +10,36 @@ import math
 import pytest
 
 from amp_course.debugging import panel as module
-from amp_course.debugging.panel import RangeWeather
-from amp_course.debugging.panel_html import weather_view
+from amp_course.debugging.panel import HeadroomMap
+from amp_course.debugging.panel_html import headroom_view
 from amp_course.watching.readings import KINDS
 from tests.debugging.runs import dying, living, made_run, reading
 
 
 @pytest.fixture
-def panel() -> RangeWeather:
-    return RangeWeather(dying())
+def panel() -> HeadroomMap:
+    return HeadroomMap(dying())
 
 
-def test_it_opens_where_the_run_died_on_the_activations(panel: RangeWeather) -> None:
+def test_it_opens_where_the_run_died_on_the_activations(panel: HeadroomMap) -> None:
     assert panel.run is not None and panel.run.death == panel.step.value > 1
-    assert RangeWeather(living()).step.value == len(living().losses)
+    assert HeadroomMap(living()).step.value == len(living().losses)
     panel.step.value = 1
     assert (panel.step.min, panel.step.max) == (1, 6)
     assert panel.kind.value == "activation" and panel.kind.options == KINDS
-    assert panel.view.value == weather_view(panel.run, "activation", 1)
+    assert panel.view.value == headroom_view(panel.run, "activation", 1)
     assert "<b>Step 1 of 6:</b>" in panel.view.value
 
 
-def test_the_slider_and_the_menu_redraw(panel: RangeWeather) -> None:
+def test_the_slider_and_the_menu_redraw(panel: HeadroomMap) -> None:
     panel.step.value = 4
-    assert panel.view.value == weather_view(panel.run, "activation", 4)
+    assert panel.view.value == headroom_view(panel.run, "activation", 4)
     panel.kind.value = "weight gradient"
-    assert panel.view.value == weather_view(panel.run, "weight gradient", 4)
+    assert panel.view.value == headroom_view(panel.run, "weight gradient", 4)
     assert "head.weight" in panel.view.value and "block1" not in panel.view.value
 
 
-def test_the_first_heat_is_the_first_with_two_doublings_left(panel: RangeWeather) -> None:
+def test_the_first_heat_is_the_first_with_two_doublings_left(panel: HeadroomMap) -> None:
     panel.first_heat.click()
     assert panel.step.value == 3  # block2's 32,768; 4,096 in step 2 has four doublings left
     assert (
@@ -50,7 +50,7 @@ def test_the_first_heat_is_the_first_with_two_doublings_left(panel: RangeWeather
     assert panel.message.value == ""
 
 
-def test_the_first_inf_or_nan_is_not_the_first_overflow(panel: RangeWeather) -> None:
+def test_the_first_inf_or_nan_is_not_the_first_overflow(panel: HeadroomMap) -> None:
     panel.first_nonfinite.click()
     assert panel.step.value == 6  # the head's 70,000 in step 5 is finite
     assert (
@@ -58,7 +58,7 @@ def test_the_first_inf_or_nan_is_not_the_first_overflow(panel: RangeWeather) -> 
     )
 
 
-def test_the_buttons_go_by_the_chosen_kind(panel: RangeWeather) -> None:
+def test_the_buttons_go_by_the_chosen_kind(panel: HeadroomMap) -> None:
     panel.kind.value = "weight gradient"
     for button in (panel.first_heat, panel.first_nonfinite):
         panel.step.value = 1
@@ -68,15 +68,13 @@ def test_the_buttons_go_by_the_chosen_kind(panel: RangeWeather) -> None:
 
 @pytest.mark.parametrize("largest", [16_376.0, 65_504.0, 1e6, math.inf, math.nan])
 def test_what_counts_as_heat(largest: float) -> None:
-    panel = RangeWeather(
-        made_run([reading(1, "a", 16_375.0), reading(2, "a", largest)], [1.0, 1.0])
-    )
+    panel = HeadroomMap(made_run([reading(1, "a", 16_375.0), reading(2, "a", largest)], [1.0, 1.0]))
     panel.first_heat.click()
     assert panel.step.value == 2  # 65,504 / 4 = 16,376
 
 
-def test_a_run_that_never_dies_is_said_to(panel: RangeWeather) -> None:
-    panel = RangeWeather(living())
+def test_a_run_that_never_dies_is_said_to(panel: HeadroomMap) -> None:
+    panel = HeadroomMap(living())
     panel.step.value = 2
     panel.first_heat.click()
     assert "No activation of this run comes within 2 doublings of the end" in panel.message.value
@@ -86,7 +84,7 @@ def test_a_run_that_never_dies_is_said_to(panel: RangeWeather) -> None:
 
 
 @pytest.mark.parametrize("kind", ["activation gradient", "weight"])
-def test_a_kind_that_was_not_measured(panel: RangeWeather, kind: str) -> None:
+def test_a_kind_that_was_not_measured(panel: HeadroomMap, kind: str) -> None:
     panel.kind.value = kind
     assert (
         f"No {kind} was measured in this step." in panel.view.value
@@ -98,7 +96,7 @@ def test_a_kind_that_was_not_measured(panel: RangeWeather, kind: str) -> None:
 
 
 def test_the_slider_goes_from_one_measured_step_to_the_next() -> None:
-    panel = RangeWeather(made_run([reading(n, "a", 2.0) for n in (1, 4, 7)], [1.0] * 9, every=3))
+    panel = HeadroomMap(made_run([reading(n, "a", 2.0) for n in (1, 4, 7)], [1.0] * 9, every=3))
     assert panel.step.step == 3
     panel.step.value = 4
     assert "Hottest activation" in panel.view.value
@@ -109,14 +107,14 @@ def test_the_slider_goes_from_one_measured_step_to_the_next() -> None:
 def test_a_run_without_steps_and_one_that_cannot_be_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    empty = RangeWeather(made_run([], []))
+    empty = HeadroomMap(made_run([], []))
     assert "This run has no steps." in empty.message.value and empty.step.disabled
 
     def fails() -> None:
         raise OSError("no <b>digits</b>")
 
     monkeypatch.setattr(module, "record_dying_run", fails)
-    broken = RangeWeather()
+    broken = HeadroomMap()
     assert "The run was not recorded: no &lt;b&gt;digits&lt;/b&gt;" in broken.message.value
     for panel in (empty, broken):
         panel.first_heat.click()
@@ -128,14 +126,14 @@ def test_a_run_without_steps_and_one_that_cannot_be_recorded(
 def test_without_a_run_it_records_one(monkeypatch: pytest.MonkeyPatch) -> None:
     run = living()
     monkeypatch.setattr(module, "record_dying_run", lambda: run)
-    assert RangeWeather().run is run
+    assert HeadroomMap().run is run
 
 
-def test_a_page_without_a_kernel_gets_a_picture(panel: RangeWeather) -> None:
+def test_a_page_without_a_kernel_gets_a_picture(panel: HeadroomMap) -> None:
     panel.step.value = 4
     bundle, metadata = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
-    assert bundle["text/plain"] == repr(panel) == "RangeWeather()"
+    assert bundle["text/plain"] == repr(panel) == "HeadroomMap()"
     alt = metadata["image/png"]["alt"]
     assert (
         "overflows, inf or NaN first in pass 5, head" in alt
@@ -144,14 +142,14 @@ def test_a_page_without_a_kernel_gets_a_picture(panel: RangeWeather) -> None:
     assert alt.endswith("Pass 4 is marked.")
 
 
-def test_the_still_picture_has_its_legend_within_the_page(panel: RangeWeather) -> None:
+def test_the_still_picture_has_its_legend_within_the_page(panel: HeadroomMap) -> None:
     figure = panel.still()
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
-def test_controls_have_names_and_explanations(panel: RangeWeather) -> None:
+def test_controls_have_names_and_explanations(panel: HeadroomMap) -> None:
     controls = (panel.step, panel.kind, panel.first_heat, panel.first_nonfinite)
     assert len({control.description for control in controls}) == len(controls)
     assert all(control.description and control.tooltip for control in controls)

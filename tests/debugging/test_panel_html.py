@@ -1,4 +1,4 @@
-"""The words and pictures of `RangeWeather`: bars end where log2 says, every module is there,
+"""The words and pictures of `HeadroomMap`: bars end where log2 says, every module is there,
 and heat has its hatch.
 """
 
@@ -13,15 +13,15 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from amp_course.debugging.headroom import LEVELS
 from amp_course.debugging.panel_html import (
     HATCHES,
     bar_end,
     describe_step,
     headroom_text,
+    headroom_view,
     loss_text,
-    weather_view,
 )
-from amp_course.debugging.weather import WEATHER
 from tests.debugging.runs import dying, living, made_run, reading
 
 NAMED = "{http://www.w3.org/2000/svg}"
@@ -107,7 +107,7 @@ def test_bars_end_where_log2_says(dtype: torch.dtype, smallest: float, largest: 
 @pytest.mark.parametrize("step", range(1, 7))
 def test_every_module_has_its_bar_and_its_words(step: int) -> None:
     run = dying()
-    bars, _ = pictures(weather_view(run, "activation", step))
+    bars, _ = pictures(headroom_view(run, "activation", step))
     shown = tips(bars)
     for one in run.ranges.readings:
         if one.kind == "activation" and one.number == step:
@@ -126,24 +126,24 @@ def test_every_module_has_its_bar_and_its_words(step: int) -> None:
 
 
 def test_the_colours_are_the_maps_and_all_but_fine_are_hatched_too() -> None:
-    bars, _ = pictures(weather_view(dying(), "activation", 5))
+    bars, _ = pictures(headroom_view(dying(), "activation", 5))
     fills = {tip.partition(":")[0]: box.get("fill") for tip, box in tips(bars).items()}
-    hot, over = WEATHER[4][1].lstrip("#"), WEATHER[5][1].lstrip("#")
+    hot, over = LEVELS[4][1].lstrip("#"), LEVELS[5][1].lstrip("#")
     assert fills["block1"].startswith(f"url(#amp-{hot}-") and fills["block2"].startswith(
         f"url(#amp-{hot}-"
     )  # type: ignore[union-attr]
     assert fills["head"].startswith(f"url(#amp-{over}-")  # type: ignore[union-attr]
-    bars, _ = pictures(weather_view(dying(), "activation", 2))
+    bars, _ = pictures(headroom_view(dying(), "activation", 2))
     assert {tip.partition(":")[0]: box.get("fill") for tip, box in tips(bars).items()}[
         "block2"
-    ] == f"url(#amp-{WEATHER[3][1].lstrip('#')}-5)"
-    assert len(HATCHES) == len(WEATHER) and len({hatch for hatch in HATCHES if hatch}) == 5
+    ] == f"url(#amp-{LEVELS[3][1].lstrip('#')}-5)"
+    assert len(HATCHES) == len(LEVELS) and len({hatch for hatch in HATCHES if hatch}) == 5
 
 
 def test_the_history_ends_at_the_chosen_step() -> None:
     run = dying()
     for step in range(1, 7):
-        _, history = pictures(weather_view(run, "activation", step))
+        _, history = pictures(headroom_view(run, "activation", step))
         of_block2 = [tip for tip in tips(history) if tip.startswith("block2, ")]
         assert of_block2 == [
             "block2, step 1: fine", "block2, step 2: 4 doublings left",
@@ -164,7 +164,7 @@ def test_the_history_ends_at_the_chosen_step() -> None:
 
 def test_the_history_has_skipped_steps_and_losses_that_are_not_finite() -> None:
     for step, skipped in ((4, 0), (5, 1), (6, 2)):
-        _, history = pictures(weather_view(dying(), "activation", step))
+        _, history = pictures(headroom_view(dying(), "activation", step))
         assert sum(tip.endswith(": skipped") for tip in tips(history)) == skipped
         assert ("step 6: the loss is NaN" in tips(history)) is (step == 6)
         assert f"Skipped: {skipped}." in history.get("aria-label", "")
@@ -176,7 +176,7 @@ def test_the_history_has_skipped_steps_and_losses_that_are_not_finite() -> None:
     "losses", [[2.0, 1.0, 0.5], [2.0, -1.0, 0.5], [1.0, 1.0, 1.0], [math.nan, 1.0, math.inf]]
 )
 def test_lower_losses_are_drawn_lower(losses: list[float]) -> None:
-    _, history = pictures(weather_view(made_run([reading(1, "a", 1.0)], losses), "activation", 3))
+    _, history = pictures(headroom_view(made_run([reading(1, "a", 1.0)], losses), "activation", 3))
     heights = [
         float(point.split(",")[1])
         for line in history.iter(f"{NAMED}polyline")
@@ -188,11 +188,11 @@ def test_lower_losses_are_drawn_lower(losses: list[float]) -> None:
         assert (before > after) is (y < z)
 
 
-def test_steps_between_two_measurements_share_the_weather_of_the_first() -> None:
+def test_steps_between_two_measurements_share_the_level_of_the_first() -> None:
     run = made_run(
         [reading(1, "a", 2.0), reading(4, "a", 2.0), reading(7, "a", math.inf)], [1.0] * 8, every=3
     )
-    _, history = pictures(weather_view(run, "activation", 8))
+    _, history = pictures(headroom_view(run, "activation", 8))
     assert [tip for tip in tips(history) if tip.startswith("a,")] == [
         "a, steps 1–6: fine",
         "a, steps 7–8: overflows, inf or NaN",
@@ -203,13 +203,13 @@ def test_a_module_that_ran_twice_shows_its_hottest() -> None:
     run = made_run(
         [reading(1, "a", 60_000.0), reading(1, "a", 2.0), reading(2, "b", 1.0)], [1.0, 1.0]
     )
-    bars, history = pictures(weather_view(run, "activation", 1))
+    bars, history = pictures(headroom_view(run, "activation", 1))
     assert "0.1 doublings left" in words(bars) and "not measured" in words(bars)
     assert "a, step 1: 2 doublings left" in tips(history)
 
 
 def test_a_screen_reader_is_told_the_numbers() -> None:
-    view = weather_view(dying(), "activation", 5)
+    view = headroom_view(dying(), "activation", 5)
     assert '<div role="status" aria-live="polite"' in view
     bars, history = (unescape(label) for label in re.findall(r'aria-label="([^"]*)"', view))
     assert bars == (
@@ -223,7 +223,7 @@ def test_a_screen_reader_is_told_the_numbers() -> None:
 
 
 def test_a_run_that_lives_is_fine_throughout() -> None:
-    view = weather_view(living(), "activation", 4)
+    view = headroom_view(living(), "activation", 4)
     assert (
         "nothing lost or near overflow" in view
         and "a, steps 1–4: fine" in view
@@ -233,7 +233,7 @@ def test_a_run_that_lives_is_fine_throughout() -> None:
 
 def test_names_are_text_and_long_ones_keep_their_end() -> None:
     wicked = "<script>alert('&')</script>" + ".layers" * 5 + ".mlp"
-    view = weather_view(made_run([reading(1, wicked, 1.0)], [1.0]), "activation", 1)
+    view = headroom_view(made_run([reading(1, wicked, 1.0)], [1.0]), "activation", 1)
     assert "<script" not in view
     bars, history = pictures(view)
     assert f"…{wicked[-23:]}" in words(bars) and f"…{wicked[-23:]}" in words(history)
@@ -241,7 +241,7 @@ def test_names_are_text_and_long_ones_keep_their_end() -> None:
 
 
 def test_text_takes_the_colours_of_the_readers_theme() -> None:
-    view = weather_view(dying(), "activation", 6)
+    view = headroom_view(dying(), "activation", 6)
     fills = {
         text.get("fill", "") for picture in pictures(view) for text in picture.iter(f"{NAMED}text")
     }
@@ -251,7 +251,7 @@ def test_text_takes_the_colours_of_the_readers_theme() -> None:
 @pytest.mark.parametrize("steps", [1, 12, 60, 61, 400, 1201])
 def test_ticks_are_few_and_round(steps: int) -> None:
     _, history = pictures(
-        weather_view(made_run([reading(1, "a", 1.0)], [1.0] * steps), "activation", 1)
+        headroom_view(made_run([reading(1, "a", 1.0)], [1.0] * steps), "activation", 1)
     )
     ticks = [int(word.replace(",", "")) for word in words(history) if word[0].isdigit()]
     assert ticks[0] == 1 and ticks == sorted(set(ticks)) and len(ticks) <= 13

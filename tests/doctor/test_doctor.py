@@ -31,7 +31,7 @@ from amp_course.doctor.machine import _number
 from amp_course.doctor.reasons import reason
 from amp_course.doctor.running import Outcome, last_lines
 from amp_course.kit.errors import CourseError
-from amp_course.watching.twins import Twin
+from amp_course.watching.fp32_shadow import Twin
 
 Step = Callable[..., object]
 

@@ -12,7 +12,7 @@ from torch import nn
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules.updates import PairRules
 from amp_course.diagnosis.rules.values import check_values
-from amp_course.watching.births import Line, is_of_a_library, readers_line
+from amp_course.watching.origins import Line, is_of_a_library, readers_line
 from amp_course.watching.records import Backward, Event, GradSummary, Step, Training, Update
 from amp_course.watching.script import Clip, Summary
 

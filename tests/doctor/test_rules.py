@@ -21,13 +21,13 @@ from amp_course.diagnosis.rules.training import (
     observe_reads,
 )
 from amp_course.watching import taps
-from amp_course.watching.births import Line
 from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.fp32_shadow import LostUpdates, Twin
 from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.origins import Line
 from amp_course.watching.process import Made, Saved
 from amp_course.watching.records import Backward, Region, Training, Update
 from amp_course.watching.script import Clip, Summary, Use
-from amp_course.watching.twins import LostUpdates, Twin
 
 
 def clipped(norm: float, arrived: float) -> list[str]:

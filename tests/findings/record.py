@@ -56,7 +56,7 @@ def of_diagnosis(found: Any) -> Entry:
 def of_nonfinite(found: Any) -> Entry:
     first = found.first
     named = {"op": first.op, "module": first.module, "phase": first.phase} if first else {}
-    return entry(**named, given=found.given, caught=len(found.caught), buried=len(found.buried))
+    return entry(**named, given=found.given, caught=len(found.caught), buried=len(found.vanished))
 
 
 def of_cell(cell: dict[str, Any]) -> Entry:

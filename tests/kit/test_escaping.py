@@ -298,15 +298,15 @@ def dtype_trace():
     return panel
 
 
-def range_weather():
+def headroom_map():
     from amp_course.debugging.dying import DivergingRun
-    from amp_course.debugging.panel import RangeWeather
+    from amp_course.debugging.panel import HeadroomMap
     from amp_course.debugging.ranges import watch_ranges
 
     model, x = wicked_model()
-    with watch_ranges(model, every=1, bell=-float("inf")) as ranges:
+    with watch_ranges(model, every=1, alert=-float("inf")) as ranges:
         (loss := (model(x) * 1e5).sum()).backward()
-    panel = RangeWeather(DivergingRun(ranges, (loss.item(),), (1,)))
+    panel = HeadroomMap(DivergingRun(ranges, (loss.item(),), (1,)))
     panel.kind.value = "activation gradient"
     panel.first_heat.click()
     assert "img" in panel.message.value
@@ -325,7 +325,7 @@ def dtype_trace_of_a_model_that_raises():
 
 
 @pytest.mark.parametrize(
-    "make", [scale_explorer, dtype_trace, range_weather, dtype_trace_of_a_model_that_raises]
+    "make", [scale_explorer, dtype_trace, headroom_map, dtype_trace_of_a_model_that_raises]
 )
 def test_panels_escape_the_names_in_a_readers_model(make):
     panel = make()
@@ -360,7 +360,7 @@ FAILING = {  # panel → what is called for it and may raise, and the way to ask
     "StepExplorer": ("measure_pair", lambda panel: panel.measure.click()),
 }
 # Their messages are fixed, or tested above or in their chapter's tests.
-NEVER_FAILING = {"BlockExplorer", "RangeExplorer", "RangeWeather", "RankExplorer", "ScaleExplorer"}
+NEVER_FAILING = {"BlockExplorer", "RangeExplorer", "HeadroomMap", "RankExplorer", "ScaleExplorer"}
 
 
 def test_every_panel_is_asked():

@@ -25,7 +25,7 @@ from amp_course.speed.experiments import casts, causes, compare, memory, threads
 from amp_course.speed.experiments.casts import BreakEven
 from amp_course.speed.experiments.causes import NoFastUnits, OddSizes, ReadsEachStep, TooLittleWork
 from amp_course.speed.experiments.finding import PUBLISHED
-from amp_course.speed.experiments.in_turn import Comparison, Ratio, figures, sentence
+from amp_course.speed.experiments.interleaved import Comparison, Ratio, figures, sentence
 from amp_course.speed.experiments.memory import FreedMemory, Heap
 from amp_course.speed.experiments.workbench import drawn, format_name, low_recipe
 

@@ -116,7 +116,7 @@ def test_training_is_the_same_and_nothing_is_left() -> None:
 def test_a_run_that_heats_up_rings_before_it_dies() -> None:
     model, told = network(), []
     with (
-        watch_ranges(model, every=1, bell=3.0, say=told.append) as ranges,
+        watch_ranges(model, every=1, alert=3.0, say=told.append) as ranges,
         torch.autocast("cpu", dtype=torch.float16),
     ):
         for step in range(20):

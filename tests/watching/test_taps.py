@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from amp_course.watching import taps
 from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.fp32_shadow import Fp32Shadow
 from amp_course.watching.observer import Observer
 from amp_course.watching.ranges import watch_ranges
 from amp_course.watching.records import Step, Training
-from amp_course.watching.twins import Fp32Shadow
 
 
 class Parts:

@@ -80,7 +80,7 @@ def first_nonfinite(
                     watch.look_at_weights()
                     if (
                         error is not None
-                        or any(birth.harmful for birth in watch.births)
+                        or any(origin.harmful for origin in watch.origins)
                         or watch.given
                     ):
                         break

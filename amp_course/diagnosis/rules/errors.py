@@ -16,8 +16,8 @@ from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.diagnosis.rules import exceptions
 from amp_course.kit.markup import without_codes
-from amp_course.watching.births import Birth, Line, is_of_a_library
 from amp_course.watching.ops import mentions_values
+from amp_course.watching.origins import Line, NonfiniteOrigin, is_of_a_library
 from amp_course.watching.records import Training, Update
 
 _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
@@ -57,7 +57,7 @@ def name_error(
     updates: Sequence[Update],
     training: Training | None,
     scalers: Sequence[Any],
-    births: Sequence[Birth],
+    origins: Sequence[NonfiniteOrigin],
 ) -> Findings:
     """Yield what an exception means in a training."""
     message, said = " ".join(str(error).split()), described(error)
@@ -65,14 +65,14 @@ def name_error(
         yield finding("tf32-settings-mixed", torch_says=said)
         return
     if "returned nan values" in message:  # by anomaly mode; for a forward op's, the values tell
-        early = any(one.phase != "backward" and one.harmful for one in births)
+        early = any(one.phase != "backward" and one.harmful for one in origins)
         if not early and any(one.is_enabled() for one in scalers):
             scale = max(one.get_scale() for one in scalers)
             yield finding("anomaly-mode-meets-scaler", torch_says=said, loss_scale=scale)
         return
     if training is None or not updates:
         return
-    if mentions_values(error) and any(one.harmful for one in births):
+    if mentions_values(error) and any(one.harmful for one in origins):
         return
     stepped = [one.line for update in updates for one in update.steps()]
     if "modified by an inplace operation" in message and stepped and stepped[-1] is not None:

@@ -14,13 +14,13 @@ from torch import nn
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Findings, fix_text
 from amp_course.diagnosis.report import listed
-from amp_course.watching.births import Line, is_of_a_library
-from amp_course.watching.buried import HiddenOverflow
 from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.fp32_shadow import LostUpdates
+from amp_course.watching.hidden_overflow import HiddenOverflow
 from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.origins import Line, is_of_a_library
 from amp_course.watching.process import Made
 from amp_course.watching.ranges import RangeWatch
-from amp_course.watching.twins import LostUpdates
 
 _SURE = 3  # updates in a row with weights in no optimizer
 _SOON, _LONG = 2, 5  # updates in a row in evaluation mode
@@ -139,22 +139,22 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype)[6:]
 
 
-def check_buried(buried: HiddenOverflow) -> Findings:
+def check_hidden_overflow(hidden: HiddenOverflow) -> Findings:
     """Look for an overflow that left no trace and made a result wrong."""
-    for path, error in buried.errors.items():
-        birth = buried.births[path]
+    for path, error in hidden.errors.items():
+        origin = hidden.origins[path]
         if error > _WRONG:
             cause = (
                 "a value is beyond 65,504, where fp16 ends, and what follows turns the inf "
                 "into 0: no NaN shows it"
             )
-            took = ", ".join(map(str, birth.took))
+            took = ", ".join(map(str, origin.took))
             yield finding(
                 "beyond-fp16",
                 cause,
-                op=f"{birth.op} in `{path}`",
+                op=f"{origin.op} in `{path}`",
                 it_took=took,
-                place=str(birth.line or ""),
+                place=str(origin.line or ""),
                 result_differs_from_fp32=f"by {error:.0%} of its norm",
             )
             return

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Evidence, Finding
 from amp_course.diagnosis.nonfinite import Nonfinite, first_root
-from amp_course.watching.births import MADE, Birth
+from amp_course.watching.origins import MADE, NonfiniteOrigin
 from amp_course.watching.values import INF, MINUS_INF, NAN
 
 _SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product", "cross_entropy")
@@ -67,8 +67,8 @@ def check_values(
                 f"{', '.join(given[:3])} held inf or NaN before the first step",
             )
         )
-    passing = [one for one in found.births if one.harmful and not _lasts(one)]
-    if skipped and len({one.step for one in passing}) == 1 and not any(map(_lasts, found.births)):
+    passing = [one for one in found.origins if one.harmful and not _lasts(one)]
+    if skipped and len({one.step for one in passing}) == 1 and not any(map(_lasts, found.origins)):
         told = (
             f"In 1 of {updates} updates an op made inf or NaN, and the scaler skipped it: "
             f"{passing[0]}. If that goes on, such "
@@ -80,16 +80,16 @@ def check_values(
     stopped = "returned nan values" in str(found.error)
     first = first_root(
         one
-        for one in found.births
+        for one in found.origins
         if one.harmful and (one.phase != "backward" or _lasts(one) or stopped)
     )
     if first is not None and not (taken and first.phase == "backward"):
-        faults.append(name_birth(first, found, losses))
+        faults.append(name_origin(first, found, losses))
     if not faults and _explodes(losses):
         faults.append(
             finding("diverges", first_loss=losses[0], last_loss=losses[-1], updates=updates)
         )
-    buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
+    buffers = [name for one in found.origins for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
         faults.append(
             finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped)
@@ -97,62 +97,62 @@ def check_values(
     return faults, []
 
 
-def _lasts(birth: Birth) -> bool:
+def _lasts(origin: NonfiniteOrigin) -> bool:
     """Return True if it reached what the next step begins with."""
-    return any(kind in ("weight", "buffer") for kind, _ in birth.reached)
+    return any(kind in ("weight", "buffer") for kind, _ in origin.reached)
 
 
-def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Finding:
+def name_origin(origin: NonfiniteOrigin, found: Nonfinite, losses: Sequence[float]) -> Finding:
     """Make the finding of the op that made the first inf or NaN."""
-    name, cause = _untaken(birth, found) or _kind(birth, losses)
-    where = f" in `{birth.module}`" if birth.module else ""
-    evidence: Evidence = {"step": birth.step, "op": f"{birth.op}{where}, {birth.phase}"}
-    if birth.took:
-        evidence["it took"] = birth.operands
-    evidence["it made"] = " and ".join(sorted(birth.made.holds, key=lambda kind: kind == NAN))
-    if birth.line is not None:
-        evidence["place"] = str(birth.line)
-    elif birth.forward is not None:
-        evidence["line of the forward op"] = str(birth.forward)
-    if reached := found.reached(birth)[:3]:
+    name, cause = _untaken(origin, found) or _kind(origin, losses)
+    where = f" in `{origin.module}`" if origin.module else ""
+    evidence: Evidence = {"step": origin.step, "op": f"{origin.op}{where}, {origin.phase}"}
+    if origin.took:
+        evidence["it took"] = origin.operands
+    evidence["it made"] = " and ".join(sorted(origin.made.holds, key=lambda kind: kind == NAN))
+    if origin.line is not None:
+        evidence["place"] = str(origin.line)
+    elif origin.forward is not None:
+        evidence["line of the forward op"] = str(origin.forward)
+    if reached := found.reached(origin)[:3]:
         named = (
             f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
             for kind, name in reached
         )
         evidence["it reached"] = ", ".join(dict.fromkeys(named))
-    if name == "division-by-zero" and birth.phase == "optimizer":
+    if name == "division-by-zero" and origin.phase == "optimizer":
         evidence["variant"] = "optimizer"
     return finding(name, cause, **evidence)
 
 
-def _untaken(birth: Birth, found: Nonfinite) -> tuple[str, str] | None:
+def _untaken(origin: NonfiniteOrigin, found: Nonfinite) -> tuple[str, str] | None:
     """Recognise an inf that no value going forward shows, and that is NaN on the way back."""
-    harm = {one.phase for one in found.births if birth in one.roots() and one.harmful}
-    shown = any(kind in ("loss", "output") for kind, _ in birth.reached)
-    if birth.phase != "forward" or shown or harm != {"backward"}:
+    harm = {one.phase for one in found.origins if origin in one.roots() and one.harmful}
+    shown = any(kind in ("loss", "output") for kind, _ in origin.reached)
+    if origin.phase != "forward" or shown or harm != {"backward"}:
         return None
     return "infinite-derivative", (
-        f"{birth.op} gives inf in a branch that is not taken: the values going forward are finite, "
-        f"but its derivative times 0 is "
+        f"{origin.op} gives inf in a branch that is not taken: the values going forward are "
+        f"finite, but its derivative times 0 is "
         "NaN"
     )
 
 
-def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
-    """Return the name of a birth's fault, and its cause if that can be said more exactly."""
-    op, made, took = birth.op.rstrip("_"), birth.made.holds, birth.took
-    by_zero, in_fp16 = any(one.least == 0 for one in took), birth.made.dtype == "float16"
+def _kind(origin: NonfiniteOrigin, losses: Sequence[float]) -> tuple[str, str]:
+    """Return the name of a origin's fault, and its cause if that can be said more exactly."""
+    op, made, took = origin.op.rstrip("_"), origin.made.holds, origin.took
+    by_zero, in_fp16 = any(one.least == 0 for one in took), origin.made.dtype == "float16"
     finite = [abs(loss) for loss in losses if abs(loss) < math.inf]
     diverges = len(finite) > 1 and max(finite) > _GROWN * max(finite[0], 1e-3)
-    if birth.phase == "optimizer":
+    if origin.phase == "optimizer":
         if op in _DIVISIONS and by_zero:
             return "division-by-zero", "the optimizer divides by 0: its eps is 0 in this format"
         return "diverges", "the optimizer's step leaves the range of the weights' format"
-    if birth.phase == "backward":
-        if any(name in birth.node.lower() for name in _STEEP) and (
+    if origin.phase == "backward":
+        if any(name in origin.node.lower() for name in _STEEP) and (
             by_zero or any(not one.finite for one in took)
         ):
-            name = birth.node.removesuffix("0").removesuffix("Backward") or op
+            name = origin.node.removesuffix("0").removesuffix("Backward") or op
             return "infinite-derivative", (
                 f"the derivative of {name} is infinite there: the values going forward are finite, "
                 f"but a later product with 0 is "
@@ -163,7 +163,7 @@ def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
                 "overflow-not-skipped",
                 "a gradient is beyond 65,504, where fp16 ends, and the step with it was taken",
             )
-        return ("diverges", "") if diverges else ("not-finite", f"{birth}")
+        return ("diverges", "") if diverges else ("not-finite", f"{origin}")
     if (
         any(part in op for part in _SOFTMAX)
         and NAN in made
@@ -187,7 +187,7 @@ def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
             "division-by-zero",
             "something is divided by a number so small that the result is beyond the format",
         )
-    return "not-finite", f"{birth}"
+    return "not-finite", f"{origin}"
 
 
 def _explodes(losses: Sequence[float]) -> bool:

@@ -11,7 +11,7 @@ from amp_course.speed.experiments.causes import (
 )
 from amp_course.speed.experiments.compiling import compiled
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
-from amp_course.speed.experiments.in_turn import Comparison, compare
+from amp_course.speed.experiments.interleaved import Comparison, compare
 from amp_course.speed.experiments.levers import (
     attention,
     channels_last,

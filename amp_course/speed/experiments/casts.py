@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from amp_course.kit.measure import seconds_text
 from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.in_turn import compare, sentence
+from amp_course.speed.experiments.interleaved import compare, sentence
 from amp_course.speed.experiments.workbench import (
     drawn,
     format_name,

@@ -18,7 +18,7 @@ from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32
 from amp_course.speed.counting import count_ops, fake_tensors, totals
 from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.in_turn import compare, figures, sentence
+from amp_course.speed.experiments.interleaved import compare, figures, sentence
 from amp_course.speed.experiments.workbench import (
     drawn,
     format_name,

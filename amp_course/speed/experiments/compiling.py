@@ -18,7 +18,7 @@ from torch import Tensor
 from amp_course.kit.children import ChildError, ChildTimeout, run_python
 from amp_course.kit.measure import seconds_text
 from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.in_turn import Comparison, compare, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
 from amp_course.speed.experiments.workbench import drawn, low_dtype, pick_size
 
 LONGEST = 25.0  # seconds, after which compiling is given up

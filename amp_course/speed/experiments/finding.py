@@ -11,7 +11,7 @@ from typing import Any
 
 from amp_course.kit.report import Block, Page
 from amp_course.kit.toml_data import read_toml
-from amp_course.speed.experiments.in_turn import Comparison
+from amp_course.speed.experiments.interleaved import Comparison
 
 
 @dataclass(frozen=True)

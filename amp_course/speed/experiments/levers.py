@@ -21,7 +21,7 @@ from amp_course.kit.dtypes import _BACKENDS
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32, Recipe
 from amp_course.speed.experiments.finding import PUBLISHED, Finding, Published
-from amp_course.speed.experiments.in_turn import compare, sentence
+from amp_course.speed.experiments.interleaved import compare, sentence
 from amp_course.speed.experiments.workbench import (
     SGD,
     drawn,

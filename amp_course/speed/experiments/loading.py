@@ -24,7 +24,7 @@ from amp_course.kit.threads import one_thread
 from amp_course.loop.recipe import FP32, Recipe
 from amp_course.speed.experiments.datasets import AugmentedDigits
 from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.in_turn import compare, figures, sentence
+from amp_course.speed.experiments.interleaved import compare, figures, sentence
 from amp_course.speed.experiments.workbench import SGD, low_recipe, pick_size, seeded
 
 Batch = tuple[Tensor, Tensor]

@@ -19,7 +19,7 @@ from amp_course.kit.children import ChildError, run_python
 from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text
 from amp_course.kit.models import SimpleNet
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.in_turn import sentence
+from amp_course.speed.experiments.interleaved import sentence
 from amp_course.speed.experiments.workbench import drawn, seeded, training
 from amp_course.speed.faults import CURE, page_faults, seconds_per_fault
 

@@ -17,7 +17,7 @@ from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32
 from amp_course.speed.experiments.datasets import AugmentedDigits
 from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.in_turn import compare, sentence
+from amp_course.speed.experiments.interleaved import compare, sentence
 from amp_course.speed.experiments.loading import classifier, open_loader, read
 from amp_course.speed.experiments.workbench import drawn, seeded, training
 from amp_course.speed.experiments.workers import workers_text

@@ -18,7 +18,7 @@ from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import CpuWait, busy_text, seconds_text
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
 from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.in_turn import compare, sentence
+from amp_course.speed.experiments.interleaved import compare, sentence
 from amp_course.speed.experiments.loading import open_loader, read
 from amp_course.speed.experiments.workbench import drawn
 

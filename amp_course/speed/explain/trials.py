@@ -92,7 +92,7 @@ def _try_matmul(
     rounded = _rounded(replay)
     if rounded:
         ways["padded"] = rounded
-    best = _in_turn({name: _maker(way) for name, way in ways.items()}, device, budget)
+    best = _interleaved({name: _maker(way) for name, way in ways.items()}, device, budget)
     if "as it is" not in best:
         return None
     others = {dtype: best[dtype] for dtype in dtypes if dtype in best}
@@ -113,7 +113,7 @@ def _maker(replay: Replay) -> Callable[[], Any]:
     return lambda: replay.func(*args, **kwargs)
 
 
-def _in_turn(
+def _interleaved(
     ways: dict[Any, Callable[[], Any]], device: torch.device, budget: float
 ) -> dict[Any, float]:
     """Return the fastest seconds of each way; one that raises is left out."""
@@ -195,7 +195,7 @@ def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float |
     best = {}
     try:
         ways = {name: _stepper(optimizer, name == "fused") for name in ("current", "fused")}
-        best = _in_turn(ways, device, 0.3)
+        best = _interleaved(ways, device, 0.3)
     except (RuntimeError, TypeError, ValueError):
         return None
     return best["fused"] / best["current"] if len(best) == 2 else None

@@ -57,7 +57,7 @@ class Side:
     )  # pages that the system had to hand out, one a round
 
 
-def in_turn(
+def interleaved(
     sides: Mapping[Any, Side],
     batches: Sequence[Batch],
     device: torch.device,
@@ -149,7 +149,7 @@ def arguments(
     limited: bool = True,
 ) -> argparse.Namespace:
     """Read the command line that the benchmarks have in common;
-    `--seconds` is for those that take turns by in_turn.
+    `--seconds` is for those that take turns by `interleaved`.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(

@@ -100,7 +100,7 @@ class Frame:
 
 
 @dataclass(eq=False)
-class Birth:
+class NonfiniteOrigin:
     """An op that made inf or NaN from finite numbers, or NaN from an infinity that was meant.
 
     number:   in the order in which they happened
@@ -133,7 +133,7 @@ class Birth:
     line: Line | None
     forward: Line | None
     node: str
-    origins: tuple[Birth, ...] = ()
+    origins: tuple[NonfiniteOrigin, ...] = ()
     given: tuple[str, ...] = ()
     meant: bool = False
     before: tuple[Frame, ...] = ()
@@ -144,8 +144,8 @@ class Birth:
         """Whether it reached more than a GradScaler, which skips the step and lowers its scale."""
         return any(kind != "scaler" for kind, _ in self.reached)
 
-    def roots(self) -> tuple[Birth, ...]:
-        """Return the births without which this one would not have happened, or itself."""
+    def roots(self) -> tuple[NonfiniteOrigin, ...]:
+        """Return the origins without which this one would not have happened, or itself."""
         causes = [root for origin in self.origins if not origin.meant for root in origin.roots()]
         return tuple({root.number: root for root in causes}.values()) or (self,)
 

@@ -1,4 +1,4 @@
-"""How hot or cold a reading is: six kinds of weather, each with a colour and a second cue.
+"""How hot or cold a reading is: six levels, each with a colour and a second cue.
 Draws nothing.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from amp_course.watching.readings import Reading
 
 # From cold to hot: what to call it, its colour, and the mark that is the second cue.
-WEATHER = (
+LEVELS = (
     ("more than half lost", "#0072B2", "o"),
     ("more than a tenth lost", "#9ecae1", "_"),
     ("fine", "#f0f0f0", ""),
@@ -19,8 +19,8 @@ WEATHER = (
 )
 
 
-def weather_of(reading: Reading) -> int:
-    """Return the place in WEATHER of a reading: heat comes before cold.
+def level_of(reading: Reading) -> int:
+    """Return the place in LEVELS of a reading: heat comes before cold.
 
     Example: 5 for a largest value beyond the format, 0 if more than half of the values are lost
     """
@@ -33,27 +33,27 @@ def weather_of(reading: Reading) -> int:
     return 0 if reading.lost > 0.5 else 1 if reading.lost > 0.1 else 2
 
 
-def describe_weather(found: Mapping[str, Sequence[Reading]], unit: str = "pass") -> str:
+def describe_levels(found: Mapping[str, Sequence[Reading]], unit: str = "pass") -> str:
     """Say in a phrase when heat, overflow and loss came up first, and where.
 
     found: readings by module, as `RangeWatch.of` returns them
     unit:  what a reading's number counts: "pass" or "step"
     """
     parts = []
-    for weather in (5, 4, 0):
+    for level in (5, 4, 0):
         first = min(
             (
                 reading
                 for readings in found.values()
                 for reading in readings
-                if weather_of(reading) == weather
+                if level_of(reading) == level
             ),
             key=lambda reading: reading.number,
             default=None,
         )
         if first is not None:
             parts.append(
-                f"{WEATHER[weather][0]} first in {unit} {first.number:,}, "
+                f"{LEVELS[level][0]} first in {unit} {first.number:,}, "
                 f"{first.module or 'the model'}"
             )
     return ", ".join(parts) or "nothing lost or near overflow"

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.tensors import tensors_in
-from amp_course.watching.births import Birth
 from amp_course.watching.ops import Watch
+from amp_course.watching.origins import NonfiniteOrigin
 from amp_course.watching.values import INF
 
 _MODULES = 3  # that are computed again
@@ -24,29 +24,29 @@ _MODULES = 3  # that are computed again
 class HiddenOverflow:
     """Modules in which fp16 overflowed and nothing came of it.
 
-    births: the overflows, by the path of a module
+    origins: the overflows, by the path of a module
     errors: by the path of a module, how far its result is from fp32's, in norms of that
     """
 
     def __init__(self, watch: Watch) -> None:
-        self.births: dict[str, Birth] = {}
+        self.origins: dict[str, NonfiniteOrigin] = {}
         self.errors: dict[str, float] = {}
         self._watch, self._looked_at = watch, 0
         self._waiting: dict[nn.Module, str] = {}  # that are compared when they run next
 
     def look_for(self) -> None:
         """Let the modules of new overflows be compared when they run next."""
-        births, self._looked_at = self._watch.births[self._looked_at :], len(self._watch.births)
+        origins, self._looked_at = self._watch.origins[self._looked_at :], len(self._watch.origins)
         of_path = {path: module for module, path in self._watch._paths.items()}
-        for birth in births:
-            overflowed = birth.made.dtype == "float16" and INF in birth.made.holds
-            if birth.phase != "forward" or not overflowed or birth.reached or birth.meant:
+        for origin in origins:
+            overflowed = origin.made.dtype == "float16" and INF in origin.made.holds
+            if origin.phase != "forward" or not overflowed or origin.reached or origin.meant:
                 continue
-            module = of_path.get(birth.module)
-            known = birth.module in self.births or len(self.births) >= _MODULES
+            module = of_path.get(origin.module)
+            known = origin.module in self.origins or len(self.origins) >= _MODULES
             if module is not None and not known:
-                self.births[birth.module] = birth
-                self._waiting[module] = birth.module
+                self.origins[origin.module] = origin
+                self._waiting[module] = origin.module
 
     def module_returns(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
