@@ -15,6 +15,7 @@ from amp_course.distributed.communication.figures import (
     reduction_figure,
     ring_figure,
     scale_window_figure,
+    state_figure,
     traffic_figure,
 )
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS
@@ -144,3 +145,10 @@ def test_ring_times_have_a_plot_for_each_overlap():
     assert second.get_title(loc="left") == "50 % of the computation can overlap"
     assert {"1.33× as fast", "1.43× as fast"} <= {text.get_text() for text in first.texts}
     assert png(figure)
+
+
+def test_fsdp2_keeps_a_share_of_what_ddp_keeps():
+    figure = state_figure(7_000_000_000, (8, 64))
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    assert widths == pytest.approx([28, 28, 56, 3.5, 3.5, 7, 0.4375, 0.4375, 0.875])
+    assert "DDP, any number of ranks 112 GB; FSDP2, 8 ranks 14 GB" in figure.alt

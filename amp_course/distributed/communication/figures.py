@@ -15,7 +15,7 @@ from amp_course.bits.formats import BF16, FP16, FP32
 from amp_course.distributed.communication.accuracy import ReductionError
 from amp_course.distributed.communication.counting import CollectiveCall, Phase
 from amp_course.distributed.communication.ring import HalvedBytes
-from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK, PARTS
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.style import FEWER_DOTS, new_figure, title
 from amp_course.underflow.panel_html import percent
@@ -32,6 +32,11 @@ _PHASES: dict[Phase, tuple[str, str]] = {  # of a step → in words, hatch
     "optimizer": ("optimizer", "xx"),
     "other": ("clipping and other", ".."),
 }
+_KEPT = (  # in words, bytes a parameter, colour and hatch
+    ("weights", 4, PARTS["parameters"]),
+    ("gradients", 4, PARTS["gradients"]),
+    ("Adam's two averages", 8, PARTS["optimizer_state"]),
+)
 _NAMED = 0.08  # of the longest bar: a shorter part has no room for its dtype
 _ON_A_HATCH: dict[str, Any] = {
     "boxstyle": "round,pad=0.15",
@@ -311,3 +316,44 @@ def ring_figure(rows: Sequence[HalvedBytes], under: str = "") -> Figure:
 
 def _overlap_in_words(overlap: float) -> str:
     return f"{100 * overlap:.0f} % of the computation can overlap" if overlap else "no overlap"
+
+
+def state_figure(parameters: int, ranks: Sequence[int], room: float = 80e9) -> Figure:
+    """Draw what each rank keeps between two steps of Adam in fp32: under DDP, which has all of it,
+    and under FSDP2, which has a share.
+
+    parameters: of the model
+    ranks:      over how many FSDP2 shards
+    room:       the bytes of a GPU, drawn as a line
+    """
+    shares = {"DDP, any number of ranks": 1.0} | {f"FSDP2, {n:,} ranks": 1 / n for n in ranks}
+    told = "; ".join(
+        f"{name} {16 * parameters * share / 1e9:.3g} GB" for name, share in shares.items()
+    )
+    alt = (
+        f"Bars of what each rank keeps of {parameters / 1e9:g} billion parameters, with a line at "
+        f"{room / 1e9:g} GB: {told}."
+    )
+    figure, axis = new_figure(7.6, 1.2 + 0.3 * len(shares), alt=alt)
+    for row, share in enumerate(shares.values()):
+        left = 0.0
+        for _, size, (colour, hatch) in _KEPT:
+            width = size * parameters * share / 1e9
+            axis.barh(row, width, 0.7, left, color=colour, hatch=hatch, edgecolor="white", lw=0)
+            left += width
+        where = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+        axis.annotate(f"{left:.3g} GB", (left, row), **where)
+    axis.axvline(room / 1e9, color=INK, lw=1, ls="--")
+    axis.set_yticks(range(len(shares)), list(shares))
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.15 * max(16 * parameters, room) / 1e9)
+    axis.set_xlabel(f"GB; the line is a GPU with {room / 1e9:g} GB", fontsize=8)
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=f"{name}, {size} bytes each")
+        for name, size, (colour, hatch) in _KEPT
+    ]
+    figure.legend(handles=handles, **_LEGEND | {"ncols": 3, "handlelength": 2})
+    under = f"{parameters / 1e9:g} billion parameters, trained with Adam in fp32 or under autocast"
+    title(axis, "What each rank keeps", under)
+    return figure
