@@ -49,7 +49,7 @@ names of yours and no paths: send it to others, and compare.
 
 DOCTOR = """\
 Runs your unchanged training script for some updates, in a process of its own, and prints one page:
-what is wrong with how it trains, in order of harm, each with its cause, the evidence, the cure and
+what is wrong with how it trains, in order of harm, each with its cause, the evidence, the fix and
 the chapter that teaches it. Options of the doctor come before the script; what follows the script
 are its own arguments. Files that the script writes in its folder or in this one are put back as
 they were. Exit code: 0 no fault, 1 a fault, 2 it could not run or too little was seen of it, 130

@@ -192,7 +192,7 @@ def _is_root() -> bool:
 
 
 def _checked(port: int) -> int:
-    """Return the port if a server can listen there; raise CourseError with the reason and the cure
+    """Return the port if a server can listen there; raise CourseError with the reason and the fix
     if not.
     """
     if problem := _problem(port):

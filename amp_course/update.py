@@ -226,7 +226,7 @@ def _unused_folder(work_folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone_in(work_folder: Path) -> Iterator[None]:
-    """Keep a second update out; turn the system's refusal to write into one line with a cure."""
+    """Keep a second update out; turn the system's refusal to write into one line with a fix."""
     try:
         work_folder.mkdir(parents=True, exist_ok=True)
         with files.locked(work_folder / "update", seconds=0.5):

@@ -162,7 +162,7 @@ def _write_origins(work: Path, origins: dict[str, str]) -> None:
 @contextlib.contextmanager
 def _alone_in(work: Path) -> Iterator[None]:
     """Make the folder and keep other commands out of it;
-    turn the system's refusal to write into one line with a cure.
+    turn the system's refusal to write into one line with a fix.
     """
     try:
         work.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 
 Run by `make lab` and `make test` on Linux and macOS. Needs only the standard library, in the syntax
 of Python 3.6, so that an old Python gets a line that says what to do, not a SyntaxError. A failure
-ends in one line with its cause and cure.
+ends in one line with its cause and fix.
 
 The stamp `.venv/installed.json` is written last: without it, whatever an interrupted run left
 behind is picked up again.
@@ -35,7 +35,7 @@ GIGABYTES = 2  # with a CPU build of torch
 
 
 class Stop(Exception):
-    """The set-up cannot go on; the message is one line, with the cause and the cure."""
+    """The set-up cannot go on; the message is one line, with the cause and the fix."""
 
 
 def main(arguments=None):
@@ -304,7 +304,7 @@ def step(line):
 
 
 def explain(output):
-    """Find the cause in what a command said; return a line with the cause and the cure, or None."""
+    """Find the cause in what a command said; return a line with the cause and the fix, or None."""
     return trouble.explain(
         output,
         gigabytes=GIGABYTES,

@@ -1,4 +1,4 @@
-"""Find the cause in what pip or the system said, and say it in one line with the cure.
+"""Find the cause in what pip or the system said, and say it in one line with the fix.
 
 In the syntax of Python 3.6, like install.py.
 """

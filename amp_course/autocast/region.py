@@ -92,7 +92,7 @@ def region(
 
 
 def check_region(device_type: str, dtype: torch.dtype) -> None:
-    """Raise ValueError, naming cause and cure, for a device or dtype that `region` cannot serve."""
+    """Raise ValueError, naming cause and fix, for a device or dtype that `region` cannot serve."""
     try:
         # A number, as in "cuda:0", is for tensors: autocast's state is one for all devices of a
         # kind.

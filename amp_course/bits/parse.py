@@ -42,7 +42,7 @@ def read(text: str, fmt: FloatFormat) -> Entry:
     """Read a number or a pattern: "2049" in fp16 → Entry(0x6800, Fraction(2049)), "0x3C00" →
     Entry(0x3C00, Fraction(1)).
 
-    Raises ValueError with the cause and the cure, for people; nothing else.
+    Raises ValueError with the cause and the fix, for people; nothing else.
     """
     plain = text.strip().replace("−", "-")
     if not plain:
@@ -74,10 +74,10 @@ def read_pattern(text: str, fmt: FloatFormat) -> int:
     pattern = int(found[2], 16) if found[1] else int(found[3], 2)
     if pattern.bit_length() > fmt.bits:
         wider = [other.name for other in FORMATS[::-1] if other.bits >= pattern.bit_length()]
-        cure = f"choose {wider[0]}, or " if wider else ""
+        fix = f"choose {wider[0]}, or " if wider else ""
         raise ValueError(
             f"“{clip(text)}” needs {pattern.bit_length()} bits and {fmt.name} has {fmt.bits}: "
-            f"{cure}type one up to {hex_text(2**fmt.bits - 1, fmt)}"
+            f"{fix}type one up to {hex_text(2**fmt.bits - 1, fmt)}"
         )
     return pattern
 
@@ -154,8 +154,8 @@ def _no_number(text: str) -> str:
     quoted = f"“{clip(text)}” cannot be read as a number"
     bare = re.sub("[ ,'’\u00a0\u202f]", "", text)
     if re.fullmatch(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", text, re.IGNORECASE):
-        cure = f"write the decimal point as a point, {clip(text.replace(',', '.'))}"
-        return f"{quoted}: {cure}" + (
+        fix = f"write the decimal point as a point, {clip(text.replace(',', '.'))}"
+        return f"{quoted}: {fix}" + (
             f", or thousands without a comma, {clip(bare)}"
             if re.search(r",[0-9]{3}$", text)
             else ""

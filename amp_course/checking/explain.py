@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import cast
 
-from amp_course.kit.errors import cause_and_cure
+from amp_course.kit.errors import cause_and_fix
 from amp_course.kit.toml_data import read_toml
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -46,7 +46,7 @@ class Explained(Exception):
         self.told, self.signature = told, signature
 
 
-# A pattern in "Type: message" → cause and cure. The first that matches counts.
+# A pattern in "Type: message" → cause and fix. The first that matches counts.
 _KNOWN: dict[str, str] = {
     one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
 }
@@ -137,7 +137,7 @@ def _machines_fault(error: BaseException) -> str | None:
     ):  # not `isinstance`, which may run the reader's `__class__`
         return None
     failed = cast(OSError, error)
-    return ", so ".join(cause_and_cure(failed)) if failed.errno in _MACHINE else None
+    return ", so ".join(cause_and_fix(failed)) if failed.errno in _MACHINE else None
 
 
 def _kind(error: BaseException) -> str:

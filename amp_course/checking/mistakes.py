@@ -22,7 +22,7 @@ class Mistake:
     """A wrong answer that people write.
 
     name:   as an instructor lists it: "grows one step late"
-    feedback: the cause, then the cure, in words that continue "Not quite: …"; with facts of
+    feedback: the cause, then the fix, in words that continue "Not quite: …"; with facts of
               the case in braces
     answer: an answer that makes this mistake; or
     edits:  lines of the right code, stripped → the line or lines that replace them

@@ -27,7 +27,7 @@ _LOOKS = {
 
 
 class Wrong(Exception):
-    """Raised for a wrong answer: the diagnosis, cause first and then the cure, continuing
+    """Raised for a wrong answer: the diagnosis, cause first and then the fix, continuing
     "Not quite: …".
 
     mistake: the name of the mistake in the exercise's table that does what the answer did, if one
@@ -110,7 +110,7 @@ class Outcome(Shown):
     """One of the three outcomes of a check.
 
     state:   "not attempted", "not yet" or "correct"
-    message: why; for "not yet" the cause and the cure, in words that continue "Not quite: …"
+    message: why; for "not yet" the cause and the fix, in words that continue "Not quite: …"
     notes:   anything else worth telling: a state that was put back, progress that could not be
              saved
     mistake: the name of the known mistake that the answer makes, if it makes one

@@ -20,7 +20,7 @@ from typing import Any
 
 from amp_course.checking.interrupts import raise_pending
 from amp_course.checking.outcome import State
-from amp_course.kit.errors import CourseError, cause_and_cure, describe_os_error
+from amp_course.kit.errors import CourseError, cause_and_fix, describe_os_error
 from amp_course.kit.files import locked, unused_name, write_text
 from amp_course.kit.paths import course_root, work_dir
 
@@ -147,9 +147,9 @@ def _record(exercise_id: str, change: Change) -> str | None:
             changes.clear()
             return told
     except OSError as error:  # TimeoutError is one too
-        cause, cure = cause_and_cure(error)
+        cause, fix = cause_and_fix(error)
         return (
-            f"your progress could not be saved: {cause}. {cure[0].upper()}{cure[1:]} "
+            f"your progress could not be saved: {cause}. {fix[0].upper()}{fix[1:]} "
             f"(AMP_COURSE_WORK names the folder for your "
             "work). The next answer that you check saves this result too."
         )

@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 
 from amp_course.classroom.assignment import TEST
 from amp_course.classroom.names import whole_letters
-from amp_course.kit.errors import cause_and_cure
+from amp_course.kit.errors import cause_and_fix
 
 LIMIT = 20 * 2**20  # bytes of a notebook, and of all that comes with it
 _HELP = re.compile(r"^[ \t]*exercises\.(\w+)\.(hint|solution)\(\)", re.MULTILINE)
@@ -83,7 +83,7 @@ def read(path: Path) -> NotebookNode:
         what = "is empty" if not path.stat().st_size else "does not hold JSON, as a notebook does"
         raise Unreadable(f"{path.name} {what}") from None
     except OSError as error:
-        raise Unreadable(f"{path.name} cannot be read: {cause_and_cure(error)[0]}") from None
+        raise Unreadable(f"{path.name} cannot be read: {cause_and_fix(error)[0]}") from None
     try:
         if found.get("nbformat", 0) < 4:
             found = nbformat.convert(

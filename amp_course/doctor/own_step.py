@@ -163,7 +163,7 @@ def _time_facts(
         Finding(
             one.cause,
             one.evidence,
-            one.cure,
+            one.fix,
             {"would save at most": f"{seconds_text(one.seconds)} of {seconds_text(told.seconds)}"},
             section=_SECTIONS.get(one.cause, "09.6"),
         )

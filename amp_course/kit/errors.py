@@ -10,7 +10,7 @@ import os
 
 class CourseError(RuntimeError):
     """Something is wrong that the reader can put right:
-    the message is one line, with the cause and the cure.
+    the message is one line, with the cause and the fix.
     """
 
 
@@ -35,7 +35,7 @@ def describe_missing(error: ModuleNotFoundError) -> str:
     )
 
 
-# errno → (cause, cure); {path} is the file or folder that the system named. Not every system has
+# errno → (cause, fix); {path} is the file or folder that the system named. Not every system has
 # every name.
 _CAUSES: dict[str, tuple[str, str]] = {
     "ENOSPC": ("the disk is full", "delete something from it"),
@@ -97,21 +97,21 @@ _IN_USE = (
 )  # Windows reports a file that another program holds as EACCES, with one of these in `winerror`
 
 
-def cause_and_cure(error: OSError) -> tuple[str, str]:
+def cause_and_fix(error: OSError) -> tuple[str, str]:
     """Say why an operation on a file failed and what to do:
     ENOSPC → ("the disk is full", "delete something from it").
     """
     number = errno.EBUSY if getattr(error, "winerror", None) in _IN_USE else error.errno
     if number not in _BY_NUMBER:
-        cure = (
+        fix = (
             "wait until it has finished, or close it"
             if isinstance(error, TimeoutError)
             else "put that right"
         )
-        return error.strerror or str(error) or type(error).__name__, cure
-    cause, cure = _BY_NUMBER[number]
+        return error.strerror or str(error) or type(error).__name__, fix
+    cause, fix = _BY_NUMBER[number]
     path = error.filename if isinstance(error.filename, str | bytes | os.PathLike) else "the file"
-    return cause.format(path=os.fsdecode(path)), cure
+    return cause.format(path=os.fsdecode(path)), fix
 
 
 def describe_os_error(error: OSError, what: str) -> str:
@@ -120,5 +120,5 @@ def describe_os_error(error: OSError, what: str) -> str:
     Example: OSError(ENOSPC), "your progress could not be saved" →
     "your progress could not be saved: the disk is full. Delete something from it, then try again."
     """
-    cause, cure = cause_and_cure(error)
-    return f"{what}: {cause}. {cure[0].upper()}{cure[1:]}, then try again."
+    cause, fix = cause_and_fix(error)
+    return f"{what}: {cause}. {fix[0].upper()}{fix[1:]}, then try again."

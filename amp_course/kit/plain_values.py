@@ -43,7 +43,7 @@ def as_plain(value: Any, where: str) -> Any:
     becomes a tensor.
 
     where: the value's name, for the message. Raises TypeError for all else, with the place of the
-           entry and the cure.
+           entry and the fix.
     Example: as_plain({"losses": [np.float64(0.5)]}, "data") → {"losses": [0.5]}
     """
     return _plain(value, where, ())

@@ -92,7 +92,7 @@ class CollisionExplorer(Panel):
 def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
     """Read a whole number from `least` to `most`: "2^12" → 4096.
 
-    Raises ValueError with the cause and the cure for anything else that can be typed.
+    Raises ValueError with the cause and the fix for anything else that can be typed.
     """
     number = _finite(text, what)
     if number.denominator != 1:
@@ -110,7 +110,7 @@ def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
 
 def base_number(text: str) -> float:
     """Read RoPE's base, a number above 1: "5e5" → 500000.0.
-    Raises ValueError with the cause and the cure.
+    Raises ValueError with the cause and the fix.
     """
     number = _finite(text, "a base")
     if not 1 < number <= LARGEST_BASE:

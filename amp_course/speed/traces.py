@@ -3,7 +3,7 @@ GPU.
 
 The host loads a batch, launches kernels one after the other, and now and then waits for a value.
 The GPU works through the kernels in order. Both are simulated, so the numbers of a trace fit
-together, and a step can be run again with one cause cured.
+together, and a step can be run again with one cause fixed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _faster(step: Step, *kinds: str, by: float) -> Step:
 
 
 def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) -> Step:
-    """Draw a step that has this bottleneck: its cure shortens the step by far the most.
+    """Draw a step that has this bottleneck: its fix shortens the step by far the most.
 
     misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all,
                 and bytes are moved by many kernels, not by a few casts

@@ -17,7 +17,7 @@ from amp_course.checking.limit import TimeUp, within
 
 
 class BatchError(Exception):
-    """The batches could not be read, or do not fit the step: said in a sentence, with the cure."""
+    """The batches could not be read, or do not fit the step: said in a sentence, with the fix."""
 
 
 def taken(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:

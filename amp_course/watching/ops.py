@@ -86,7 +86,7 @@ class Watch(TorchDispatchMode):
         # Sequence number of a node → module, kind, line
         self._places: dict[int, tuple[str, str, tuple[CodeType, int] | None]] = {}
         # Of storages that hold inf or NaN
-        self._births_of: dict[int, tuple[StorageWeakRef, Origin]] = {}
+        self._origins_of: dict[int, tuple[StorageWeakRef, Origin]] = {}
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
         self._names: dict[int, tuple[Sink, str]] = {}  # id of a parameter or buffer → what it is
@@ -171,7 +171,7 @@ class Watch(TorchDispatchMode):
             return original(tensors, *args, **kwargs)
         finally:
             self._passes -= 1
-            if self._births_of and not self._passes:
+            if self._origins_of and not self._passes:
                 leaves = leaves_of(tensors_in(tensors))
                 self._leaves += [ref(one) for one in leaves if id(one) not in self._names]
 
@@ -296,7 +296,7 @@ class Watch(TorchDispatchMode):
             self._remember()
         if not math.isfinite(worst):
             self._look(func, op, args, kwargs, gave, written, gone, phase)
-        elif self._births_of:
+        elif self._origins_of:
             for tensor in written:
                 self._forget(tensor)
         if low is not None:
@@ -338,21 +338,20 @@ class Watch(TorchDispatchMode):
         read = [one for one in tensors_in([args, kwargs]) if id(one) not in skip]
         took = [(look_at(one), self._known(one)) for one in read]
         took += gone
-        origins: dict[int, NonfiniteOrigin] = {}
+        arrived: dict[int, NonfiniteOrigin] = {}
         names: dict[str, None] = {}
-        endless = (
-            False  # an inf came in that was there before and is no mask's: +inf, or a weight's
-        )
+        # whether an inf came in that was there before and is no mask's: +inf, or a weight's
+        endless = False
         for value, (known, given) in took:
             if value.holds:
-                origins |= {one.number: one for one in known}
+                arrived |= {one.number: one for one in known}
                 names |= dict.fromkeys(given)
                 of_weight = bool(given) and given[0].startswith("the weight")
                 endless |= not known and bool(given) and (INF in value.holds or of_weight)
         entered = frozenset().union(*(value.holds for value, _ in took))
         made = [look_at(one) for one in gave]
         left = frozenset().union(*(value.holds for value in made))
-        origins = tuple(origins.values())
+        origins = tuple(arrived.values())
         if op.name == _UNSCALE:
             for tensor in gave:
                 self._mark(tensor, (origins, ()))
@@ -370,7 +369,7 @@ class Watch(TorchDispatchMode):
             bad = [value for value in made if value.holds]
             worst = max(bad, key=lambda value: (NAN in value.holds, INF in value.holds))
             meant = NAN not in worst.holds and infinite_constants([*args, *kwargs.values()])
-            origin = self._birth(op, worst, values, phase, written, result, meant)
+            origin = self._origin(op, worst, values, phase, written, result, meant)
             self.origins.append(origin)
             if origins and all(_SCALER in one.reached for one in origins):
                 origin.reached[_SCALER] = None  # the scaler has seen those: it skips this one, too
@@ -384,7 +383,7 @@ class Watch(TorchDispatchMode):
             else:
                 self._forget(tensor)
 
-    def _birth(
+    def _origin(
         self, op: _Op, made: Values, took: tuple[Values, ...], phase: Phase,
         written: Sequence[Tensor], origin: Origin, meant: bool,
     ) -> NonfiniteOrigin:  # fmt: skip
@@ -411,17 +410,17 @@ class Watch(TorchDispatchMode):
     def _mark(self, tensor: Tensor, origin: Origin) -> None:
         storage = _storage(tensor)
         if storage is not None and any(origin):
-            self._births_of[storage.cdata] = storage, origin
+            self._origins_of[storage.cdata] = storage, origin
 
     def _forget(self, tensor: Tensor) -> None:
-        storage = _storage(tensor) if self._births_of else None
+        storage = _storage(tensor) if self._origins_of else None
         if storage is not None:
-            self._births_of.pop(storage.cdata, None)
+            self._origins_of.pop(storage.cdata, None)
 
     def _known(self, tensor: Tensor) -> Origin:
         """Return the origins of what a tensor holds, and its name if it held that unwatched."""
         storage = _storage(tensor)
-        found = self._births_of.get(storage.cdata) if storage is not None else None
+        found = self._origins_of.get(storage.cdata) if storage is not None else None
         if found is not None and not found[0].expired():
             return found[1]
         kind, name = self._names.get(id(tensor), ("", ""))

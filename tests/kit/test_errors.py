@@ -1,4 +1,4 @@
-"""Failed file operations in words: each real failure has a cause and a cure of its own."""
+"""Failed file operations in words: each real failure has a cause and a fix of its own."""
 
 import errno
 import os

@@ -38,6 +38,8 @@ INSTEAD = {
     ),
     r"\bthe (check|test|judge|proxy|scaler|step) wants\b": "expects; asks for",
     r"^(Tell|Say) whether\b": "Return True if …",
+    r"\bcure[sd]?\b": "fix; remedy",
+    r"\b(spoil|mend)(s|ed|ing|t)?\b": "corrupt; fix",
     r"\bdef _?about_": "check_…, find_…, describe_…",
 }
 

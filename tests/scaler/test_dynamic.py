@@ -544,7 +544,7 @@ def test_the_scale_stays_where_float32_ends_and_falls_to_nothing_at_last():
         weight.grad = torch.full((1,), math.inf)
         scaler.step(optimizer)
         scaler.update()
-    assert scaler.get_scale() == 0  # as PyTorch's: chapter 05 shows why, and the cure
+    assert scaler.get_scale() == 0  # as PyTorch's: chapter 05 shows why, and the fix
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -216,7 +216,7 @@ def test_the_largest_gain_comes_first_and_each_has_words():
     for one in found:
         assert (
             one.evidence
-            and one.cure
+            and one.fix
             and not one.evidence.endswith(".")
-            and not one.cure.endswith(".")
+            and not one.fix.endswith(".")
         )

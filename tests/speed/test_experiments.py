@@ -207,7 +207,7 @@ def test_a_busy_machine_compares_nothing():
     found = TooLittleWork(busy, (), (32, 1024), {"fp32": 18, "AMP": 33}, "bf16", False)
     said = str(found)
     assert "too busy to tell: this process waited for a CPU 40% of the time" in said
-    assert "times as" not in said and "cure" not in said and "1.00 s" in said
+    assert "times as" not in said and "fix" not in said and "1.00 s" in said
     assert (
         found._repr_html_().count("too busy to tell") == 1 and "times as" not in found._repr_html_()
     )
@@ -362,10 +362,10 @@ def test_the_format_is_the_devices():
             0.5,
             False,
             "is 2.00 times as fast as fp32 (quartiles 2.00 to 2.00): enough work in each matmul "
-            "is the cure",
+            "is the fix",
         ),
-        (4.0, True, "more work cures nothing here, since bf16 has no fast units on this machine"),
-        (4.0, False, "the cure would be more work still"),
+        (4.0, True, "more work fixes nothing here, since bf16 has no fast units on this machine"),
+        (4.0, False, "the fix would be more work still"),
         (1.0, False, "no difference that this run can tell"),
     ],
 )
@@ -385,8 +385,8 @@ def test_too_little_work(wide, slow, words):
     "bf16, fp16, slow, words",
     [
         (0.5, 0.5, (), "Both formats have fast units here."),
-        (0.5, 40.0, ("fp16",), "The cure is to use AMP bf16."),
-        (3.0, 0.4, ("bf16",), "The cure is to use AMP fp16."),  # a T4
+        (0.5, 40.0, ("fp16",), "The fix is to use AMP bf16."),
+        (3.0, 0.4, ("bf16",), "The fix is to use AMP fp16."),  # a T4
         (
             30.0,
             40.0,

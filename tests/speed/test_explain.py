@@ -115,7 +115,7 @@ def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkey
         words = " ".join(page.split())
         assert "too busy to tell: this process waited for a CPU 60% of the time" in words
         assert not any(
-            word in words for word in ("slow", "Cure", "share", "source", "Nothing stands out")
+            word in words for word in ("slow", "Fix", "share", "source", "Nothing stands out")
         )
         assert "Ops in a step: " in words and "Values read: 1 (line " in words
     assert found.to_dict()["waited"] == pytest.approx(0.6, abs=0.05)
@@ -356,14 +356,14 @@ def test_a_step_that_is_not_repeatable_gets_a_note():
 
 
 def test_the_planted_steps_train_the_same_with_and_without_their_cause():
-    """The cure changes the time and not the training:
+    """The fix changes the time and not the training:
     same losses, where the cause is no other net.
     """
     names = [planted.name for planted in PLANTED]
     assert len(names) == len(set(names)) == 10
     for planted in PLANTED:
-        for cured in (False, True):
-            step, given = planted.build(cured)
+        for fixed in (False, True):
+            step, given = planted.build(fixed)
             for batch in itertools.islice(given, 2):
                 step(*batch)
 

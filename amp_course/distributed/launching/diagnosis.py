@@ -36,7 +36,7 @@ _SIZES = re.compile(
 
 
 def diagnose(evidence: Evidence) -> str | None:
-    """Say in a sentence or two what went wrong first, naming the rank, the cause and the cure;
+    """Say in a sentence or two what went wrong first, naming the rank, the cause and the fix;
     None if nothing did.
     """
     if evidence.ended.why == "time":

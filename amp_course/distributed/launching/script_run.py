@@ -36,7 +36,7 @@ class ScriptRun:
     command:  as one types it in a shell
     ranks:    the output, rank by rank
     seconds:  from the start of torchrun to its end
-    problem:  what went wrong first, with the rank, the cause and the cure; None if nothing did
+    problem:  what went wrong first, with the rank, the cause and the fix; None if nothing did
     notes:    what else is worth knowing
     launcher: what torchrun printed, and what torch and gloo printed about themselves
     """

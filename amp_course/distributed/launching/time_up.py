@@ -90,11 +90,8 @@ def _cure(busy: Sequence[Rank], done: Sequence[Rank], evidence: Evidence) -> str
 
 
 def _joins(rank: Rank) -> bool:
-    return bool(rank.place) and rank.place.collective in (
-        "init_process_group",
-        "new_group",
-        "rendezvous",
-    )  # type: ignore[union-attr]
+    joining = ("init_process_group", "new_group", "rendezvous")
+    return rank.place is not None and rank.place.collective in joining
 
 
 def _world_size(evidence: Evidence) -> int | None:

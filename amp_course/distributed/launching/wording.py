@@ -15,7 +15,7 @@ EQUALLY_OFTEN = (
     "same ones, in the same order."
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-# What torch and gloo say → what it means, with the cure. Groups of the pattern are put in as {0}, …
+# What torch and gloo say → what it means, with the fix. Groups of the pattern are put in as {0}, …
 MEANINGS: dict[str, str] = {
     one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
 }
@@ -50,7 +50,7 @@ def quoted(end: End) -> str:
 
 
 def meaning(message: str) -> str:
-    """Return what an obscure message of torch or gloo means, with the cure; "" for any other."""
+    """Return what an obscure message of torch or gloo means, with the fix; "" for any other."""
     if PORT_IN_USE.search(message):
         return (
             f" The port is in use{port_text(message)}: choose another, or leave it to torchrun "

@@ -19,7 +19,7 @@ from amp_course.kit.files import replacing
 
 class CheckpointError(RuntimeError):
     """A file is no checkpoint for this training, or cannot be written:
-    the message gives the cause and the cure.
+    the message gives the cause and the fix.
     """
 
 

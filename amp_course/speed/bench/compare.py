@@ -24,7 +24,7 @@ _RATIO = "B's speed / A's"  # also where times are given: above 1, B is the fast
 def read_page(path: Path) -> Page:
     """Read a page from the JSON that `amp-course bench` wrote.
 
-    Raises CourseError, with cause and cure, for a file that cannot be read, is no such JSON, or is
+    Raises CourseError, with cause and fix, for a file that cannot be read, is no such JSON, or is
     of another schema.
     """
     try:
@@ -42,14 +42,14 @@ def read_page(path: Path) -> Page:
     schema = data.get("schema")
     if schema != SCHEMA:
         newer = isinstance(schema, int) and schema > SCHEMA
-        cure = (
+        fix = (
             "run `amp-course update`"
             if newer
             else "make it again, with the current course's `amp-course bench`"
         )
         raise CourseError(
             f"{path} has schema {schema!r}, and this version of the course reads schema {SCHEMA}: "
-            f"{cure}."
+            f"{fix}."
         )
     try:
         return Page.from_dict(data)

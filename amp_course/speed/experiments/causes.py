@@ -1,7 +1,7 @@
 """Why AMP is not faster: too little work in an op, no fast units for the format, reads that wait,
 sizes that fit badly.
 
-Each function produces one cause, cures it, and times both in turn. All take `seconds`, about what a
+Each function produces one cause, fixes it, and times both in turn. All take `seconds`, about what a
 run may last.
 """
 
@@ -54,21 +54,21 @@ class TooLittleWork(Finding):
             self.comparison.ratio(f"{net}, AMP", f"{net}, fp32") for net in (NARROW, WIDE)
         )
         each = self.comparison.timing(f"{NARROW}, fp32").median / self.kernels["fp32"]
-        cured = {
-            "faster": "enough work in each matmul is the cure",
+        fixed = {
+            "faster": "enough work in each matmul is the fix",
             "same": "the matmuls are still too small to win, or the rest of the step takes most "
             "of the time",
-            "slower": f"more work cures nothing here, since {self.fmt} has no fast units on this "
+            "slower": f"more work fixes nothing here, since {self.fmt} has no fast units on this "
             f"machine"
             if self.slow_format
-            else "the cure would be more work still",
+            else "the fix would be more work still",
         }[wide.verdict]
         return sentence(
             f"at width {self.widths[0]:,}, {narrow.tell('AMP', 'fp32')}",
             f"it launches {self.kernels['AMP']} kernels instead of {self.kernels['fp32']}: in "
             f"fp32 the step comes to {figures(each * 1e6)} µs for each of them, hardly any of it "
             f"arithmetic",
-            f"at width {self.widths[1]:,}, {wide.tell('AMP', 'fp32')}: {cured}",
+            f"at width {self.widths[1]:,}, {wide.tell('AMP', 'fp32')}: {fixed}",
         )
 
 
@@ -133,7 +133,7 @@ class NoFastUnits(Finding):
         best = max(ratios, key=lambda name: ratios[name].median)
         slower = [name for name, ratio in ratios.items() if ratio.verdict == "slower"]
         if ratios[best].verdict == "faster":
-            advice = f"the cure is to use {best}" if slower else "both formats have fast units here"
+            advice = f"the fix is to use {best}" if slower else "both formats have fast units here"
         elif len(self.slow_formats) == 2:
             advice = (
                 "this machine has fast units for neither format: train in fp32, or use AMP "

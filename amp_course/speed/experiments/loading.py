@@ -208,13 +208,13 @@ class LoaderBound(Finding):
             f"{self.comparison.tell(f'AMP, {feed}', f'fp32, {feed}', who='AMP', than='fp32')}"
             for feed, what in ((FROM_LOADER, "the loader"), (PRELOADED, "preloaded batches"))
         ]
-        cure = self.comparison.tell(
+        fix = self.comparison.tell(
             f"fp32, {PRELOADED}",
             f"fp32, {FROM_LOADER}",
             who="the fp32 loop with preloaded batches",
             than="that with the loader",
         )
-        return sentence(self.pace.sentence, *told, cure)
+        return sentence(self.pace.sentence, *told, fix)
 
 
 def loader_bound(

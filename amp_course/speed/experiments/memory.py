@@ -87,12 +87,12 @@ class FreedMemory(Finding):
             f"of its {seconds_text(self.usual.timing.median)}, or {self.usual.share:.0%}; told to "
             f"keep its memory, {kept}, or {self.kept.share:.0%}",
             "where memory lies on the heap decides this, so it changes from run to run",
-            f"the cure is in the environment, before Python starts: `{CURE}`",
+            f"the fix is in the environment, before Python starts: `{CURE}`",
         )
 
 
 def freed_memory(*, seconds: float = 1.0) -> FreedMemory:
-    """Train one net in two new processes, one of them with the cure in its environment; takes their
+    """Train one net in two new processes, one of them with the fix in its environment; takes their
     start as well.
 
     It is glibc's malloc that does this, so on other systems there is nothing to see, and the
@@ -100,11 +100,11 @@ def freed_memory(*, seconds: float = 1.0) -> FreedMemory:
     """
     if not sys.platform.startswith("linux"):
         return FreedMemory(None, (), None, None, "it is a habit of glibc, the C library of Linux")
-    cure = dict(one.split("=", 1) for one in CURE.split())
+    fix = dict(one.split("=", 1) for one in CURE.split())
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     code = f"from {__name__} import train_and_count; train_and_count({seconds / 2})"
     try:
-        usual, kept = (_heap(run_python(code, environment=each)) for each in (plain, plain | cure))
+        usual, kept = (_heap(run_python(code, environment=each)) for each in (plain, plain | fix))
     except ChildError as error:
         return FreedMemory(None, (), None, None, str(error))
     return FreedMemory(None, (), usual, kept)

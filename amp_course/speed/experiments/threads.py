@@ -51,11 +51,11 @@ class Threads(Finding):
                     and self.comparison.ratio(name, "1 thread").verdict == "slower"
                 ):
                     told.append(_CROWDED)
-        cure = (
-            "the cure is `torch.set_num_threads`, or OMP_NUM_THREADS in the environment: never "
+        fix = (
+            "the fix is `torch.set_num_threads`, or OMP_NUM_THREADS in the environment: never "
             "more than the cores you have"
         )
-        return sentence(*told, cure)
+        return sentence(*told, fix)
 
 
 def too_many_threads(*, seconds: float = 2.0, many: int | None = None) -> Threads:
@@ -107,12 +107,9 @@ class ThreadsAndWorkers(Finding):
         """Name the fastest setting, and compare it with the plainest."""
         assert self.comparison is not None
         base = next(iter(self.comparison.seconds))
-        best = max(
-            self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median
-        )  # type: ignore[union-attr]
-        worst = min(
-            self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median
-        )  # type: ignore[union-attr]
+        ratio = self.comparison.ratio
+        best = max(self.comparison.seconds, key=lambda side: ratio(side, base).median)
+        worst = min(self.comparison.seconds, key=lambda side: ratio(side, base).median)
         told = [
             self.comparison.tell(side, base, who=f"the loop with {side}", than=f"one with {base}")
             for side in dict.fromkeys((best, worst))

@@ -65,9 +65,8 @@ class WorkerCounts(Finding):
             and self.comparison.ratio(workers_text(self.counts[-1]), base).verdict != "faster"
         ):
             told.append("more workers help only where there are free cores for them")
-        best = max(
-            self.counts, key=lambda count: self.comparison.ratio(workers_text(count), base).median
-        )  # type: ignore[union-attr]
+        ratio = self.comparison.ratio
+        best = max(self.counts, key=lambda count: ratio(workers_text(count), base).median)
         rate = self.batches / self.comparison.timing(workers_text(best)).median
         return sentence(
             *told, f"the most here: {rate:,.0f} batches a second, with {workers_text(best)}"

@@ -8,7 +8,7 @@ from amp_course.speed.explain import kinds, op_rules, program_rules
 from amp_course.speed.explain.findings import Advice, Findings
 
 LEAST = 0.03  # of a step: less than that is not worth a line, nor is it told from noise
-UNTRIED = 0.8  # what a bound counts next to a gain that was tried: a cure rarely gets all of it
+UNTRIED = 0.8  # what a bound counts next to a gain that was tried: a fix rarely gets all of it
 
 
 def advise(found: Findings) -> tuple[Advice, ...]:

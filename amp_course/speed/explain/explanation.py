@@ -94,7 +94,7 @@ class Explanation(Page):
         return (
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
-            f"**Fix:** {one.cure}."
+            f"**Fix:** {one.fix}."
             + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
         )
 

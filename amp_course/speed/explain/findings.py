@@ -19,13 +19,13 @@ class Advice:
 
     cause:    a word for it, such as "waiting-for-data"
     seconds:  what it would save in a step, at most
-    measured: whether the cure itself was tried; else `seconds` is the time that the cause takes now
+    measured: whether the fix itself was tried; else `seconds` is the time that the cause takes now
     """
 
     cause: str
     seconds: float
     evidence: str
-    cure: str
+    fix: str
     chapter: str = ""
     measured: bool = False
 

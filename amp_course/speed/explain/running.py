@@ -14,7 +14,7 @@ from amp_course.watching.calling import BatchError, arguments_for
 
 
 class StepFailed(RuntimeError):
-    """The step, or what feeds it, could not be run: said in a sentence, with the cure."""
+    """The step, or what feeds it, could not be run: said in a sentence, with the fix."""
 
 
 class Runner:

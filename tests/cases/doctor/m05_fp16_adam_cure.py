@@ -1,4 +1,4 @@
-# EXPECTED: the cause (Adam's eps is 0 in fp16) with a cure that fits: fp32 weights under autocast,
+# EXPECTED: the cause (Adam's eps is 0 in fp16) with a fix that fits: fp32 weights under autocast,
 # or a larger eps.
 import torch
 from torch import nn
