@@ -1,4 +1,7 @@
-"""Draw where casts begin to pay. It takes an experiment's numbers, and computes nothing."""
+"""Draw where casts begin to pay, and what larger batches bring.
+
+They take an experiment's numbers, and compute nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from amp_course.kit.colours import COLOURS, INK
 from amp_course.kit.measure import TOO_BUSY, seconds_text
+from amp_course.kit.memory import bytes_text
 from amp_course.kit.style import new_figure, title
+from amp_course.speed.experiments.batch_sizes import RECIPES, BatchSizes
 from amp_course.speed.experiments.casts import BreakEven
+from amp_course.speed.experiments.interleaved import figures
 
 
 def break_even_figure(found: BreakEven) -> Figure:
@@ -68,3 +74,39 @@ def break_even_figure(found: BreakEven) -> Figure:
 
 def _signed(seconds: float) -> str:
     return f"{'−' if seconds < 0 else ''}{seconds_text(abs(seconds))}"
+
+
+def batch_sizes_figure(found: BatchSizes) -> Figure:
+    """Draw the samples a second by batch size, in fp32 and under AMP, each point with the memory
+    of its step.
+    """
+    told = "; ".join(
+        f"{recipe}, batch {batch:,}: {figures(found.rate(recipe, batch))} samples/s, "
+        f"{bytes_text(peak)}"
+        for recipe in RECIPES
+        for batch, peak in zip(found.batches, found.peaks[recipe], strict=True)
+    )
+    alt = " ".join(filter(None, [found.busy, f"{found.title}. {told}."]))
+    figure, axis = new_figure(7.0, 3.2, alt=alt)
+    looks = {"fp32": (COLOURS["fp32"], "-", "o"), "AMP": (COLOURS["amp_bf16"], "--", "s")}
+    rates = {one: [found.rate(one, batch) for batch in found.batches] for one in RECIPES}
+    for recipe, (colour, line, marker) in looks.items():
+        axis.plot(found.batches, rates[recipe], color=colour, ls=line, marker=marker, label=recipe)
+        for place, batch in enumerate(found.batches):
+            rate = rates[recipe][place]
+            above = rate == max(rates[one][place] for one in RECIPES)
+            axis.annotate(
+                bytes_text(found.peaks[recipe][place]), (batch, rate), (0, 8 if above else -14),
+                textcoords="offset points", ha="center", fontsize=7.5, color=colour,
+            )  # fmt: skip
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(found.batches, [f"{batch:,}" for batch in found.batches])
+    axis.set_ylim(0, 1.25 * axis.get_ylim()[1])
+    axis.margins(x=0.12)
+    axis.set_xlabel("batch", fontsize=8, color=INK)
+    axis.set_ylabel("samples a second", fontsize=8, color=INK)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    under = "samples a second by batch size; at each point the peak memory of a step"
+    title(axis, *((TOO_BUSY, found.title) if found.busy else (found.title, under)))
+    return figure
