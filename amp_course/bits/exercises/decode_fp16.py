@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from amp_course.checking import (
@@ -39,29 +39,8 @@ card = Card(
     ),
     why="Subnormals, −0, inf and NaN are patterns like any other, and training meets all of them.",
     alternative='`struct.unpack("<e", pattern.to_bytes(2, "little"))[0]`, or '
-    "`np.uint16(pattern).view(np.float16)`: the machine's own reading of the same bits.",
+    "`np.uint16(pattern).view(np.float16)`, which read the same bits as a number.",
 )
-
-KINDS = {  # in the order in which they are best understood
-    "positive normal numbers": (
-        0x3C00,
-        0x3E00,
-        0x3C01,
-        0x4248,
-        0x2E66,
-        0x5555,
-        0x0400,
-        0x07FF,
-        0x7800,
-        0x7BFF,
-    ),
-    "negative normal numbers": (0xBC00, 0xC000, 0xC248, 0xAE66, 0x8400, 0xFBFF),
-    "subnormals": (0x0001, 0x0003, 0x0155, 0x0200, 0x03FF),
-    "negative subnormals": (0x8001, 0x8200, 0x83FF),
-    "zeros": (0x0000, 0x8000),
-    "inf and NaN": (0x7C00, 0x7E00, 0x7C01, 0x7D55, 0x7FFF),
-    "negative inf": (0xFC00,),
-}
 
 
 def right(pattern: int) -> float:
@@ -75,7 +54,18 @@ def right(pattern: int) -> float:
     return sign * 2.0 ** (exponent - 15) * (1 + significand / 1024)
 
 
-def values(answer: Callable[..., Any], patterns: Iterable[int]) -> Results:
+KINDS = {  # in the order in which they are best understood
+    "positive normal numbers": "3C00 3E00 3C01 4248 2E66 5555 0400 07FF 7800 7BFF",
+    "negative normal numbers": "BC00 C000 C248 AE66 8400 FBFF",
+    "subnormals": "0001 0003 0155 0200 03FF",
+    "negative subnormals": "8001 8200 83FF",
+    "zeros": "0000 8000",
+    "inf and NaN": "7C00 7E00 7C01 7D55 7FFF",
+    "negative inf": "FC00",
+}
+
+
+def values(answer: Any, patterns: Iterable[int]) -> Results:
     found = Results()
     for pattern in patterns:
         case = f"for 0x{pattern:04X}"
@@ -83,12 +73,11 @@ def values(answer: Callable[..., Any], patterns: Iterable[int]) -> Results:
     return found
 
 
-def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Examples of each kind of pattern; then all 65,536,
-    for an answer that gets the examples right.
-    """
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
+    """Take some patterns of each kind, then all 65,536 if the answer gets these right."""
     passed = True
-    for kind, patterns in KINDS.items():
+    for kind, written in KINDS.items():
+        patterns = [int(one, 16) for one in written.split()]
         found = values(answer, patterns)
         passed = passed and alike(found, values(right, patterns))
         yield Case("", {kind: found})
@@ -98,132 +87,109 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 SIGN, EXPONENT = "sign = -1.0 if pattern >> 15 else 1.0", "exponent = (pattern >> 10) & 0x1F"
 IF_TOP, TOP = "if exponent == 31:", "return sign * (math.nan if significand else math.inf)"
-IF_LOW, LOW = "if exponent == 0:", "return sign * 2.0**-14 * (significand / 1024)"
-SIGNIFICAND, NORMAL = (
-    "significand = pattern & 0x3FF",
-    "return sign * 2.0 ** (exponent - 15) * (1 + significand / 1024)",
-)
+LOW = "return sign * 2.0**-14 * (significand / 1024)"
+NORMAL = "return sign * 2.0 ** (exponent - 15) * (1 + significand / 1024)"
+
+
+def wrong_bias(name: str, bias: int, effect: str) -> Mistake:
+    edits = {NORMAL: NORMAL.replace("15", str(bias))}
+    return Mistake(
+        name, f"{effect}, as with a bias of {bias}. The bias is 2^(5 − 1) − 1 = 15", edits=edits
+    )
+
 
 mistakes = [
-    Mistake(
-        "bias 14",
-        "your normal numbers are twice as large as they should be, as with a bias of 14. It is "
-        "2^(5 − 1) − 1 = 15",
-        edits={NORMAL: NORMAL.replace("15", "14")},
-    ),
-    Mistake(
-        "bias 16",
-        "your normal numbers are half of what they should be, as with a bias of 16. It is 2^(5 − "
-        "1) − 1 = 15",
-        edits={NORMAL: NORMAL.replace("15", "16")},
-    ),
-    Mistake(
-        "fp32's bias",
-        "your normal numbers have a bias of 127. That is fp32's, with 8 exponent bits. With "
-        "fp16's 5 it is 15",
-        edits={NORMAL: NORMAL.replace("15", "127")},
-    ),
+    wrong_bias("bias 14", 14, "your normal numbers are twice what they should be"),
+    wrong_bias("bias 16", 16, "your normal numbers are half of what they should be"),
+    wrong_bias("fp32's bias", 127, "your normal numbers are far too small"),
     Mistake(
         "no hidden 1",
-        "the hidden 1 is missing. A normal number is 1.significand: the 1 isn't stored, but it "
-        "counts",
+        "a normal number is 1.significand. The 1 is not stored, but it counts",
         edits={NORMAL: NORMAL.replace("1 + ", "")},
     ),
     Mistake(
         "divides by 1023",
-        "your steps are 1/1023 wide, as if the largest significand made a full 1. They are 1/1024 "
-        "wide",
+        "your steps are 1/1023 wide. Divide the significand by 1024",
         edits={NORMAL: NORMAL.replace("1024", "1023")},
     ),
     Mistake(
         "does not divide",
-        "your normal numbers are 1024 times too large: if the hidden 1 counts 1024, divide the "
-        "sum by 1024",
+        "your normal numbers are 1024 times too large. Divide their significand by 1024",
         edits={NORMAL: NORMAL.replace("1 + significand / 1024", "1024 + significand")},
     ),
     Mistake(
         "-1 ** sign",
-        "positive numbers come out negative. If you wrote `-1 ** sign`: put the −1 in parentheses",
+        "positive numbers come out negative. Does `-1 ** sign` lack parentheses, `(-1)`?",
         edits={SIGN: "sign = -(1.0 ** (pattern >> 15))"},
     ),
     Mistake(
         "ignores the sign",
-        "negative numbers come out positive. The sign is the first of the 16 bits, `pattern >> 15`",
+        "negative numbers come out positive. The sign is the first bit, `pattern >> 15`",
         edits={SIGN: "sign = 1.0"},
         violates="the sign",
     ),
     Mistake(
         "sign in the exponent",
-        "your exponent field is 32 too large for negative numbers: mask the sign off, `(pattern "
-        ">> 10) & 0x1F`",
+        "for negative numbers your exponent field is 32 too large. Mask it with `& 0x1F`",
         edits={EXPONENT: "exponent = pattern >> 10", IF_TOP: "if exponent & 31 == 31:"},
     ),
     Mistake(
         "forgets subnormals",
-        "exponent field 0 has no hidden 1, and it has the exponent of field 1: 2^-14 · "
-        "significand/1024",
-        edits={IF_LOW: "if False:"},
+        "exponent field 0 has no hidden 1: the value is 2^-14 · significand/1024",
+        edits={"if exponent == 0:": "if False:"},
         violates="the subnormals",
     ),
     Mistake(
         "hidden 1 at 2^-14",
-        "you give the subnormals a hidden 1. With an exponent field of 0 there is none: 2^-14 · "
-        "significand/1024",
+        "your subnormals have a hidden 1. The value is 2^-14 · significand/1024",
         edits={LOW: LOW.replace("significand", "1 + significand")},
     ),
     Mistake(
         "subnormals halved",
-        "your subnormals are half of what they should be. Their exponent is −14, as for field 1, "
-        "not 0 − 15",
+        "your subnormals are halved. Their exponent is −14, as for field 1, not 0 − 15",
         edits={LOW: LOW.replace("14", "15")},
     ),
     Mistake(
         "flushes subnormals",
-        "your subnormals come out as zero. With exponent field 0 the value is 2^-14 · "
-        "significand/1024",
+        "your subnormals are zero. The value is 2^-14 · significand/1024",
         edits={LOW: "return sign * 0.0"},
     ),
     Mistake(
         "loses −0",
-        "the sign of zero got lost. −0.0 is what a tiny negative number becomes; the int 0 has no "
-        "sign",
+        "the sign of zero is lost. 0x8000 is −0.0, a float: the int 0 has no sign",
         edits={LOW: f"{LOW} + 0.0"},
         violates="−0",
     ),
     Mistake(
         "all ones is a number",
-        "an exponent field of all ones isn't an exponent. It means inf if the significand is 0, "
-        "otherwise NaN",
+        "an exponent field of all ones is inf if the significand is 0, and otherwise NaN",
         edits={IF_TOP: "if False:"},
         violates="inf and NaN",
     ),
     Mistake(
         "only inf is special",
-        "you read NaN as numbers. An exponent field of all ones with a significand other than 0 "
-        "is NaN",
+        "an exponent field of all ones with a significand other than 0 is NaN",
         edits={IF_TOP: "if exponent == 31 and significand == 0:"},
         violates="NaN",
     ),
     Mistake(
         "all ones is inf",
-        "you read every exponent field of all ones as inf. Only a significand of 0 means inf, any "
-        "other means NaN",
+        "with an exponent field of all ones, only a significand of 0 is inf; others are NaN",
         edits={TOP: "return sign * math.inf"},
     ),
     Mistake(
         "all ones is NaN",
-        "you read every exponent field of all ones as NaN. With a significand of 0 it is inf",
+        "with an exponent field of all ones, a significand of 0 is inf",
         edits={TOP: "return math.nan"},
     ),
     Mistake(
         "inf and NaN swapped",
-        "you have inf and NaN the wrong way round: a significand of 0 means inf, any other means "
-        "NaN",
+        "inf and NaN are swapped. A significand of 0 is inf; any other is NaN",
         edits={TOP: "return sign * (math.inf if significand else math.nan)"},
     ),
     Mistake(
         "inf loses its sign",
-        "your inf is always positive. It has a sign like all other values: 0xFC00 is -inf",
+        "your inf is always positive. It has a sign too: 0xFC00 is -inf",
         edits={TOP: "return math.nan if significand else math.inf"},
     ),
 ]

@@ -1,7 +1,7 @@
 """Exercise 4 of chapter 01: a format's limits from its widths."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from amp_course.bits.formats import FORMATS, FP16, FP64, FloatFormat, Specials
@@ -49,11 +49,9 @@ KEYS = ("eps", "smallest_normal", "smallest_subnormal", "max")  # from the simpl
 USUAL = (
     FP16,
     *FORMATS[1:],
-    FloatFormat.of(4, 3),
-    FloatFormat.of(5, 2, "fn"),
-    FloatFormat.of(3, 6, "fn"),
+    *(FloatFormat.of(4, 3), FloatFormat.of(5, 2, "fn"), FloatFormat.of(3, 6, "fn")),
+    *(FloatFormat.of(5, 5, "finite"), FloatFormat.of(2, 1), FloatFormat.of(2, 1, "fn")),
 )
-OWN = (*USUAL, FloatFormat.of(5, 5, "finite"), FloatFormat.of(2, 1), FloatFormat.of(2, 1, "fn"))
 WIDE = (FP64, FloatFormat.of(11, 3), FloatFormat.of(10, 52, "fn"), FloatFormat.of(10, 40, "finite"))
 
 
@@ -68,25 +66,23 @@ def right(exponent_bits: int, significand_bits: int, specials: str) -> dict[str,
     return dict(zip(KEYS, (eps, smallest_normal, smallest_subnormal, largest), strict=True))
 
 
-def limits(answer: Callable[..., Any], formats: Iterable[FloatFormat]) -> dict[str, Results]:
-    """What is to be judged: each limit, and `max` under each rule → the limits of all formats."""
+def limits(answer: Any, formats: Iterable[FloatFormat]) -> dict[str, Results]:
+    """Return each limit of all formats, `max` under each rule on its own."""
     found: dict[str, Results] = {}
     for fmt in formats:
         widths = (fmt.exponent_bits, fmt.significand_bits, fmt.specials)
         case = f"for {fmt.name}, {widths}"
         for key, got in read_dict(call_answer(answer, case, *widths), KEYS, case).items():
-            limit = read_number(got, case, f"`{key}` is")
             output = f"max under {fmt.specials}" if key == "max" else key
-            found.setdefault(output, Results(what=f"`{key}`"))[case] = limit
+            results = found.setdefault(output, Results(what=f"`{key}`"))
+            results[case] = read_number(got, case, f"`{key}` is")
     return found
 
 
-def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Formats that have a name, and others; then wide ones and drawn ones,
-    for an answer that gets the first ones right.
-    """
-    yield Case("", found := limits(answer, OWN))
-    if alike(found, limits(right, OWN)):
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
+    """Take usual formats, then wide ones and some drawn if the answer gets these right."""
+    yield Case("", found := limits(answer, USUAL))
+    if alike(found, limits(right, USUAL)):
         drawn = [
             FloatFormat.of(draw.randint(3, 8), draw.randint(2, 12), rule)
             for rule in get_args(Specials)
@@ -94,24 +90,27 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         yield Case("", limits(answer, (*WIDE, *drawn)))
 
 
-BIAS, EPS = "bias = 2 ** (exponent_bits - 1) - 1", "eps = 2.0**-significand_bits"
-NORMAL, SUBNORMAL = (
-    "smallest_normal = 2.0 ** (1 - bias)",
-    "smallest_subnormal = smallest_normal * eps",
-)
+EPS, NORMAL = "eps = 2.0**-significand_bits", "smallest_normal = 2.0 ** (1 - bias)"
+SUBNORMAL = "smallest_subnormal = smallest_normal * eps"
 LARGEST = "largest = significand * 2.0 ** (field - bias)"
+
+
+def wrong_rule(name: str, rule: str, used: str, feedback: str, violates: str = "") -> Mistake:
+    def wrong(e: int, m: int, given: str) -> dict[str, float]:
+        return right(e, m, used if given == rule else given)
+
+    return Mistake(name, feedback, wrong, violates=violates)
+
 
 mistakes = [
     Mistake(
         "eps halved",
-        "your eps is half of what it should be. The M stored bits make 2^M steps from 1 to 2, not "
-        "2^(M+1)",
+        "your eps is halved. The M stored bits make 2^M steps from 1 to 2, not 2^(M+1)",
         edits={EPS: f"{EPS} / 2"},
     ),
     Mistake(
         "eps doubled",
-        "your eps is twice what it should be. All M stored bits come after the point, so the last "
-        "counts 2^−M",
+        "your eps is doubled. All M stored bits come after the point: the last is 2^−M",
         edits={EPS: f"{EPS} * 2"},
     ),
     Mistake(
@@ -122,76 +121,70 @@ mistakes = [
     ),
     Mistake(
         "smallest normal halved",
-        "your smallest normal number is half of the right one, 2^(1 − bias): field 1, and a bias "
-        "of 2^(E − 1) − 1",
+        "your smallest normal number is halved. It has field 1, so it is 2^(1 − bias)",
         edits={NORMAL: "smallest_normal = 2.0**-bias"},
     ),
     Mistake(
         "smallest normal doubled",
-        "your smallest normal number is twice the right one, 2^(1 − bias): field 1, and a bias of "
-        "2^(E − 1) − 1",
+        "your smallest normal number is doubled. It has field 1, so it is 2^(1 − bias)",
         edits={NORMAL: "smallest_normal = 2.0 ** (2 - bias)"},
     ),
     Mistake(
         "fp16's bias",
         "your smallest normal number is fp16's for every format. It is 2^(1 − bias), with a bias "
         "of 2^(E − 1) − 1",
-        edits={BIAS: "bias = 15"},
+        edits={"bias = 2 ** (exponent_bits - 1) - 1": "bias = 15"},
         violates="The bias is IEEE's",
     ),
     Mistake(
         "no subnormals",
-        "your smallest subnormal is the smallest normal number. The subnormals go M halvings "
-        "further down",
+        "your smallest subnormal is the smallest normal number. Go M halvings further down",
         edits={SUBNORMAL: "smallest_subnormal = smallest_normal"},
         violates="`smallest_subnormal`",
     ),
     Mistake(
         "subnormals halved",
-        "your smallest subnormal is half of the right one. Its exponent is 1 − bias, as for field "
-        "1, not 0 − bias",
-        edits={SUBNORMAL: "smallest_subnormal = smallest_normal * eps / 2"},
+        "your smallest subnormal is halved. Its exponent is 1 − bias, as for field 1",
+        edits={SUBNORMAL: f"{SUBNORMAL} / 2"},
     ),
     Mistake(
         "subnormals doubled",
-        "your smallest subnormal is twice what it should be. It is 2^−M times the smallest normal "
-        "number",
-        edits={SUBNORMAL: "smallest_subnormal = smallest_normal * eps * 2"},
+        "your smallest subnormal is doubled. It is 2^−M times the smallest normal number",
+        edits={SUBNORMAL: f"{SUBNORMAL} * 2"},
     ),
     Mistake(
         "power of two",
-        "your `max` is a power of two. The largest number also has the largest significand, just "
-        "below 2",
+        "your `max` is a power of two. Its significand is the largest one, just below 2",
         edits={LARGEST: "largest = 2.0 ** (field - bias)"},
     ),
     Mistake(
         "a full 2",
-        "your `max` is one step past the largest number, whose significand is one step short of 2",
+        "your `max` is one step too high: its significand is one step below 2",
         edits={LARGEST: "largest = 2.0 ** (field - bias + 1)"},
     ),
-    Mistake(
+    wrong_rule(
         "IEEE as finite",
-        "under “ieee” an exponent field of all ones means inf or NaN: the last one for numbers is "
-        "2^E − 2",
-        answer=lambda e, m, rule: right(e, m, "finite" if rule == "ieee" else rule),
+        *("ieee", "finite"),
+        "under “ieee” an exponent field of all ones means inf or NaN, so the last one for numbers "
+        "is 2^E − 2",
     ),
-    Mistake(
+    wrong_rule(
         "fn as IEEE",
-        "under “fn” only the pattern of all ones is NaN, and there is no inf: the last exponent "
+        *("fn", "ieee"),
+        "under “fn” only the pattern of all ones is NaN, and there is no inf, so the last exponent "
         "field has numbers",
-        answer=lambda e, m, rule: right(e, m, "ieee" if rule == "fn" else rule),
         violates="the rule for special patterns",
     ),
-    Mistake(
+    wrong_rule(
         "fn as finite",
+        *("fn", "finite"),
         "under “fn” the pattern of all ones is NaN, so the largest number is one step below it",
-        answer=lambda e, m, rule: right(e, m, "finite" if rule == "fn" else rule),
     ),
-    Mistake(
+    wrong_rule(
         "finite as IEEE",
-        "under “finite” there is neither inf nor NaN: the pattern of all ones is the largest "
+        *("finite", "ieee"),
+        "under “finite” there is no inf and no NaN, so the pattern of all ones is the largest "
         "number",
-        answer=lambda e, m, rule: right(e, m, "ieee" if rule == "finite" else rule),
     ),
 ]
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,49 +49,6 @@ card = Card(
 )
 
 TINY = 2.0**-24  # the smallest subnormal
-KINDS = {  # in the order in which they are best understood
-    "fp16's own numbers": (
-        1.0,
-        1.5,
-        0.75,
-        1000.0,
-        3.140625,
-        65504.0,
-        2.0**-14,
-        -1.0,
-        -1.5,
-        -0.333251953125,
-        -65504.0,
-    ),
-    "numbers in between": (
-        1 + 0.75 * 2**-10,
-        1 + 0.25 * 2**-10,
-        0.1,
-        3.14159,
-        1000.4,
-        1e-4,
-        -0.1,
-        -0.7,
-        -1000.4,
-    ),
-    "carries": (2 - 2**-12, 4 - 2**-11, 1024 - 2**-3, -2 + 2**-12, 2.0**-13 - 2**-26),
-    "ties": (2049.0, 2051.0, 1 + 2**-11, 1 + 3 * 2**-11, 2047.5, 2046.5, -2049.0, -2051.0),
-    "the top": (65519.99, 65520.0, 65536.0, 70000.0, 1.7e308, -65519.99, -65520.0, -1.7e308),
-    "inf": (math.inf, -math.inf),
-    "subnormals": (TINY, 3 * TINY, 2.0**-15, 1023 * TINY, -TINY, -341 * TINY),
-    "between subnormals": tuple(
-        n * TINY for n in (1.75, 1.25, 1.5, 2.5, 0.51, 0.5, 1022.5, 1023.5, -1.75, -2.5, -0.5)
-    ),
-    "zeros": (0.0, -0.0, 1e-30, -1e-30, 5e-324, -5e-324),
-    "NaN": (math.nan,),
-    "close to ties": (
-        1 + 2**-11 + 2**-40,
-        2049 + 2**-40,
-        -2051 + 2**-40,
-        TINY / 2 + 2**-60,
-        65520 - 2**-30,
-    ),
-}
 
 
 def right(value: float) -> int:
@@ -107,17 +64,49 @@ def right(value: float) -> int:
     return sign + min(pattern, 0x7C00)
 
 
+KINDS = {  # in the order in which they are best understood
+    "fp16's own numbers": (
+        1.0,
+        1.5,
+        0.75,
+        1000.0,
+        3.140625,
+        65504.0,
+        2.0**-14,
+        -1.0,
+        -1.5,
+        -65504.0,
+    ),
+    "numbers in between": (
+        *(1 + 0.75 * 2**-10, 1 + 0.25 * 2**-10, 0.1, 3.14159, 1000.4, 1e-4, -0.1, -0.7, -1000.4),
+    ),
+    "carries": (2 - 2**-12, 4 - 2**-11, 1024 - 2**-3, -2 + 2**-12, 2.0**-13 - 2**-26),
+    "ties": (2049.0, 2051.0, 1 + 2**-11, 1 + 3 * 2**-11, 2047.5, 2046.5, -2049.0, -2051.0),
+    "the top": (65519.99, 65520.0, 65536.0, 70000.0, 1.7e308, -65519.99, -65520.0, -1.7e308),
+    "inf": (math.inf, -math.inf),
+    "subnormals": [n * TINY for n in (1, 3, 2**9, 1023, -1, -341)],
+    "between subnormals": [
+        n * TINY for n in (1.75, 1.25, 1.5, 2.5, 0.51, 0.5, 1022.5, 1023.5, -1.75, -2.5, -0.5)
+    ],
+    "zeros": (0.0, -0.0, 1e-30, -1e-30, 5e-324, -5e-324),
+    "NaN": (math.nan,),
+    "close to ties": (
+        *(1 + 2**-11 + 2**-40, 2049 + 2**-40, -2051 + 2**-40, TINY / 2 + 2**-60, 65520 - 2**-30),
+    ),
+}
+
+
 def write(pattern: int) -> str:
-    """Write a pattern with its value, 0x3C00 → "0x3C00 (1)"; each NaN is as good as another."""
+    """Write a pattern with its value: 0x3C00 → "0x3C00 (1)". All NaN are alike."""
     if not 0 <= pattern < 2**16:
         return f"{'-' * (pattern < 0)}0x{abs(pattern):04X}, outside of 16 bits"
     value = decode(pattern, FP16)
     return "a pattern of NaN" if math.isnan(value) else f"0x{pattern:04X} ({show_number(value)})"
 
 
-def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Numbers of each kind; then some of any size, drawn."""
-    drawn = tuple(math.ldexp(draw.uniform(-2, 2), draw.randint(-27, 16)) for _ in range(300))
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
+    """Take numbers of each kind, then draw some of any size."""
+    drawn = [math.ldexp(draw.uniform(-2, 2), draw.randint(-27, 16)) for _ in range(300)]
     for kind, values in {**KINDS, "any numbers": drawn}.items():
         found = Results()
         for value in values:
@@ -127,153 +116,136 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 
 NAN, IF_INF = "return 0x7E00", "if math.isinf(size):"
-SIGN, JOIN = (
-    "sign = 0x8000 if math.copysign(1.0, value) < 0 else 0",
-    "pattern = ((exponent + 14) << 10) + steps",
-)
-EXPONENT, RETURN = (
-    "exponent = max(math.frexp(size or TINY)[1] - 1, -14)",
-    "return sign + min(pattern, 0x7C00)",
-)
+SIGN = "sign = 0x8000 if math.copysign(1.0, value) < 0 else 0"
+EXPONENT = "exponent = max(math.frexp(size or TINY)[1] - 1, -14)"
 STEPS = "steps = round(math.ldexp(size, 10 - exponent))"
+PATTERN = "pattern = ((exponent + 14) << 10) + steps"
+RETURN = "return sign + min(pattern, 0x7C00)"
 
 mistakes = [
     Mistake(
         "returns the value",
-        "your function returns a value, not a pattern. Return the 16 bits as an int: for 1.0 that "
-        "is 0x3C00",
+        "your function returns the value. Return its 16 bits as an int: 0x3C00 for 1.0",
         answer=lambda value: right(value) and decode(right(value), FP16),
     ),
     Mistake(
         "no case for inf",
-        "inf can't be turned into an int: check for it first, and return its pattern, 0x7C00 or "
-        "0xFC00",
+        "inf cannot be converted to an int. Check for it first: it is 0x7C00 or 0xFC00",
         edits={IF_INF: "if False:"},
     ),
     Mistake(
         "a quotient overflows",
-        "a number on the way becomes inf, which can't be turned into an int: check for overflow "
-        "first",
+        "an intermediate result overflows to inf. Check for overflow first",
         edits={STEPS: f"steps = round(size / TINY)\n{STEPS}"},
     ),
     Mistake(
         "exponent field 1 too high",
-        "your exponent field is 1 too high: is it that of 1.m · 2^e, and is the hidden 1 counted "
+        "your exponent field is 1 too high. Is it that of 1.m · 2^e, and is the hidden 1 counted "
         "only once?",
-        edits={JOIN: JOIN.replace("14", "15")},
+        edits={PATTERN: PATTERN.replace("14", "15")},
     ),
     Mistake(
         "exponent field 1 too low",
         "your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0",
-        edits={JOIN: JOIN.replace("14", "13")},
+        edits={PATTERN: PATTERN.replace("14", "13")},
     ),
     Mistake(
         "ignores the sign",
-        "negative numbers get the pattern of positive ones. The sign is the first of the 16 bits: "
-        "add 0x8000",
+        "negative numbers get the pattern of positive ones. Add 0x8000 for the sign",
         edits={SIGN: "sign = 0"},
         violates="the sign is kept",
     ),
     Mistake(
         "signed",
-        "your pattern is a negative int if the sign bit is 1. It should be from 0x0000 to 0xFFFF: "
-        "add `& 0xFFFF`",
+        "your pattern is negative if the sign bit is 1. Add `& 0xFFFF`",
         edits={RETURN: f"{RETURN} - 2 * sign"},
         violates="0x0000 to 0xFFFF",
     ),
     Mistake(
         "truncates",
-        "you cut off the bits that don't fit. Round to the nearest step instead",
+        "you cut off the bits that do not fit. Round to the nearest step",
         edits={STEPS: STEPS.replace("round", "math.floor")},
         violates="nearest",
     ),
     Mistake(
         "rounds up",
-        "you always round away from zero. Round to the nearest step instead",
+        "you always round away from zero. Round to the nearest step",
         edits={STEPS: STEPS.replace("round", "math.ceil")},
     ),
     Mistake(
         "loses the carry",
-        "a significand rounded up to 2.0 has to raise the exponent field: join the two with `+`, "
-        "not `|` or a mask",
-        edits={JOIN: f"{JOIN}\nif steps == 2048:\n    pattern -= 1024"},
+        "a significand that rounds up to 2.0 does not raise the exponent field. Join the two with "
+        "`+`, not with `|` or a mask",
+        edits={PATTERN: f"{PATTERN}\nif steps == 2048:\n    pattern -= 1024"},
     ),
     Mistake(
         "carry into a bit that is set",
-        "a significand rounded up to 2.0 raises the exponent field only if that is even, as with "
-        "`|`: use `+`",
-        edits={JOIN: f"{JOIN}\npattern -= 1024 * (steps == 2048 and exponent % 2 == 0)"},
+        "a significand that rounds up to 2.0 raises the exponent field only if that is even, as "
+        "with `|`. Use `+`",
+        edits={PATTERN: f"{PATTERN}\npattern -= 1024 * (steps == 2048 and exponent % 2 == 0)"},
     ),
     Mistake(
         "caps the carry",
-        "a significand rounded up to 2.0 is capped below 2: let it carry into the exponent field, "
-        "which `+` does",
-        edits={JOIN: JOIN.replace("steps", "min(steps, 2047)")},
+        "a significand that rounds up to 2.0 is capped. Let it carry into the exponent field",
+        edits={PATTERN: PATTERN.replace("steps", "min(steps, 2047)")},
     ),
     Mistake(
         "half up",
-        "ties always go up, away from zero. A tie goes to the neighbour whose pattern ends in 0",
+        "ties always go away from zero. A tie goes to the neighbour whose pattern is even",
         edits={STEPS: "steps = math.floor(math.ldexp(size, 10 - exponent) + 0.5)"},
         violates="Ties go to even",
     ),
     Mistake(
         "overflow too early",
-        "everything past 65504 becomes inf, but up to 65520 it is 65504 that is nearest: round "
-        "first, then check",
+        "numbers between 65504 and 65520 round to 65504. Check for overflow after rounding",
         edits={IF_INF: "if size > 65504:"},
     ),
     Mistake(
         "clamps",
-        "what is too large becomes the largest number. From 65520 on it is inf, and a loss scaler "
-        "relies on that",
-        edits={RETURN: "return sign + min(pattern, 0x7BFF)"},
+        "what is too large becomes the largest number. From 65520 on it is inf",
+        edits={RETURN: RETURN.replace("0x7C00", "0x7BFF")},
         violates="what is too large becomes inf",
     ),
     Mistake(
         "overflow loses the sign",
-        "what is too far below zero becomes +inf. It should be -inf, 0xFC00: keep the sign",
+        "what is too far below zero becomes +inf. Keep the sign: -inf is 0xFC00",
         edits={RETURN: "return sign + pattern if pattern < 0x7C00 else 0x7C00"},
     ),
     Mistake(
         "overflow is NaN",
-        "what is too large becomes NaN. It should be inf, whose significand is 0: 0x7C00",
+        "what is too large becomes NaN. It should be inf, 0x7C00",
         edits={RETURN: "return sign + (pattern if pattern < 0x7C00 else 0x7E00)"},
     ),
     Mistake(
         "flushes subnormals",
-        "numbers below 2^-14 become zero. fp16 continues there in steps of 2^-24, and the pattern "
-        "counts them",
+        "numbers below 2^-14 become zero. There, the pattern counts steps of 2^-24",
         edits={EXPONENT: f"if size < 2.0**-14:\n    return sign\n{EXPONENT}"},
     ),
     Mistake(
         "exponent below −14",
-        "your exponent goes below −14. It stays at −14, with no hidden 1: the pattern counts "
-        "steps of 2^-24",
+        "your exponent goes below −14. It stays there, and the pattern counts steps of 2^-24",
         edits={EXPONENT: "exponent = math.frexp(size or TINY)[1] - 1"},
     ),
     Mistake(
         "loses −0",
-        "the sign of −0.0 got lost. `-0.0 < 0` is False; `math.copysign(1.0, value)` has the sign "
-        "even of a zero",
+        "the sign of −0.0 is lost, as `-0.0 < 0` is False. Use `math.copysign(1.0, value)`",
         edits={SIGN: "sign = 0x8000 if value < 0 else 0"},
         violates="for zeros too",
     ),
     Mistake(
         "NaN is inf",
-        "NaN becomes inf. Both have an exponent field of all ones, but NaN's significand isn't 0: "
-        "0x7E00 is usual",
+        "NaN becomes inf. The significand of NaN is not 0: 0x7E00 is usual",
         edits={NAN: "return 0x7C00"},
     ),
     Mistake(
         "NaN is zero",
-        "NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for "
-        "example",
+        "NaN becomes zero, which hides that something went wrong. Use 0x7E00",
         edits={NAN: "return 0"},
         violates="any Python float",
     ),
     Mistake(
         "through fp32",
-        "a number just off a tie is taken for one: as if it had gone through fp32 first. Round "
+        "a number close to a tie is rounded as a tie, as if it were converted to fp32 first. Round "
         "the float itself",
         answer=lambda value: right(torch.tensor(value).item()),
         violates="Round only once",

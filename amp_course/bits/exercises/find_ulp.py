@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from amp_course.bits import (
@@ -55,12 +55,12 @@ card = Card(
     "`np.spacing`.",
 )
 
-NAMED = (FP16, BF16, FP8_E4M3, FP8_E5M2, FP32, FP6_E3M2, FP4_E2M1)
-BIASED = (
+FORMATS = (
+    *(FP16, BF16, FP8_E4M3, FP8_E5M2, FP32, FP6_E3M2, FP4_E2M1, FloatFormat.of(6, 9)),
     FloatFormat("E4M3 with bias 11", 4, 3, 11, "fn"),
     FloatFormat("E5M42 with bias 1023", 5, 42, 1023),
+    FloatFormat.of(1, 3, "finite"),
 )
-FORMATS = (*NAMED, FloatFormat.of(6, 9), *BIASED, FloatFormat.of(1, 3, "finite"))
 
 
 def right(x: float, fmt: FloatFormat) -> float:
@@ -70,27 +70,24 @@ def right(x: float, fmt: FloatFormat) -> float:
 
 
 def kinds(fmt: FloatFormat, draw: random.Random) -> dict[str, list[float]]:
-    """Numbers of each kind in a format, in the order in which they are best understood."""
+    """Return numbers of each kind in a format, in the order in which they are best understood."""
     low, high, tiny = fmt.min_exponent, fmt.max_exponent, fmt.smallest_normal
     powers = [2.0**n for n in (0, 1, -2, high, low, draw.randint(low, high)) if low <= n <= high]
-    normal = [
-        x for power in powers for size in (1.5, 1.0, 1.25, 1.4) if (x := size * power) < fmt.max
-    ]
-    just_below = [
-        x for power in powers for x in (power * (1 - fmt.eps / 8), math.nextafter(power, 0))
-    ]
+    normal = [power * size for power in powers for size in (1.5, 1.0, 1.25, 1.4)]
+    normal = [x for x in normal if x < fmt.max]
+    below = [x for one in powers for x in (one * (1 - fmt.eps / 8), math.nextafter(one, 0))]
     subnormal = [tiny * part for part in (fmt.eps, max(0.5, 1 - fmt.eps), 0.3)]
     return {
         "positive normal numbers": normal,
         "negative normal numbers": [-x for x in normal],
-        "numbers just below a power of two": [x for x in just_below if x > tiny],
+        "numbers just below a power of two": [x for x in below if x > tiny],
         "subnormals": [x for size in subnormal for x in (size, -size)],
         "zeros": [0.0, -0.0],
     }
 
 
-def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """One kind of number after the other, each in all formats."""
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
+    """Take one kind of number after the other, each in all formats."""
     numbers = {fmt: kinds(fmt, draw) for fmt in FORMATS}
     for kind in numbers[FP16]:
         found = Results()
@@ -109,61 +106,55 @@ LOG = "exponent = max(math.floor(math.log2(size)), fmt.min_exponent)"
 mistakes = [
     Mistake(
         "constant eps",
-        "you return eps for every x. That is the gap from 1 to 2; it doubles at each power of two",
+        "you return eps for every x. The gap doubles at each power of two",
         edits={RETURN: "return fmt.eps"},
     ),
     Mistake(
         "eps · |x|",
-        "your gap grows with every x. It grows only at powers of two: it is eps times the one at "
-        "or below |x|",
+        "your gap grows with every x. It is eps times the power of two at or below |x|",
         edits={RETURN: "return size * fmt.eps"},
     ),
     Mistake(
         "twice as wide",
-        "your gap is twice as wide as it should be: is your exponent that of 1.m? Do all the "
-        "stored bits count?",
+        "your gap is doubled. Is your exponent that of 1.m, and do all stored bits count?",
         edits={EXPONENT: "exponent = math.frexp(size)[1]"},
     ),
     Mistake(
         "exponent cut to an int",
-        "between powers of two below 1 your exponent is one too high, as if rounded towards zero, "
-        "which `int` does",
+        "between powers of two below 1 your exponent is 1 too high, as if rounded towards zero, "
+        "as `int` does. Use `math.frexp`",
         edits={EXPONENT: "exponent = int(math.log2(size))"},
     ),
     Mistake(
         "hidden 1 counted",
-        "your gap is half of what it should be: M stored bits make 2^M steps to the next power of "
-        "two, not 2^(M+1)",
+        "your gap is halved. M stored bits make 2^M steps to the next power of two",
         edits={RETURN: "return math.ldexp(1.0, exponent - fmt.significand_bits - 1)"},
     ),
     Mistake(
         "fp16 only",
-        "you return fp16's gap for every format: use `fmt.significand_bits` and `fmt.min_exponent`",
+        "you return fp16's gap for every format. Use `fmt.significand_bits` and `fmt.min_exponent`",
         answer=lambda x, fmt: right(x, FP16),
         violates="any format",
     ),
     Mistake(
         "fp16's range",
-        "your exponent stops at −14 in every format, as in fp16: use `fmt.min_exponent`",
+        "your exponent stops at −14 in every format, as in fp16. Use `fmt.min_exponent`",
         edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED.replace("fmt.min_exponent", "-14")},
     ),
     Mistake(
         "float64's gap",
-        "you return the gap of Python's own floats, as `math.ulp` does. They have 52 bits: you "
-        "need those of `fmt`",
+        "you return the gap of Python's own floats, as `math.ulp` does, not that of `fmt`",
         answer=lambda x, fmt: math.ulp(x),
     ),
     Mistake(
         "gap below a power",
-        "at a power of two you return the gap below it. Return the gap above it, which is twice "
-        "as wide",
+        "at a power of two you return the gap below it. Return the one above, twice as wide",
         answer=lambda x, fmt: right(math.nextafter(abs(x), 0), fmt),
         violates="the gap above it",
     ),
     Mistake(
         "negative is tiny",
-        "you return the smallest gap for every negative number. Both sides of zero are alike: "
-        "begin with `abs(x)`",
+        "you return the smallest gap for every negative number. Start with `abs(x)`",
         edits={SIZE: "size = max(x, fmt.smallest_normal)"},
         violates="|x|",
     ),
@@ -174,46 +165,40 @@ mistakes = [
     ),
     Mistake(
         "log2 of a negative",
-        "a negative number has no logarithm. The gaps are the same on both sides of zero: begin "
-        "with `abs(x)`",
+        "a negative number has no logarithm. Start with `abs(x)`",
         edits={SIZE: "size = x", EXPONENT: LOG},
     ),
     Mistake(
         "log2",
-        "just below a power of two you return the gap above it. `math.log2` rounds up there; "
-        "`math.frexp` is exact",
+        "your gap is doubled just below a power of two, as `math.log2` rounds up. Use `frexp`",
         edits={EXPONENT: LOG},
     ),
     Mistake(
         "rounds x first",
-        "where x would round up to a power of two, you return the gap above that: don't round x "
-        "first",
+        "you return the gap above a power of two that x would round to. Do not round x first",
         answer=lambda x, fmt: right(decode(encode(x, fmt), fmt), fmt),
     ),
     Mistake(
         "keeps halving",
-        "your gap keeps halving below the smallest normal number: keep the exponent at "
-        "`fmt.min_exponent` there",
+        "your gap keeps halving below the smallest normal number. Use `fmt.min_exponent`",
         edits={SIZE: "size = abs(x) or fmt.smallest_normal"},
     ),
     Mistake(
         "no subnormals",
-        "below the smallest normal number your gap is that number. Subnormals are "
-        "`fmt.smallest_subnormal` apart",
+        "subnormals are `fmt.smallest_subnormal` apart, not the smallest normal number",
         answer=lambda x, fmt: (
             right(x, fmt) if abs(x) >= fmt.smallest_normal else fmt.smallest_normal
         ),
     ),
     Mistake(
         "frexp of 0",
-        "your gap at 0 is that at ½: `math.frexp(0.0)` gives the exponent 0. Next to 0 are the "
-        "smallest subnormals",
+        "your gap at 0 is that at ½, as `math.frexp(0.0)` gives 0. Return the smallest gap",
         edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED},
         violates="0 included",
     ),
     Mistake(
         "nothing at 0",
-        "you return 0 for 0. The gap there is `fmt.smallest_subnormal`: that is the next number",
+        "you return 0 for 0. The gap there is `fmt.smallest_subnormal`, the next number",
         edits={RETURN: f"{RETURN} if x else 0.0"},
     ),
 ]

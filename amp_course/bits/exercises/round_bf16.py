@@ -18,9 +18,10 @@ from amp_course.checking import (
     Wrong,
     call_answer,
     read_dict,
+    read_number,
+    read_tensor,
+    show_value,
 )
-from amp_course.checking.differences import show_value
-from amp_course.checking.reading import read_number, read_tensor
 
 card = Card(
     chapter="bits",
@@ -54,72 +55,13 @@ card = Card(
 )
 
 KINDS = {  # fp32 patterns, in the order in which they are best understood
-    "numbers that bf16 has": (
-        0x3F800000,
-        0x3FC00000,
-        0x40490000,
-        0x71800000,
-        0x0DA20000,
-        0xBF800000,
-        0xC0490000,
-    ),
-    "numbers in between": (
-        0x3F80FFFF,
-        0x3F808001,
-        0x3F807FFF,
-        0x3F804000,
-        0x3F800001,
-        0x3DCCCCCD,
-        0x3FFFFFFF,
-    ),
-    "ties": (
-        0x3F808000,
-        0x3F818000,
-        0x40488000,
-        0x40498000,
-        0x3FFF8000,
-        0x3F828000,
-        0x3F838000,
-        0x3F848000,
-    ),
-    "negative numbers": (
-        0xBF80FFFF,
-        0xBF808001,
-        0xBF807FFF,
-        0xBF800001,
-        0xBDCCCCCD,
-        0xBF808000,
-        0xBF818000,
-    ),
-    "zeros and subnormals": (
-        0x00000000,
-        0x80000000,
-        0x00030000,
-        0x00018000,
-        0x00008000,
-        0x007FFFFF,
-        0x80436D8F,
-    ),
-    "the top": (
-        0x7F7F7FFF,
-        0x7F7F8000,
-        0x7F7FFFFF,
-        0x7F800000,
-        0xFF7F7FFF,
-        0xFF7F8000,
-        0xFF7FFFFF,
-        0xFF800000,
-    ),
-    "NaN": (
-        0x7FC00000,
-        0x7F800001,
-        0x7F80FFFF,
-        0x7F818000,
-        0x7FFFFFFF,
-        0xFF800001,
-        0xFFC00000,
-        0xFFFFFFFF,
-    ),
+    "numbers that bf16 has": "3F800000 3FC00000 40490000 71800000 0DA20000 BF800000 C0490000",
+    "numbers in between": "3F80FFFF 3F808001 3F807FFF 3F804000 3F800001 3DCCCCCD 3FFFFFFF",
+    "ties": "3F808000 3F818000 40488000 40498000 3FFF8000 3F828000 3F838000 3F848000",
+    "negative numbers": "BF80FFFF BF808001 BF807FFF BF800001 BDCCCCCD BF808000 BF818000",
+    "zeros and subnormals": "00000000 80000000 00030000 00018000 00008000 007FFFFF 80436D8F",
+    "the top": "7F7F7FFF 7F7F8000 7F7FFFFF 7F800000 FF7F7FFF FF7F8000 FF7FFFFF FF800000",
+    "NaN": "7FC00000 7F800001 7F80FFFF 7F818000 7FFFFFFF FF800001 FFC00000 FFFFFFFF",
 }
 
 
@@ -139,9 +81,8 @@ def right(x: Tensor, add: Callable[[Tensor], Any] = carry) -> Tensor:
 
 def read_answer(answer: Any) -> tuple[float, Callable[..., Any]]:
     """Return `differs` and the function. Raises Wrong for anything else."""
-    differs, function = read_dict(
-        answer, ("differs", "round_bf16"), subject="what you check is"
-    ).values()
+    parts = read_dict(answer, ("differs", "round_bf16"), subject="what you check is")
+    differs, function = parts.values()
     if not callable(function):
         raise Wrong(
             "`round_bf16` has to be the function itself: write its name without parentheses"
@@ -154,58 +95,53 @@ def write(value: float) -> str:
 
 
 def tensors() -> dict[str, Tensor]:
+    """Return a case in words → its tensor, each with memory of its own."""
     x = torch.tensor([[0.1, -0.1, math.nan, 0.0], [3.4e38, 1e-40, -math.inf, 2.7]])
-    some = {
-        "transposed": x.clone().t(),
-        "sliced": x.clone()[:, ::3],
-        "0-d": torch.tensor(0.1),
-        "empty": torch.ones(0),
-    }
-    shaped = {
-        f"for a tensor of shape {tuple(x.shape)}": x for x in (x, x[1:].reshape(1, 4, 1).clone())
-    }
-    return shaped | {
-        f"for {'an' if kind == 'empty' else 'a'} {kind} tensor": x for kind, x in some.items()
+    return {
+        "for a tensor of shape (2, 4)": x,
+        "for a tensor of shape (1, 4, 1)": x[1:].reshape(1, 4, 1).clone(),
+        "for a transposed tensor": x.clone().t(),
+        "for a sliced tensor": x.clone()[:, ::3],
+        "for a 0-d tensor": torch.tensor(0.1),
+        "for an empty tensor": torch.ones(0),
     }
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """The number; then tensors of many shapes; then each kind of pattern, and some drawn;
-    then the values of the tensors.
+    """Look at the number, at tensors of many shapes, at patterns of each kind and some drawn, then
+    at the values of the tensors.
     """
     differs, function = read_answer(answer)
     number = torch.tensor(differs, dtype=torch.float64).float()
     odd, low = divmod(int(number.view(torch.int32)) % 2**17, 2**16)
-    same = (
-        "" if low + odd > 0x8000 else {0: "bf16 has it", 0x8000: "a tie"}.get(low, "less than half")
-    )
-    clue = same if number.isfinite() else "not finite"
-    facts = {
-        "value": write(differs),
-        "nearest": write(number.bfloat16().item()),
-        "low": f"0x{low:04X}",
-    }
-    yield Case("", {"`differs`": "the same" if clue else "different"}, facts, {"why": clue})
+    why = {0: "bf16 has it", 0x8000: "a tie"}.get(low, "less than half")
+    if not number.isfinite():
+        why = "not finite"
+    elif low + odd > 0x8000:
+        why = ""
+    nearest = write(number.bfloat16().item())
+    facts = {"value": write(differs), "nearest": nearest, "low": f"0x{low:04X}"}
+    yield Case("", {"`differs`": "the same" if why else "different"}, facts, {"why": why})
     results: dict[str, Tensor] = {}
     for case, x in tensors().items():
         before = x.clone()
         results[case] = got = read_tensor(call_answer(function, case, x), case, "a bfloat16 tensor")
-        after = "unchanged" if x.view(torch.int32).equal(before.view(torch.int32)) else "changed"
+        same = x.view(torch.int32).equal(before.view(torch.int32))
         yield Case(
             case,
-            {"x": after, "the dtype": show_value(got.dtype), "the shape": str(tuple(got.shape))},
+            {
+                "x": "unchanged" if same else "changed",
+                "the dtype": show_value(got.dtype),
+                "the shape": str(tuple(got.shape)),
+            },
         )
-    drawn = tuple(
-        p for p in (draw.getrandbits(32) for _ in range(500)) if p & 0x7FFFFFFF <= 0x7F800000
-    )  # no NaN
-    for kind, patterns in {**KINDS, "any numbers": drawn}.items():
+    drawn = [draw.getrandbits(32) for _ in range(500)]
+    kinds = {kind: [int(one, 16) for one in patterns.split()] for kind, patterns in KINDS.items()}
+    kinds["any numbers"] = [one for one in drawn if one & 0x7FFFFFFF <= 0x7F800000]  # no NaN
+    for kind, patterns in kinds.items():
         x = torch.from_numpy(np.array(patterns, np.uint32).view(np.float32))
-        got = read_tensor(
-            call_answer(function, f"for {kind}", x.clone()),
-            f"for {kind}",
-            "a bfloat16 tensor",
-            x.shape,
-        )
+        got = call_answer(function, f"for {kind}", x.clone())
+        got = read_tensor(got, f"for {kind}", "a bfloat16 tensor", x.shape)
         cases = (
             f"for {write(value)} (0x{p:08X})" for value, p in zip(x.tolist(), patterns, strict=True)
         )
@@ -220,18 +156,18 @@ def both(function: Callable[[Tensor], Any], differs: float = 0.1) -> dict[str, A
 
 SAME, MORE = (
     "cutting and rounding both take {value} to {nearest}",
-    "Look for one whose lower half is more than 0x8000",
+    "Find one whose lower half is more than 0x8000",
 )
 CHANGED = (
-    "your function changes x. Whatever works in place on x or a view of it, like `+=` or `x[…] =`, "
-    "writes into x"
+    "your function changes x. In-place operations on x or a view of it, like `+=` or `x[…] =`, "
+    "write into x"
 )
 TOP = torch.finfo(torch.bfloat16).max
 
 mistakes = [
     Mistake(
         "bf16 has it",
-        SAME + ": as float32 its lower 16 bits are 0, so nothing is lost. " + MORE,
+        SAME + ". As float32 its lower 16 bits are 0, so nothing is lost. " + MORE,
         answer=both(right, 1.0),
         violates="different bf16 numbers",
     ),
@@ -242,12 +178,12 @@ mistakes = [
     ),
     Mistake(
         "an even tie",
-        SAME + ": as float32 it is a tie, and the upper half is even already. " + MORE,
+        SAME + ". As float32 it is a tie, and the upper half is already even. " + MORE,
         answer=both(right, 1 + 2**-8),
     ),
     Mistake(
         "not finite",
-        "`differs` is {value}. Look for a number that is finite in float32",
+        "`differs` is {value}. Find a number that is finite in float32",
         answer=both(right, math.inf),
     ),
     Mistake(
@@ -261,7 +197,7 @@ mistakes = [
     ),
     Mistake(
         "returns float32",
-        "your function returns float32 numbers. Return bfloat16, with half as many bits",
+        "your function returns float32. Return bfloat16",
         answer=both(lambda x: right(x).float()),
         violates="bfloat16",
     ),
@@ -273,70 +209,66 @@ mistakes = [
     ),
     Mistake(
         "converts the pattern",
-        "you convert the pattern to bf16 as if it were a number: "
-        "`.to(torch.int16).view(torch.bfloat16)` keeps it",
+        "you convert the pattern to bf16 as if it were a number. "
+        "`.to(torch.int16).view(torch.bfloat16)` keeps the bits",
         answer=both(lambda x: (x.view(torch.int32) >> 16).to(torch.bfloat16)),
     ),
     Mistake(
         "loses the sign",
-        "negative numbers come out positive. The sign is the first bit of the upper half: keep it",
+        "negative numbers come out positive. Keep the sign, the first bit of the upper half",
         answer=both(lambda x: right(x.abs())),
     ),
     Mistake(
         "cuts",
-        "numbers whose lower half is above 0x8000 are cut, and the next value is nearer: add "
-        "something first",
+        "numbers whose lower half is above 0x8000 are cut, although the next value is nearer. Add "
+        "something before you cut",
         answer=both(lambda x: right(x, lambda bits: 0)),
     ),
     Mistake(
         "always up",
-        "you always round away from zero. If the lower half is less than 0x8000, the upper half "
-        "stays as it is",
+        "you always round away from zero. Cut if the lower half is less than 0x8000",
         answer=both(lambda x: right(x, lambda bits: 0xFFFF)),
     ),
     Mistake(
         "half up",
-        "ties always go up. A tie, a lower half of 0x8000, goes up only if the upper half is odd",
+        "ties always go up. A tie, 0x8000, goes up only if the upper half is odd",
         answer=both(lambda x: right(x, lambda bits: 0x8000)),
     ),
     Mistake(
         "half down",
-        "ties always go down. A tie, a lower half of 0x8000, goes up if the upper half is odd",
+        "ties always go down. A tie, 0x8000, goes up if the upper half is odd",
         answer=both(lambda x: right(x, lambda bits: 0x7FFF)),
     ),
     Mistake(
         "ties to odd",
-        "your ties go to the odd neighbour. A tie, a lower half of 0x8000, goes up only if the "
-        "upper half is odd",
+        "ties go to odd. A tie, 0x8000, goes up only if the upper half is odd",
         answer=both(lambda x: right(x, lambda bits: 0x8000 - ((bits >> 16) & 1))),
     ),
     Mistake(
         "only positive",
-        "you round positive numbers and only cut negative ones. Rounding is the same on both "
-        "sides of zero",
+        "you round positive numbers and only cut negative ones. Round both",
         answer=both(lambda x: torch.where(x > 0, right(x), right(x, lambda bits: 0))),
     ),
     Mistake(
         "flushes subnormals",
-        "subnormals become zero. Their bits are cut and rounded like all others",
+        "subnormals become zero. Round their bits like all others",
         answer=both(lambda x: torch.where(x.abs() < 2.0**-126, x * 0, right(x)).bfloat16()),
     ),
     Mistake(
         "clamps",
-        "what is too large becomes bf16's largest number. The carry would make it inf, as it "
-        "should be",
+        "what is too large becomes bf16's largest number. It should be inf, as the carry makes it",
         answer=both(lambda x: right(x.clamp(-TOP, TOP))),
     ),
     Mistake(
         "NaN lost",
-        "the carry damages NaN: some become inf, some zero. Check for NaN, `x.isnan()`, and put "
-        "one in its place",
+        "the carry turns some NaN into inf, and some into zero. Check for NaN with `x.isnan()`, "
+        "and return NaN there",
         answer=both(careless),
         violates="NaN included",
     ),
     Mistake(
         "only some NaN",
-        "you miss those NaN whose upper half is that of inf: `x.isnan()` finds all",
+        "you miss those NaN whose upper half is that of inf. `x.isnan()` finds all",
         answer=both(
             lambda x: torch.where(
                 x.view(torch.int32) & 0x7FFFFFFF > 0x7F80FFFF, torch.nan, careless(x)

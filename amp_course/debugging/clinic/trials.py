@@ -1,41 +1,137 @@
-"""What the clinic's exercises share: run an answer, note the cause that it names, read its losses,
-and judge its updates.
+"""What the clinic's exercises share: run an answer and note the cause that it names, draw a small
+training, record its updates and judge them.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
-from amp_course.checking import Wrong, call_answer, read_number
+from amp_course.checking import Case, Mistake, Wrong, call_answer, read_number
 from amp_course.debugging.clinic.causes import named_causes
+from amp_course.distributed.ranks import cases_on_ranks
+from amp_course.watching.scene import flat
 
-CAUSE = "the cause that you name"  # the facet of the last turn, once all else is right
+CAUSE = "the cause that you name"  # the output of the last case, once all else is right
+DTYPE = "the dtype that the first layer computes in"
 UNNAMED = "nothing"
+
+# Lines that all training loops of the clinic have
+REGION, CLEAR = 'with torch.autocast("cpu", dtype=torch.float16):', "optimizer.zero_grad()"
+FORWARD = "loss = cross_entropy(model(inputs), targets)"
+BACKWARD, STEP, UPDATE = (
+    "scaler.scale(loss).backward()",
+    "scaler.step(optimizer)",
+    "scaler.update()",
+)
+
 UNCLEARED = (
-    "nothing clears the gradients, so those of all batches add up: call `optimizer.zero_grad()` "
-    "for each batch, before `backward()` or after the step"
+    "the gradients of all batches add up because nothing clears them. Call "
+    "`optimizer.zero_grad()` for each batch, before `backward()` or after the step"
+)
+NEVER_CLEARS = Mistake("never clears", UNCLEARED, edits={CLEAR: "pass"})
+NO_SCALER = Mistake(
+    "no scaler",
+    "nothing skips an update that overflows. Scale the loss, and call `scaler.step(optimizer)`",
+    edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
+)
+OWN_SCALER = Mistake(
+    "a scaler of its own",
+    "the caller's scaler keeps its scale. Use it instead of a new one",
+    edits={"losses = []": 'scaler = torch.amp.GradScaler("cpu")\nlosses = []'},
+)
+NO_UPDATE = Mistake(
+    "no update",
+    "`scaler.update()` is missing. Call it after each `scaler.step`",
+    edits={UPDATE: "pass"},
+)
+IN_FP32, IN_BF16 = (
+    Mistake(
+        f"in {dtype}",
+        f"the forward pass runs in {dtype}, but the task asks for fp16 autocast. The dtype is not "
+        "the fault",
+        edits={REGION: instead},
+        violates="fp16 autocast",
+    )
+    for dtype, instead in (("fp32", "if True:"), ("bf16", REGION.replace("float16", "bfloat16")))
 )
 
 
-def run_answer(answer: Callable[..., Any], case: str, *arguments: Any) -> tuple[Any, str]:
-    """Call an answer; return what it gave and the cause that it named:
-    "clipped-while-scaled", or UNNAMED.
+class Runner:
+    """Runs an answer and notes the causes that it names: `got = run("for 0", 0.0)`."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self.answer, self._causes = answer, dict[str, None]()
+
+    def __call__(self, case: str, *arguments: Any) -> Any:
+        """Return what the answer gives for the arguments."""
+        with named_causes() as named:
+            got = call_answer(self.answer, case, *arguments)
+        self._causes[" and ".join(named) or UNNAMED] = None
+        return got
+
+    def last_case(self) -> Case:
+        """Return a case with the causes, to be judged once all else is right."""
+        return Case("", {CAUSE: " and ".join(self._causes)})
+
+
+def cases_with_cause(
+    on_rank: Callable[[Any, int, slice], list[Case]], answer: Any, draw: random.Random
+) -> Iterator[Case]:
+    """Yield the cases of two ranks, each with the fact "named", and a last case with the causes.
+
+    The first case runs alone, as it is enough to recognize most mistakes.
     """
-    with named_causes() as named:
-        got = call_answer(answer, case, *arguments)
-    return got, " and ".join(named) or UNNAMED
+    seed, causes = draw.randrange(10_000), dict[str, None]()
+    for part in (slice(1), slice(1, None)):
+        for case in cases_on_ranks(on_rank, answer, seed, part):
+            causes |= dict.fromkeys(case.facts["named"])
+            yield case
+    yield Case("", {CAUSE: " and ".join(causes) or UNNAMED})
 
 
-def read_losses(got: Any, case: str, count: int, what: str = "losses") -> list[float]:
-    """Return the losses of `count` updates as floats, or what else each has one of;
-    raises Wrong for anything but a list.
+def draw_model(
+    generator: torch.Generator, inputs: int, hidden: int, outputs: int, size: float = 0.4
+) -> nn.Sequential:
+    """Draw a model of two linear layers, with weights of a standard deviation of `size`."""
+    model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * size
+    return model
+
+
+def draw_batches(
+    generator: torch.Generator,
+    count: int,
+    rows: int,
+    inputs: int,
+    classes: int,
+    overflow: Sequence[int] = (),
+) -> list[tuple[Tensor, Tensor]]:
+    """Draw batches for cross entropy. The inputs of those in `overflow` (1 is the first) are too
+    large for fp16.
+    """
+    return [
+        (
+            torch.randn(rows, inputs, generator=generator) * (1e6 if number in overflow else 1.0),
+            torch.randint(0, classes, (rows,), generator=generator),
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def read_losses(
+    got: Any, case: str, count: int, without: Sequence[int] = (), what: str = "losses"
+) -> list[float]:
+    """Return the losses of `count` batches as floats, but not those of the batches `without` (1 is
+    the first). Raises Wrong for anything but a list of that length.
     """
     losses = got.tolist() if isinstance(got, Tensor) and got.dim() == 1 else got
     if not isinstance(losses, (list, tuple)):
@@ -44,41 +140,59 @@ def read_losses(got: Any, case: str, count: int, what: str = "losses") -> list[f
     numbers = [read_number(loss, case, "your list holds") for loss in losses]
     if len(numbers) != count:
         raise Wrong(f"{case}, your function returned {len(numbers)} {what} for {count} batches")
-    return numbers
+    return [loss for number, loss in enumerate(numbers, 1) if number not in without]
 
 
 def describe_cause(evidence: str) -> dict[str, str]:
-    """Return what is said of a cause that is not the patient's;
-    the evidence says what was measured on the patient.
-    """
-    told = (
-        f"your function does what it should, but names {{got}} as the cause. {evidence} `CAUSES` "
-        f"lists the names "
-        "to choose from"
-    )
-    return {CAUSE: told}
+    """Return the message for a cause other than the patient's, with what was measured on it."""
+    return {
+        CAUSE: f"your function does what it should, but it names {{got}} as the cause. {evidence} "
+        "`CAUSES` lists the names to choose from"
+    }
 
 
 class Recorded:
-    """A model's weights before each of its forward passes,
-    and the dtypes that its first layer computes in.
+    """Records the training of a model: `with Recorded(model) as recorded: train(model)`.
+
+    weights: before each forward pass, and at the end
+    dtypes:  what the first layer computed in
     """
 
     def __init__(self, model: nn.Sequential) -> None:
         self.model, self.weights, self.dtypes = model, list[Tensor](), set[str]()
-        self._hook = model[0].register_forward_hook(self._record)
+
+    def __enter__(self) -> Recorded:
+        self._start = flat(self.model.parameters())
+        self._hook = self.model[0].register_forward_hook(self._record)
+        return self
 
     def _record(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.dtypes.add(str(output.dtype)[6:])
-        self.weights.append(self._now())
+        self.weights.append(flat(self.model.parameters()))
 
-    def _now(self) -> Tensor:
-        return parameters_to_vector(self.model.parameters()).detach().clone()
-
-    def end(self) -> None:
-        """Stop recording, with the weights at the end as the last of `weights`."""
+    def __exit__(self, *args: Any) -> None:
         self._hook.remove()
-        self.weights.append(self._now())
+        self.weights.append(flat(self.model.parameters()))
+
+    @property
+    def passes(self) -> int:
+        """The number of forward passes."""
+        return len(self.weights) - 1
+
+    @property
+    def dtype(self) -> str:
+        return " and ".join(sorted(self.dtypes))
+
+    @property
+    def change(self) -> Tensor:
+        """What training has added to the weights."""
+        return self.weights[-1] - self._start
+
+    @property
+    def updated(self) -> list[int]:
+        """The forward passes after which the weights changed; 1 is the first."""
+        pairs = itertools.pairwise(self.weights)
+        return [number for number, (a, b) in enumerate(pairs, 1) if not torch.equal(a, b)]
 
 
 def sizes_of_updates(

@@ -1,4 +1,4 @@
-"""The thirteen patients of chapter 11; `ALL` lists them in order."""
+"""The thirteen exercises of chapter 11; `ALL` lists them in order."""
 
 from amp_course.debugging.exercises.anomaly_warmup import anomaly_warmup
 from amp_course.debugging.exercises.bf16_updates import bf16_updates

@@ -1,4 +1,4 @@
-"""Patient 5 of chapter 11: a model that returns NaN after a batch whose loss is finite."""
+"""Exercise 5 of chapter 11: a model that returns NaN after a batch whose loss is finite."""
 
 import random
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.masked_rows import attend as patient
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
+from amp_course.debugging.clinic.patients.masked_rows import attend as faulty
+from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(
     chapter="debugging",
@@ -51,67 +51,29 @@ def right(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor) -> Tensor
     return weights @ values
 
 
-# The case in words, the dtype, what is kept of three sequences of five keys, how many queries there
-# are, which scores
-CASES = (
-    ("in fp32, with padding in each sequence", torch.float32, ("11100", "00111", "01011"), 4, ""),
-    (
-        "in fp32, with a sequence of nothing but padding",
-        torch.float32,
-        ("11100", "00000", "11111"),
-        4,
-        "",
-    ),
-    (
-        "in bf16, with a sequence of nothing but padding",
-        torch.bfloat16,
-        ("11110", "00000", "01101"),
-        4,
-        "",
-    ),
-    (
-        "in fp16, with a sequence of nothing but padding",
-        torch.float16,
-        ("00000", "00000", "11010"),
-        4,
-        "",
-    ),
-    (
-        "in fp16, with scores below −16 in a sequence of padding",
-        torch.float16,
-        ("11111", "00000", "01110"),
-        4,
-        "low",
-    ),
-    ("in fp16, with nothing but padding", torch.float16, ("00000", "00000", "00000"), 4, ""),
-    ("in fp32, with as many queries as keys", torch.float32, ("11100", "00000", "01011"), 5, ""),
-    (
-        "in fp32, with scores from −20,000 to 20,000",
-        torch.float32,
-        ("11100", "00000", "01011"),
-        4,
-        "large",
-    ),
-    (
-        "in fp16, with scores from −20,000 to 20,000",
-        torch.float16,
-        ("11100", "01011", "00000"),
-        4,
-        "large",
-    ),
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+CASES = (  # the dtype, what is kept of three sequences of five keys, which scores
+    ("in fp32, with padding in each sequence", FP32, "11100 00111 01011", ""),
+    ("in fp32, with a sequence of nothing but padding", FP32, "11100 00000 11111", ""),
+    ("in bf16, with a sequence of nothing but padding", BF16, "11110 00000 01101", ""),
+    ("in fp16, with a sequence of nothing but padding", FP16, "00000 00000 11010", ""),
+    ("in fp16, with scores below −16 in a sequence of padding", FP16, "11111 00000 01110", "low"),
+    ("in fp16, with nothing but padding", FP16, "00000 00000 00000", ""),
+    ("in fp32, with as many queries as keys", FP32, "11100 00000 01011", "square"),
+    ("in fp32, with scores from −20,000 to 20,000", FP32, "11100 00000 01011", "large"),
+    ("in fp16, with scores from −20,000 to 20,000", FP16, "11100 01011 00000", "large"),
 )
 
 
 def draw_inputs(
-    dtype: torch.dtype, keep: Tensor, count: int, scores: str, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw queries, keys, values and the gradient that arrives, (3, count or 5, 8) each.
+    dtype: torch.dtype, keep: Tensor, scores: str, generator: torch.Generator
+) -> tuple[list[Tensor], Tensor]:
+    """Draw queries, keys and values, (3, 4 or 5, 8) each, and the gradient that arrives.
 
-    scores: "low" for scores between −62 and −22 in the second sequence; "large" for real tokens at
-            −20,000 in the first and
-    at 20,000 in the others, and for padding the other way round: within a few units in fp32, and
-    all alike in fp16
+    scores: "low" for scores from −62 to −22 in the second sequence; "large" for −20,000 for the
+            first sequence's real tokens, 20,000 for the others', and the opposite for padding
     """
+    count = 5 if scores == "square" else 4
     queries, keys, values, arriving = (
         torch.randn(3, many, 8, generator=generator) for many in (count, 5, 5, count)
     )
@@ -120,180 +82,153 @@ def draw_inputs(
         keys[1] = torch.rand(5, 8, generator=generator) / 2 + 0.75
     if scores == "large":
         sign = torch.where(keep, 1.0, -1.0) * torch.tensor([[-1.0], [1.0], [1.0]])
-        if dtype == torch.float16:
+        if dtype == FP16:  # all alike
             queries, keys = torch.full((3, count, 8), 84.0), 84.0 * sign[:, :, None].expand(3, 5, 8)
         else:
             queries[:, :, 0], keys[:, :, 0] = 240.0, 240.0 * sign
-    return queries, keys, values, arriving
+    return [one.to(dtype).requires_grad_() for one in (queries, keys, values)], arriving
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Attend and go back, in each dtype, to sequences with some padding and with nothing else,
-    and to large scores.
+    and with large scores.
     """
-    causes: list[str] = []
-    generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    for case, dtype, kept, count, scores in CASES:
-        keep = torch.tensor([[place == "1" for place in row] for row in kept])
-        drawn = draw_inputs(dtype, keep, count, scores, generator)
-        leaves = [one.to(dtype).requires_grad_() for one in drawn[:3]]
-        given = [one.detach().clone() for one in (*leaves, keep)]
-        got, named = run_answer(answer, case, *leaves, keep)
-        causes.append(named)
-        output = read_tensor(got, case, shape=(3, count, 8))
-        changed = [
-            not torch.equal(one.detach(), old)
-            for one, old in zip((*leaves, keep), given, strict=True)
-        ]
-        gradients: Any = [None] * 3
+    run, generator = Runner(answer), torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, dtype, kept, scores in CASES:
+        keep = torch.tensor([[place == "1" for place in row] for row in kept.split()])
+        leaves, arriving = draw_inputs(dtype, keep, scores, generator)
+        arguments = dict(zip(("queries", "keys", "values", "keep"), (*leaves, keep), strict=True))
+        before = {name: one.detach().clone() for name, one in arguments.items()}
+        got = run(case, *arguments.values())
+        output = read_tensor(got, case, shape=arriving.shape)
+        gradients = [torch.zeros_like(one) for one in leaves]
         if got.requires_grad:
-            gradients = torch.autograd.grad(got, leaves, drawn[3].to(got.dtype), allow_unused=True)
-        gradients = [
-            torch.zeros_like(a) if b is None else b
-            for a, b in zip(given[:3], gradients, strict=True)
-        ]
-        mended = bool(output.isfinite().all())
-        finite = [bool(one.isfinite().all()) for one in gradients] if mended else []
-        noisy = scores == "large" and dtype == torch.float16  # a sum of rounding errors, times 84
+            gradients = list(
+                torch.autograd.grad(
+                    got, leaves, arriving.to(got.dtype), allow_unused=True, materialize_grads=True
+                )
+            )
+        finite = [bool(one.isfinite().all()) for one in (output, *gradients)]
+        if scores == "large" and dtype == FP16:  # a sum of rounding errors, times 84
+            gradients[0] = gradients[0].isfinite()
         yield Case(
             case,
             {
                 "the output": output.clone(),
-                "the gradient of the queries": gradients[0].isfinite() if noisy else gradients[0],
+                "the gradient of the queries": gradients[0],
                 "the gradient of the keys": gradients[1],
                 "the gradient of the values": gradients[2],
                 "the arguments that your function changes": [
                     name
-                    for name, one in zip(
-                        ("queries", "keys", "values", "keep"), changed, strict=True
-                    )
-                    if one
+                    for name, one in arguments.items()
+                    if not torch.equal(one.detach(), before[name])
                 ],
             },
-            evidence={"finite": finite},
+            evidence={"finite": finite if finite[0] else []},
         )
-    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+    yield run.last_case()
 
 
-HIDDEN, FILL = (
+HIDDEN, FILL, WEIGHTS, RETURN = (
     "hidden = ~keep[:, None, :]",
     "scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)",
-)
-WEIGHTS, RETURN = (
     "weights = scores.softmax(dim=-1).masked_fill(hidden, 0.0)",
     "return weights @ values",
 )
 ADD_INF = "scores = scores + torch.where(hidden, -torch.inf, 0.0).to(scores.dtype)"
+ADD = "scores = scores + hidden.to(scores.dtype) * "
+ADD_FP32S_LOWEST = f"{ADD}torch.finfo(torch.float32).min"
 SOFTMAX = "weights = scores.softmax(dim=-1)"
-EXP = "weights = scores.exp() * ~hidden"
-EXP_FP32 = EXP.replace("scores", "scores.float()")
-NORMALISED = "weights = (weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)).to(scores.dtype)"
-EMPTY = f"empty = ~keep.any(dim=-1)\nkeep[empty] = True\n{HIDDEN}"
+NORMALIZED = "weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)"
+OPENED = f"empty = ~keep.any(dim=-1)\nkeep[empty] = True\n{HIDDEN}"
 
 mistakes = [
     Mistake(
         "unchanged",
-        "where a sequence is nothing but padding, its rows of weights are NaN, as `softmax` of a "
-        "row of −inf is: fill with a finite number, and set the weights of padding to 0 after the "
-        "softmax",
-        answer=patient,
+        "the softmax of a row of −inf is NaN. Fill with a finite number, and set the weights of "
+        "padding to 0 after the softmax",
+        answer=faulty,
         violates="an `attend` without the fault",
     ),
     Mistake(
         "fills with too high a number",
-        "the number that stands for padding, −100 or −10,000 perhaps, is not low enough: where "
-        "the scores of real tokens are lower, padding gets all the weight. Fill with "
+        "some scores of real tokens are below the number that stands for padding. Fill with "
         "`torch.finfo(scores.dtype).min`",
         edits={FILL: "scores = scores.masked_fill(hidden, -100.0)"},
         violates="with scores as large as the dtype holds",
     ),
     Mistake(
         "zeros for NaN in the weights",
-        "the output is right now, and the gradients are not: they still go back through a softmax "
-        "that gave NaN, and 0 times NaN is NaN. Fill with a finite number instead of −inf",
+        "the gradients go back through a softmax that gave NaN, and 0 times NaN is NaN. Fill with a "
+        "finite number instead of −inf",
         edits={FILL: ADD_INF, WEIGHTS: f"{SOFTMAX}.nan_to_num(0.0)"},
         violates="and all gradients are 0",
     ),
     Mistake(
         "zeros for NaN in the output",
-        "the output is right now, and the gradients are not: they go back through weights of NaN, "
-        "and 0 times NaN is NaN. Fill with a finite number instead of −inf, so that the weights "
-        "are never NaN",
-        edits={
-            FILL: ADD_INF,
-            WEIGHTS: SOFTMAX,
-            RETURN: "return (weights @ values).nan_to_num(0.0)",
-        },
+        "the gradients go back through weights of NaN, and 0 times NaN is NaN. Fill with a finite "
+        "number instead of −inf",
+        edits={FILL: ADD_INF, WEIGHTS: SOFTMAX, RETURN: f"return ({RETURN[7:]}).nan_to_num(0.0)"},
     ),
     Mistake(
         "the mean of the padding",
-        "where a sequence is nothing but padding, all weights are equal, so the output is the "
-        "mean of the padding: set the weights of padding to 0 after the softmax",
+        "for nothing but padding, the output is the mean of the padding. Set the weights of padding "
+        "to 0 after the softmax",
         edits={WEIGHTS: SOFTMAX},
         violates="the output and all gradients are 0",
     ),
     Mistake(
         "attends to the padding",
-        "a sequence of nothing but padding attends to its padding now: no NaN, but its output has "
-        "to be 0",
+        "a sequence of nothing but padding attends to it. Its output has to be 0",
         edits={HIDDEN: "hidden = ~(keep | ~keep.any(dim=-1, keepdim=True))[:, None, :]"},
     ),
     Mistake(
         "fills with −1e9",
-        "fp16 ends at −65504, so you cannot fill with a lower number, such as −1e9: take "
-        "`torch.finfo(scores.dtype).min`",
+        "fp16 cannot hold a number below −65504, such as −1e9. Use `torch.finfo(scores.dtype).min`",
         edits={FILL: "scores = scores.masked_fill(hidden, -1e9)"},
         violates="fp32, fp16 and bf16",
     ),
     Mistake(
         "adds −1e9",
-        "in fp16 a number such as −1e9 becomes −inf, so the softmax of a row of padding is NaN "
-        "there: fill with `torch.finfo(scores.dtype).min`",
-        edits={FILL: "scores = scores + hidden.to(scores.dtype) * -1e9"},
+        "in fp16 a number such as −1e9 becomes −inf, and a row of −inf gives NaN. Fill with "
+        "`torch.finfo(scores.dtype).min`",
+        edits={FILL: f"{ADD}-1e9"},
     ),
     Mistake(
         "adds fp32's lowest number",
-        "the lowest number of fp32 becomes −inf in fp16 and bf16, so the softmax of a row of "
-        "padding is NaN there: fill with `torch.finfo(scores.dtype).min`",
-        edits={FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(torch.float32).min"},
+        "the lowest number of fp32 becomes −inf in fp16 and bf16, and a row of −inf gives NaN. Fill "
+        "with `torch.finfo(scores.dtype).min`",
+        edits={FILL: ADD_FP32S_LOWEST},
     ),
     Mistake(
         "adds fp32's lowest number, and keeps the weights of padding",
-        "a sequence of nothing but padding gives the mean of the padding in fp32, and NaN in 16 "
-        "bits, where the lowest number of fp32 becomes −inf: fill with "
-        "`torch.finfo(scores.dtype).min`, and set the weights of padding to 0 after the softmax",
-        edits={
-            FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(torch.float32).min",
-            WEIGHTS: SOFTMAX,
-        },
+        "for nothing but padding, fp32 gives the mean of the padding, and 16 bits give NaN, where the "
+        "lowest number of fp32 is −inf. Fill with `torch.finfo(scores.dtype).min`, and set the "
+        "weights of padding to 0",
+        edits={FILL: ADD_FP32S_LOWEST, WEIGHTS: SOFTMAX},
     ),
     Mistake(
         "adds the lowest number",
-        "added to −65504, a score below −16 gives −inf in fp16, and a row of −inf has a softmax "
-        "of NaN: put the lowest number in place of the score, by `masked_fill`",
-        edits={FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(scores.dtype).min"},
+        "in fp16, a score below −16 plus −65504 is −inf, and the softmax of a row of −inf is NaN. "
+        "Replace the score by the lowest number, with `masked_fill`",
+        edits={FILL: f"{ADD}torch.finfo(scores.dtype).min"},
     ),
     Mistake(
         "masks only after the softmax",
-        "padding takes part in the softmax, so the weights of the real tokens add up to less than "
-        "1: mask the scores as well",
+        "padding takes part in the softmax, so the real weights add up to less than 1. Mask the "
+        "scores as well",
         edits={FILL: "pass"},
         violates="All else is as in `attend`",
     ),
     Mistake(
         "an eps of 1e-9",
-        "1e-9 is 0 in fp16, so a sequence of padding still gives 0 / 0 there: fill the scores, "
-        "and let `softmax` divide",
-        edits={
-            FILL: "pass",
-            WEIGHTS: f"{EXP}\nweights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)",
-        },
+        "1e-9 is 0 in fp16, so padding still gives 0 / 0. Fill the scores, and let `softmax` divide",
+        edits={FILL: "pass", WEIGHTS: f"weights = scores.exp() * ~hidden\nweights = {NORMALIZED}"},
     ),
     Mistake(
         "a sum of 0",
-        "where a sequence is nothing but padding, the weights are divided by a sum of 0, which "
-        "gives NaN, and `exp` of a large score is inf: fill the scores with a finite number, and "
-        "let `softmax` divide",
+        "padding gives a sum of 0 to divide by, and `exp` of a large score is inf. Fill the scores "
+        "with a finite number, and let `softmax` divide",
         edits={
             FILL: ADD_INF,
             WEIGHTS: "weights = scores.exp()\nweights = weights / weights.sum(-1, keepdim=True)",
@@ -301,29 +236,31 @@ mistakes = [
     ),
     Mistake(
         "exp of the scores",
-        "`exp` of a large score is inf, and of a very low one 0, even in fp32. `softmax` "
-        "subtracts the largest score first: fill the scores, and leave the rest to it",
-        edits={FILL: "pass", WEIGHTS: f"{EXP_FP32}\n{NORMALISED}"},
+        "`exp` of a large score is inf, and of a very low one 0. Use `softmax`, which subtracts the "
+        "largest score first",
+        edits={
+            FILL: "pass",
+            WEIGHTS: f"weights = scores.float().exp() * ~hidden\nweights = ({NORMALIZED}).to(scores.dtype)",
+        },
     ),
     Mistake(
         "the wrong way round",
-        "the real tokens are masked, and the padding is not: `keep` is True for what stays",
+        "the real tokens are masked, not the padding. `keep` is True for what stays",
         edits={HIDDEN: HIDDEN.replace("~", "")},
         violates="`keep` (batch, keys) is True for real tokens",
     ),
     Mistake(
         "writes into the mask",
-        "your function writes into `keep`, which the caller still needs: make a new mask, `keep | "
-        "empty[:, None]`",
+        "your function writes into `keep`. Make a new mask, `keep | empty[:, None]`",
         edits={
-            HIDDEN: EMPTY,
+            HIDDEN: OPENED,
             RETURN: "return (weights @ values).masked_fill(empty[:, None, None], 0.0)",
         },
         violates="the arguments stay unchanged",
     ),
     Mistake(
         "fp32 comes back",
-        "the values are right, but fp32 comes back: end with `.to(queries.dtype)`",
+        "the values are right, but the output is in fp32. End with `.to(queries.dtype)`",
         edits={RETURN: "return weights.float() @ values.float()"},
         violates="returns the dtype that it gets",
     ),
@@ -336,7 +273,7 @@ masked_rows = Exercise(
     mistakes,
     tolerance=2e-2,
     messages=describe_cause(
-        "In the patient, one sequence is nothing but padding, and the softmax of a row of −inf is "
-        "NaN."
+        "In the faulty script, one sequence is nothing but padding, and the softmax of a row of "
+        "−inf is NaN."
     ),
 )

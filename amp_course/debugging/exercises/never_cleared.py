@@ -1,23 +1,32 @@
-"""Patient 2 of chapter 11: a training whose loss scale falls and falls."""
+"""Exercise 2 of chapter 11: a training run whose loss scale falls and falls."""
 
-import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.never_cleared import train as patient
+from amp_course.debugging.clinic.patients.never_cleared import train as faulty
 from amp_course.debugging.clinic.trials import (
-    CAUSE,
+    BACKWARD,
+    CLEAR,
+    DTYPE,
+    IN_BF16,
+    IN_FP32,
+    NO_SCALER,
+    OWN_SCALER,
+    STEP,
+    UPDATE,
     Recorded,
+    Runner,
     describe_cause,
+    draw_batches,
+    draw_model,
     read_losses,
-    run_answer,
 )
 
 card = Card(
@@ -63,161 +72,111 @@ def right(model: Any, batches: Any, optimizer: Any, scaler: Any) -> list[float]:
     return losses
 
 
-# The case in words, the loss scale at first, the batches whose forward pass overflows
-CASES: tuple[tuple[str, float, tuple[int, ...]], ...] = (
-    ("with an overflow in the second batch", 1024.0, (1,)),
-    ("without an overflow, at a loss scale of 4", 4.0, ()),
-    ("with a loss scale that is too large at first", 2.0**21, ()),
-)
-
-
-DTYPE = "the dtype that the first layer computes in"
-
-
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Train through an overflow in the forward pass, at a small loss scale,
-    and through overflows in the backward pass alone.
+    """Train through an overflow in the forward pass, at a small loss scale, and through overflows
+    in the backward pass alone.
     """
-    causes: list[str] = []
-    generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    for case, scale, overflow in CASES:
-        model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
-        for parameter in model.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
-        batches = []
-        for number in range(16 if scale > 2.0**16 else 5):
-            inputs = torch.randn(6, 8, generator=generator)
-            targets = torch.randint(0, 4, (6,), generator=generator)
-            batches.append((inputs * 1e6 if number in overflow else inputs, targets))
+    run, generator = Runner(answer), torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, scale, count, overflow in (
+        ("with an overflow in the second batch", 1024.0, 5, [2]),
+        ("without an overflow, at a loss scale of 4", 4.0, 5, []),
+        ("with a loss scale that is too large at first", 2.0**21, 16, []),
+    ):
+        model = draw_model(generator, 8, 12, 4, size=0.5)
+        batches = draw_batches(generator, count, 6, 8, 4, overflow)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        recorded = Recorded(model)
-        got, named = run_answer(answer, case, model, list(batches), optimizer, scaler)
-        causes.append(named)
-        recorded.end()
-        losses = read_losses(got, case, len(batches))
-        dtypes = " and ".join(sorted(recorded.dtypes))
-        if (
-            scale > 2.0**16
-        ):  # how many updates are skipped at first depends on how the loss is written
-            moves = [
-                not torch.equal(one, other) for one, other in itertools.pairwise(recorded.weights)
-            ]
-            yield Case(
-                case,
-                {DTYPE: dtypes, "whether the last three batches change the weights": moves[-3:]},
-            )
-            continue
-        change = recorded.weights[-1] - recorded.weights[0]
-        yield Case(
-            case,
-            {
-                DTYPE: dtypes,
+        with Recorded(model) as recorded:
+            got = run(case, model, list(batches), optimizer, scaler)
+        losses = read_losses(got, case, count, without=overflow)
+        if scale > 2.0**16:  # how many steps are skipped depends on how the loss is written
+            moves = [number in recorded.updated for number in range(count - 2, count + 1)]
+            outputs: dict[str, Any] = {"whether the last three batches change the weights": moves}
+            evidence = {}
+        else:
+            outputs = {
                 "the loss scale at the end": scaler.get_scale(),
-                "the change of the weights": change,
-                "the losses": [
-                    loss for number, loss in enumerate(losses) if number not in overflow
-                ],
-            },
-            evidence={"change": change, "used": scaler.state_dict()["_growth_tracker"]},
-        )
-    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+                "the change of the weights": recorded.change,
+                "the losses": losses,
+            }
+            steps = scaler.state_dict()["_growth_tracker"]
+            evidence = {"change": recorded.change, "steps": steps}
+        yield Case(case, {DTYPE: recorded.dtype, **outputs}, evidence=evidence)
+    yield run.last_case()
 
 
-LOSSES, REGION = "losses = []", 'with torch.autocast("cpu", dtype=torch.float16):'
-CLEAR, BACKWARD = "optimizer.zero_grad()", "scaler.scale(loss).backward()"
-STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
-IF_LOWER, IF_NOT = "if scaler.get_scale() < scale:", "if scaler.get_scale() >= scale:"
-NOTE = f"scale = scaler.get_scale()\n{BACKWARD}"
+LOSSES, KEEP_SCALE = "losses = []", f"scale = scaler.get_scale()\n{BACKWARD}"
+LEAVE_OUT = "if not loss.isfinite():\n    losses.append(loss.item())\n    continue"
 
 mistakes = [
     Mistake(
         "unchanged",
-        "nothing clears the gradients between batches. `backward()` adds to them, so the inf or "
-        "NaN of one overflow stays in `.grad`, and all later updates are skipped: call "
-        "`optimizer.zero_grad()` for each batch",
-        answer=patient,
+        "nothing clears the gradients, and `backward()` adds to them, so after one overflow inf or "
+        "NaN stays in `.grad` and every later update is skipped. Call `optimizer.zero_grad()` for "
+        "each batch",
+        answer=faulty,
         violates="a `train` without the fault",
     ),
     Mistake(
         "clears before the step",
-        "`scaler.step` finds no gradients: they are cleared between `backward()` and the step, or "
-        "`backward()` does not run. Clear them before `backward()` or after the step, and run it "
-        "for every batch",
+        "`scaler.step` finds no gradients: either they are cleared between `backward()` and the "
+        "step, or `backward()` does not run. Run it for every batch, and clear before it or after "
+        "the step",
         edits={CLEAR: "pass", BACKWARD: f"{BACKWARD}\n{CLEAR}"},
     ),
     Mistake(
         "clears only after real steps",
-        "the gradients of a skipped step are not cleared, and the inf or NaN in them spoils those "
-        "of all later batches: drop them after each batch, by `zero_grad()` (0 times inf is NaN)",
-        edits={CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_NOT}\n    {CLEAR}"},
+        "inf or NaN from a skipped step reaches all later batches. Call `zero_grad()` after "
+        "every batch",
+        edits={
+            CLEAR: "pass",
+            BACKWARD: KEEP_SCALE,
+            UPDATE: f"{UPDATE}\nif scaler.get_scale() >= scale:\n    {CLEAR}",
+        },
         violates="and the next batch trains as usual",
     ),
     Mistake(
         "clears only after skipped steps",
-        "after a step that is not skipped, the gradients stay in `.grad`, and add to those of the "
-        "next batch: clear all of them after each batch",
-        edits={CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_LOWER}\n    {CLEAR}"},
+        "after a step that is not skipped, the gradients are added to those of the next "
+        "batch. Clear them after every batch",
+        edits={
+            CLEAR: "pass",
+            BACKWARD: KEEP_SCALE,
+            UPDATE: f"{UPDATE}\nif scaler.get_scale() < scale:\n    {CLEAR}",
+        },
     ),
     Mistake(
         "leaves the batch out",
-        "a batch whose loss is not finite never reaches the scaler, which cannot lower the scale, "
-        "and gradients still add up: leave the skipping to the scaler, and clear the gradients",
-        edits={CLEAR: "if not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
+        "a batch whose loss is not finite never reaches the scaler, so the scale cannot fall, and "
+        "gradients still add up. Let the scaler skip the batch, and clear the gradients",
+        edits={CLEAR: LEAVE_OUT},
         violates="A batch that overflows is skipped by the scaler, which lowers the scale",
     ),
     Mistake(
         "leaves the batch out, and clears",
-        "a batch whose loss is not finite never reaches the scaler, so it cannot lower the scale: "
-        "leave the skipping to the scaler",
-        edits={
-            CLEAR: f"{CLEAR}\nif not loss.isfinite():\n    losses.append(loss.item())\n    continue"
-        },
+        "a batch whose loss is not finite never reaches the scaler. Let the scaler skip it",
+        edits={CLEAR: f"{CLEAR}\n{LEAVE_OUT}"},
     ),
     Mistake(
         "steps without the scaler",
-        "`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
-        "`scaler.step(optimizer)`, which skips it",
+        "the step is taken even with inf or NaN. Call `scaler.step(optimizer)`",
         edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
     ),
-    Mistake(
-        "a scaler of its own",
-        "the scale of the caller's scaler never changes: use the scaler that you are given, and "
-        "make none",
-        edits={LOSSES: f'scaler = torch.amp.GradScaler("cpu")\n{LOSSES}'},
-        violates="by the optimizer and the scaler that you are given",
-    ),
+    replace(OWN_SCALER, violates="by the optimizer and the scaler that you are given"),
     Mistake(
         "an optimizer of its own",
-        "the updates are not those of the caller's optimizer, with its momentum: use the one that "
-        "you are given, and make none",
+        "the updates are not those of the caller's optimizer with momentum. Use it",
         edits={LOSSES: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{LOSSES}"},
     ),
     Mistake(
         "holds the scale up",
-        "the scale does not fall, but the inf or NaN of a skipped step is still in `.grad`, and "
-        "all later steps are skipped, too: clear the gradients",
+        "the scale does not fall, but inf or NaN from a skipped step stays in `.grad`, so all "
+        "later steps are skipped too. Clear the gradients",
         edits={CLEAR: "pass", UPDATE: "scaler.update(max(scaler.get_scale(), 1024.0))"},
     ),
-    Mistake(
-        "no scaler",
-        "nothing skips an update that has overflowed, and the weights become NaN: scale the loss, "
-        "and step with `scaler.step(optimizer)`",
-        edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-    ),
-    Mistake(
-        "in fp32",
-        "the forward pass runs in fp32 now, and the card asks for fp16: clear the gradients "
-        "instead",
-        edits={REGION: "if True:"},
-        violates="fp16 autocast",
-    ),
-    Mistake(
-        "in bf16",
-        "the forward pass runs in bf16 now, and the card asks for fp16: clear the gradients "
-        "instead",
-        edits={REGION: REGION.replace("float16", "bfloat16")},
-    ),
+    NO_SCALER,
+    IN_FP32,
+    IN_BF16,
 ]
 
 never_cleared = Exercise(
@@ -227,7 +186,7 @@ never_cleared = Exercise(
     mistakes,
     tolerance=1e-2,
     messages=describe_cause(
-        "In the patient, the overflow of step 41 leaves inf in `.grad`, and every later step finds "
-        "it there."
+        "In the faulty script, the overflow of step 41 leaves inf in `.grad`, where every later "
+        "step finds it."
     ),
 )

@@ -1,7 +1,8 @@
-"""Patient 13 of chapter 11: a model that trains well, and returns NaN in evaluation mode."""
+"""Exercise 13 of chapter 11: a model that trains well, and returns NaN in evaluation mode."""
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,15 +12,22 @@ from torch.nn.functional import cross_entropy
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.poisoned_norm import train as patient
+from amp_course.debugging.clinic.patients.poisoned_norm import train as faulty
 from amp_course.debugging.clinic.trials import (
-    CAUSE,
+    CLEAR,
+    DTYPE,
+    FORWARD,
+    IN_BF16,
+    IN_FP32,
+    NEVER_CLEARS,
+    NO_SCALER,
     UNCLEARED,
+    Recorded,
+    Runner,
     describe_cause,
+    draw_batches,
     read_losses,
-    run_answer,
 )
-from amp_course.watching.scene import flat
 
 card = Card(
     chapter="debugging",
@@ -47,7 +55,7 @@ card = Card(
     why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that "
     "the running ones are NaN. A moving average never forgets a NaN.",
     alternative="compare `scaler.get_scale()` before and after `scaler.update()`: if it fell, the "
-    "step was skipped, so put the buffers back.",
+    "step was skipped, so restore the buffers.",
 )
 
 
@@ -71,19 +79,9 @@ def right(model: Any, batches: Any) -> list[float]:
     return losses
 
 
-# The case in words, and the batches that overflow: in all units of the first layer, or in the first
-# unit alone
-CASES: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
-    ("with an overflow in the third batch", (2,), ()),
-    ("with overflows in the first two batches", (0, 1), ()),
-    ("with an overflow of one unit in the second batch", (), (1,)),
-    ("without an overflow", (), ()),
-)
-
-
 class Range(nn.Module):
-    """Passes x on, and keeps the largest magnitude so far in a buffer,
-    as an observer for quantization does.
+    """Returns its input, and keeps the largest magnitude so far in a buffer, as an observer for
+    quantization does.
     """
 
     def __init__(self) -> None:
@@ -98,230 +96,180 @@ class Range(nn.Module):
         return x
 
 
-_begin = torch.amp.GradScaler.__init__
+def draw_model(generator: torch.Generator) -> nn.Sequential:
+    """Draw a model with buffers of two kinds, as they are after some training."""
+    # A momentum of None gives a plain average over the batches counted
+    norms = nn.BatchNorm1d(12), nn.BatchNorm1d(8, momentum=None)
+    model = nn.Sequential(
+        *(nn.Linear(6, 12), norms[0], nn.Tanh(), Range()),
+        *(nn.Linear(12, 8), norms[1], nn.Tanh(), nn.Linear(8, 2)),
+    )
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = (torch.rand(parameter.shape, generator=generator) - 0.5) * 0.8
+    model[7].get_parameter(
+        "weight"
+    ).data *= 0.2  # no gradient overflows unless the forward pass does
+    model[0].get_parameter("weight").data[0, 0] = (
+        4.0  # in fp16, only this one overflows for an input of 30,000
+    )
+    for norm in norms:
+        norm.get_buffer("running_mean").uniform_(-1.0, 1.0, generator=generator)
+        norm.get_buffer("running_var").uniform_(0.5, 1.5, generator=generator)
+        norm.get_buffer("num_batches_tracked").fill_(3)
+    return model
 
 
-def _begin_lower(scaler: torch.amp.GradScaler, *args: Any, **options: Any) -> None:
-    """Make a scaler with a scale of at most 2**15.
+_init = torch.amp.GradScaler.__init__
 
-    It is the gradient of the scaled loss: a loss in fp16 skips the first update at 2**16, and no
-    batch should be skipped that does not overflow in the forward pass.
+
+def _init_lower(scaler: torch.amp.GradScaler, *args: Any, **options: Any) -> None:
+    """Limit the scale to 2**15: at 2**16 a loss in fp16 overflows in its scaled gradient, and the
+    first update would be skipped although the forward pass does not overflow.
     """
-    _begin(scaler, *args, **options)
+    _init(scaler, *args, **options)
     scaler._init_scale = min(scaler.get_scale(), 2.0**15)
 
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-
-
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Train through overflows in all units or in one, in the first batch or later,
-    and through none.
+    """Train through overflows in all units of the first layer or in one, in the first batch or
+    later, and through none.
     """
-    generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    causes: list[str] = []
-    for case, in_all, in_one in CASES:
-        hidden, last, seen = nn.Linear(6, 12), nn.Linear(8, 2), Range()
-        norms = (
-            nn.BatchNorm1d(12),
-            nn.BatchNorm1d(8, momentum=None),
-        )  # None: a plain average over the batches counted
-        model = nn.Sequential(
-            hidden, norms[0], nn.Tanh(), seen, nn.Linear(12, 8), norms[1], nn.Tanh(), last
-        )
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.data = (torch.rand(parameter.shape, generator=generator) - 0.5) * 0.8
-        last.weight.data *= 0.2  # so that no gradient overflows while the forward pass does not
-        hidden.weight.data[0, 0] = (
-            4.0  # 4 × 30,000 is beyond fp16, and no other unit of the layer gets there
-        )
-        for norm in norms:  # as after some training: not what `reset_running_stats` brings back
-            norm.get_buffer("running_mean").uniform_(-1.0, 1.0, generator=generator)
-            norm.get_buffer("running_var").uniform_(0.5, 1.5, generator=generator)
-            norm.get_buffer("num_batches_tracked").fill_(3)
-        batches = []
-        for number in range(5):
-            inputs = torch.randn(8, 6, generator=generator)
-            if number in in_all:
-                inputs *= 1e6
-            if number in in_one:
-                inputs[3, 0] = 30_000.0
-            batches.append((inputs, torch.randint(0, 2, (8,), generator=generator)))
-        overflow = in_all + in_one
-        before, version = flat(model.parameters()), norms[1].get_buffer("running_mean")._version
-        first: list[str] = []
-        hook = hidden.register_forward_hook(
-            lambda module, args, output, first=first: first.append(str(output.dtype)[6:])
-        )
-        with patch.object(torch.amp.GradScaler, "__init__", _begin_lower):
-            got, named = run_answer(answer, case, model, list(batches))
-        hook.remove()
-        causes.append(named)
-        losses = read_losses(got, case, len(batches))
-        buffers = {name: [layer.get_buffer(name).clone() for layer in norms] for name in BUFFERS}
-        buffers["largest"] = [seen.get_buffer("largest").clone()]
-        change = flat(model.parameters()) - before
+    run, generator = Runner(answer), torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, in_all, in_one in (
+        ("with an overflow in the third batch", [3], 0),
+        ("with overflows in the first two batches", [1, 2], 0),
+        ("with an overflow of one unit in the second batch", [], 2),
+        ("without an overflow", [], 0),
+    ):
+        model, batches = draw_model(generator), draw_batches(generator, 5, 8, 6, 2, in_all)
+        if in_one:
+            batches[in_one - 1][0][3, 0] = 30_000.0
+        version = model[5].get_buffer("running_mean")._version
+        with (
+            patch.object(torch.amp.GradScaler, "__init__", _init_lower),
+            Recorded(model) as recorded,
+        ):
+            got = run(case, model, list(batches))
+        buffers: dict[str, list[Tensor]] = {}
+        for name, buffer in model.named_buffers():
+            buffers.setdefault(f"`{name.split('.')[1]}`", []).append(buffer.clone())
         yield Case(
             case,
             {
-                "the dtype that the first layer computes in": " and ".join(sorted(set(first))),
-                **{f"`{name}`": value for name, value in buffers.items()},
-                "the change of the weights": change,
-                "the losses": [
-                    loss for number, loss in enumerate(losses) if number not in overflow
-                ],
+                DTYPE: recorded.dtype,
+                **buffers,
+                "the change of the weights": recorded.change,
+                "the losses": read_losses(got, case, len(batches), without=[*in_all, in_one]),
             },
             evidence={
-                "the model": [*buffers.values(), change],
+                "the model": [*buffers.values(), recorded.change],
                 # batch norm's own updates do not count as a version
-                "something is put back": norms[1].get_buffer("running_mean")._version != version,
+                "something is restored": model[5].get_buffer("running_mean")._version != version,
             },
         )
-    yield Case(
-        "", {CAUSE: " and ".join(dict.fromkeys(causes))}
-    )  # last, as it is told of a mended function
+    yield run.last_case()
 
 
-FOR, SAVE = (
+LOOP, SAVE = (
     "for inputs, targets in batches:",
     "before = [buffer.clone() for buffer in model.buffers()]",
 )
-REGION, FORWARD = (
-    'with torch.autocast("cpu", dtype=torch.float16):',
-    "loss = cross_entropy(model(inputs), targets)",
-)
-ASK, PAIRS = (
+IF, PAIRS, RESTORE = (
     "if not loss.isfinite():",
     "for buffer, old in zip(model.buffers(), before, strict=True):",
+    "buffer.copy_(old)",
 )
-BACK, CLEAR = "buffer.copy_(old)", "optimizer.zero_grad()"
-BACKWARD, STEP, UPDATE = (
-    "scaler.scale(loss).backward()",
-    "scaler.step(optimizer)",
-    "scaler.update()",
-)
-OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
 NORMS = "[layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)]"
+OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
 
 mistakes = [
     Mistake(
         "unchanged",
-        "the scaler skips the update of the weights, but the forward pass has already taken the "
-        "overflow into batch norm's running statistics. Save a copy of the buffers before each "
-        "batch, and put it back after an overflow",
-        answer=patient,
+        "the scaler skips the step, but the forward pass has already changed batch norm's running "
+        "statistics. Copy the buffers before each batch, and restore them after an overflow",
+        answer=faulty,
         violates="a `train` without the fault",
     ),
     Mistake(
         "saves no copies",
-        "what you save are the buffers themselves, which batch norm updates in place: save a "
-        "`clone()` of each",
+        "you save the buffers themselves, which change in place. Save a `clone()` of each",
         edits={SAVE: "before = list(model.buffers())"},
     ),
     Mistake(
         "saves once",
-        "an overflow undoes all batches up to it, as the buffers are saved once, before the "
-        "first: save them before each",
-        edits={FOR: f"{SAVE}\n{FOR}", SAVE: "pass"},
+        "an overflow undoes all batches before it. Save the buffers before each batch",
+        edits={LOOP: f"{SAVE}\n{LOOP}", SAVE: "pass"},
         violates="every other batch trains them as usual",
     ),
     Mistake(
         "always puts back",
-        "the buffers are put back after every batch, so the running statistics never move: do it "
-        "only after an overflow",
-        edits={ASK: "if True:"},
+        "the buffers are restored after every batch. Restore them only after an overflow",
+        edits={IF: "if True:"},
     ),
     Mistake(
         "puts back too early",
-        "batch norm's backward pass needs the buffers as its forward pass left them: put them "
-        "back after `backward()`",
+        "the backward pass of batch norm needs the buffers. Restore them after `backward()`",
         edits={
-            CLEAR: f"if not loss.isfinite():\n    {PAIRS}\n        {BACK}\n{CLEAR}",
-            ASK: "if False:",
+            CLEAR: f"{IF}\n    {PAIRS}\n        {RESTORE}\n{CLEAR}",
+            IF: "if False:",
             PAIRS: "for _ in ():",
-            BACK: "pass",
+            RESTORE: "pass",
         },
     ),
     Mistake(
         "resets",
-        "`reset_running_stats()` gets rid of the NaN, and of all that the earlier batches had "
-        "added: put back the statistics from before the batch",
-        edits={PAIRS: f"for layer in {NORMS}:", BACK: "layer.reset_running_stats()"},
+        "`reset_running_stats()` also removes what earlier batches added. Restore the old values",
+        edits={PAIRS: f"for layer in {NORMS}:", RESTORE: "layer.reset_running_stats()"},
     ),
     Mistake(
         "writes numbers for NaN",
-        "the NaNs are replaced by 0, and what the earlier batches had added is lost: put back the "
-        "statistics from before the batch",
-        edits={BACK: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
+        "NaN is replaced by 0, so what earlier batches added is lost. Restore the old values",
+        edits={RESTORE: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
     ),
     Mistake(
         "puts back only what is not finite",
-        "only what has become inf or NaN is put back. The batch has also changed the other "
-        "statistics: put back all of them",
-        edits={BACK: "buffer.copy_(torch.where(buffer.isfinite(), buffer, old))"},
+        "only inf and NaN are restored, but the batch changed other values too. Restore all",
+        edits={RESTORE: "buffer.copy_(torch.where(buffer.isfinite(), buffer, old))"},
         violates="as they were",
     ),
     Mistake(
         "forgets the counter",
-        "`num_batches_tracked` still counts the batches that overflowed, and with `momentum=None` "
-        "batch norm divides by it: put back all buffers",
-        edits={BACK: "if buffer.is_floating_point():\n    buffer.copy_(old)"},
+        "`num_batches_tracked` counts the overflows, which changes averages. Restore all buffers",
+        edits={RESTORE: f"if buffer.is_floating_point():\n    {RESTORE}"},
         violates="**all** buffers of the model",
     ),
     Mistake(
         "batch norm's buffers only",
-        "batch norm's buffers are put back, and those of other layers are not: go through "
-        "`model.buffers()`",
+        "the buffers of other layers are not restored. Use `model.buffers()`",
         edits={
-            SAVE: f"norms = {NORMS}\nbefore = [b.clone() for layer in norms for b in "
-            f"layer.buffers()]",
-            PAIRS: "for buffer, old in zip([b for layer in norms for b in layer.buffers()], "
-            "before, strict=True):",
+            SAVE: f"norms = nn.ModuleList({NORMS})\n{SAVE.replace('model', 'norms')}",
+            PAIRS: PAIRS.replace("model", "norms"),
         },
     ),
     Mistake(
         "in evaluation mode",
-        "batch norm's running statistics never move, and the model trains with those it began "
-        "with, as in evaluation mode: leave it in training mode",
+        "the running statistics never change, as in evaluation mode. Use training mode",
         edits={OPTIMIZER: f"{OPTIMIZER}\nmodel.eval()"},
     ),
-    Mistake(
-        "in fp32",
-        "the forward pass runs in fp32 now, where nothing overflows, and so the batch is trained "
-        "on. The card asks for fp16",
-        edits={REGION: "if True:"},
-        violates="fp16 autocast",
-    ),
+    IN_FP32,
     Mistake(
         "cuts the inputs off",
-        "with its inputs cut off, the batch does not overflow any more and is trained on: let it "
-        "overflow, then put the buffers back",
-        edits={FORWARD: "loss = cross_entropy(model(inputs.clamp(-1e3, 1e3)), targets)"},
+        "the batch does not overflow, because its inputs are clamped. Let it overflow",
+        edits={FORWARD: FORWARD.replace("inputs", "inputs.clamp(-1e3, 1e3)")},
     ),
-    Mistake(
-        "in bf16",
-        "the forward pass runs in bf16 now, where nothing overflows, and so the batch is trained "
-        "on. The card asks for fp16",
-        edits={REGION: REGION.replace("float16", "bfloat16")},
-    ),
-    Mistake("never clears", UNCLEARED, edits={CLEAR: "pass"}),
+    IN_BF16,
+    NEVER_CLEARS,
     Mistake(
         "never clears, and asks the scale",
         UNCLEARED,
         edits={
             CLEAR: "pass",
             SAVE: f"{SAVE}\nscale = scaler.get_scale()",
-            ASK: "if scaler.get_scale() < scale:",
+            IF: "if scaler.get_scale() < scale:",
         },
     ),
-    Mistake(
-        "no scaler",
-        "without a scaler nothing skips an update whose gradients are NaN, and the weights become "
-        "NaN too",
-        edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-        violates="a `GradScaler`",
-    ),
+    replace(NO_SCALER, violates="a `GradScaler`"),
 ]
 
 poisoned_norm = Exercise(
@@ -331,6 +279,7 @@ poisoned_norm = Exercise(
     mistakes,
     tolerance=1e-2,
     messages=describe_cause(
-        "In the patient, batch norm's `running_mean` is NaN from step 13 on, and no weight ever is."
+        "In the faulty script, batch norm's `running_mean` is NaN from step 13 on, and no weight "
+        "ever is."
     ),
 )

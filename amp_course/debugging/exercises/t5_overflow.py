@@ -1,17 +1,16 @@
-"""Patient 4 of chapter 11: a loss that is NaN in fp16, and only there."""
+"""Exercise 4 of chapter 11: a loss that is NaN in fp16, and only there."""
 
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.t5_overflow import Block
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
+from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(
     chapter="debugging",
@@ -49,108 +48,84 @@ def right(block: Any, hidden: Any) -> Any:
     return hidden.float() + change
 
 
-# the case; the dtype of the hidden states, how large they are, and the largest output of `wo`
-CASES = (
-    ("where all results are small", torch.float32, 1.0, 30.0),
-    ("where `wo` gives up to 150,000", torch.float32, 1.0, 150_000.0),
-    (
-        "where `hidden` holds up to 40,000, in fp16, and `wo` gives up to 50,000",
-        torch.float16,
-        40_000.0,
-        50_000.0,
-    ),
-    (
-        "where `hidden` holds up to 100,000, in fp32, and `wo` up to 50,000",
-        torch.float32,
-        100_000.0,
-        50_000.0,
-    ),
-)
-
-
 class Products(TorchDispatchMode):
-    """Notes the dtypes of all products of matrices with a given number of rows or columns."""
+    """Notes the dtypes of all matrix products with 16 rows or columns, as those of `wi` have."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.size = size
         self.dtypes: set[str] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op, and note its dtype if it is a product."""
         out = op(*args, **(kwargs or {}))
-        if any(word in op.name() for word in ("mm", "linear", "matmul")) and self.size in out.shape:
+        if any(word in op.name() for word in ("mm", "linear", "matmul")) and 16 in out.shape:
             self.dtypes.add(str(out.dtype)[6:])
         return out
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Run a block on hidden states, forward and backward, with outputs of a known size."""
-    generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    causes = []
-    for case, dtype, size, largest in CASES:
+    run, generator = Runner(answer), torch.Generator().manual_seed(draw.getrandbits(31))
+    fp32, fp16 = torch.float32, torch.float16
+    for case, dtype, size, largest in (
+        ("where all results are small", fp32, 1.0, 30.0),
+        ("where `wo` gives up to 150,000", fp32, 1.0, 150_000.0),
+        ("where `hidden` holds up to 40,000, in fp16, and `wo` gives up to 50,000", fp16, 4e4, 5e4),
+        ("where `hidden` holds up to 100,000, in fp32, and `wo` up to 50,000", fp32, 1e5, 5e4),
+    ):
         block = Block(8, 16)
         for weight in block.parameters():
             weight.data = torch.randn(weight.shape, generator=generator) * 2
         signs = torch.randint(0, 2, (5, 8), generator=generator) * 2.0 - 1
         hidden = (signs * size * (0.9 + 0.1 * torch.rand(5, 8, generator=generator))).to(dtype)
-        # scale and case `wo`, so that its largest output has the same sign as the hidden state
-        # there
+        # Scale `wo`, with the sign of the hidden state where its output is largest
         with torch.no_grad():
             change = block.wo(torch.relu(block.wi(block.norm(hidden.float()))))
             token, place = divmod(int(change.abs().argmax()), 8)
             block.wo.weight *= largest / float(change.abs().max())
             block.wo.weight[place] *= float(signs[token, place] * change[token, place].sign())
-        arriving = torch.randn(5, 8, generator=generator) * 0.01
         hidden.requires_grad_()
-        with torch.autocast("cpu", dtype=torch.float16), Products(16) as products:
-            got, named = run_answer(answer, case, block, hidden)
+        with torch.autocast("cpu", dtype=fp16), Products() as products:
+            got = run(case, block, hidden)
         result = read_tensor(got, case, "a tensor like `hidden`", (5, 8))
         if got.requires_grad:
-            got.backward(arriving.to(got.dtype))
-        gradients = {"wi": block.wi.weight.grad, "wo": block.wo.weight.grad, "hidden": hidden.grad}
+            got.backward((torch.randn(5, 8, generator=generator) * 0.01).to(got.dtype))
         matmul = " and ".join(sorted(products.dtypes)) or "none"
+        leaves = {"wi": block.wi.weight, "wo": block.wo.weight, "hidden": hidden}
+        weights = {str(weight.dtype)[6:] for weight in block.parameters()}
         yield Case(
             case,
-            {
+            {  # in fp64, so that all values can be compared
                 "the result": result.double() if result.is_floating_point() else result,
                 "the dtype of the result": str(result.dtype)[6:],
                 "the dtype that the matmul of `wi` runs in": matmul,
                 **{
-                    f"the gradient of `{name}`": read_gradient(one)
-                    for name, one in gradients.items()
+                    f"the gradient of `{name}`": "missing"
+                    if leaf.grad is None
+                    else leaf.grad.double()
+                    for name, leaf in leaves.items()
                 },
-                "the dtypes of the weights after the call": " and ".join(
-                    sorted({str(w.dtype)[6:] for w in block.parameters()})
-                ),
+                "the dtypes of the weights after the call": " and ".join(sorted(weights)),
             },
             evidence={"wi": matmul},
         )
-        causes.append(named)
-    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+    yield run.last_case()
 
 
-def read_gradient(gradient: Tensor | None) -> Any:
-    """Return a gradient in fp64, so that all of its values can be compared, or "missing"."""
-    return "missing" if gradient is None else gradient.double()
-
-
-INNER, REGION = (
-    "inner = torch.relu(block.wi(block.norm(hidden)))",
-    'with torch.autocast("cpu", enabled=False):',
-)
+INNER = "inner = torch.relu(block.wi(block.norm(hidden)))"
+REGION = 'with torch.autocast("cpu", enabled=False):'
 CHANGE, RETURN = "change = block.wo(inner.float())", "return hidden.float() + change"
-SUM, IN_FP16 = "return hidden + change", {REGION: "if True:"}
+ADD_IN_FP16, IN_FP16 = {RETURN: "return hidden + change"}, {REGION: "if True:"}
 WI_IN_FP32 = {INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))"}
-BFLOAT16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
+BF16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
 OVERFLOWS = (
-    "`wo` runs in fp16, or what it gives is cast to fp16, where everything above 65,504 is inf. "
-    "Autocast casts an fp32 "
-    'input down again, so `.float()` alone changes nothing: switch autocast (for "cpu" here) off '
-    "around `wo`"
+    "`wo` runs in fp16, or its output is cast to fp16, where everything above 65,504 is inf. "
+    "Autocast casts an fp32 input down again, so `.float()` alone changes nothing. Switch autocast "
+    '(for "cpu" here) off around `wo`'
 )
-CUT_OFF = (
-    "what is beyond 65,504 is replaced by a limit, which is finite but wrong: compute `wo` and the "
+WI_TOO = f"{OVERFLOWS}, but not around `wi`: it now runs in fp32, although its output fits fp16"
+CLAMPED = (
+    "values beyond 65,504 are replaced by a limit, which is finite but wrong. Compute `wo` and the "
     "sum in fp32"
 )
 
@@ -159,100 +134,84 @@ mistakes = [
         "unchanged", OVERFLOWS, answer=Block.forward, violates="a `Block.forward` without the fault"
     ),
     Mistake("casts the input of wo", OVERFLOWS, edits=IN_FP16),
+    Mistake("wo in place of wi", WI_TOO, edits={**WI_IN_FP32, **IN_FP16}),
     Mistake(
-        "wo in place of wi",
-        f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
-        "output fits into fp16",
-        edits={**WI_IN_FP32, **IN_FP16},
-    ),
-    Mistake(
-        "wo in place of wi, added in fp16",
-        f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
-        "output fits into fp16",
-        edits={**WI_IN_FP32, **IN_FP16, RETURN: SUM},
+        "wo in place of wi, added in fp16", WI_TOO, edits={**WI_IN_FP32, **IN_FP16, **ADD_IN_FP16}
     ),
     Mistake(
         "hidden in fp16",
-        "`hidden` goes through fp16 before it is added. In fp32 it may be larger than 65,504, "
-        "which gives inf: add it in fp32",
+        "`hidden` overflows in fp16 before it is added. Add it in fp32",
         edits={RETURN: "return hidden.half().float() + change"},
         violates="also where `hidden` or the result is beyond 65,504",
     ),
     Mistake(
         "the norm of hidden in fp16",
-        "`hidden` goes through fp16 before the norm. In fp32 it may be larger than 65,504, which "
-        "gives inf: leave it as it is, since autocast casts what goes into `wi`",
+        "`hidden` overflows in fp16 before the norm. Autocast casts the input of `wi` itself",
         edits={INNER: INNER.replace("hidden", "hidden.half()")},
     ),
     Mistake(
         "clamps",
-        CUT_OFF,
-        edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
+        CLAMPED,
+        edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", **ADD_IN_FP16},
         violates="right to 1%",
     ),
     Mistake(
         "clamps the output of wo, adds in fp32",
-        CUT_OFF,
+        CLAMPED,
         edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
     ),
     Mistake(
         "clamps the sum",
-        CUT_OFF,
+        CLAMPED,
         edits={**IN_FP16, RETURN: "return (hidden + change).clamp(-65504, 65504)"},
     ),
     Mistake(
         "fp32's largest number for inf",
-        "the inf from `wo` becomes the largest number of fp32, which is finite but wrong: compute "
-        "`wo` in fp32",
+        "inf from `wo` becomes fp32's largest number, which is wrong. Compute `wo` in fp32",
         edits={**IN_FP16, RETURN: "return (hidden.float() + change).nan_to_num()"},
     ),
     Mistake(
         "zeroes what overflows",
-        "what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32",
-        edits={**IN_FP16, CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
+        "what overflows is replaced by 0. Compute `wo` in fp32",
+        edits={**IN_FP16, CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", **ADD_IN_FP16},
     ),
     Mistake(
         "back to fp16",
-        "the result is in fp16, where everything above 65,504 is inf: add in fp32, and return fp32",
+        "the result is in fp16, which ends at 65,504. Add in fp32, and return fp32",
         edits={RETURN: "return (hidden + change).half()"},
         violates="It returns fp32",
     ),
     Mistake(
         "back to hidden's dtype",
-        "for `hidden` in fp16 the result is in fp16, where a sum above 65,504 is inf, although "
-        "both parts fit: add in fp32, and return fp32",
+        "for `hidden` in fp16 the result is in fp16, where the sum overflows. Return fp32",
         edits={RETURN: "return hidden + change.to(hidden.dtype)"},
         violates="`hidden` in fp32 or in fp16",
     ),
     Mistake(
         "all in fp32",
-        "`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off "
-        "around `wo` only",
+        "`wi` runs in fp32 too. Switch autocast off only around `wo`",
         edits=WI_IN_FP32,
         violates="stays in fp16",
     ),
     Mistake(
         "all in bf16",
-        "`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more "
-        "than 65,504",
-        edits={REGION: BFLOAT16, INNER: f"{BFLOAT16}\n    {INNER}"},
+        "`wi` runs in bf16, and the task asks for fp16. Only `wo` needs the larger range",
+        edits={REGION: BF16, INNER: f"{BF16}\n    {INNER}"},
     ),
     Mistake(
         "no residual",
-        "`hidden` is not added any more: the block returns `hidden` plus what `wo` gives",
+        "`hidden` is not added. The block returns `hidden` plus the output of `wo`",
         edits={RETURN: "return change"},
     ),
     Mistake(
         "smaller, and not enlarged",
-        "what `wo` gives comes back 16 times too small: if you divide by 16 before `wo`, multiply "
-        "by 16 after it, in fp32",
-        edits={REGION: "if True:", CHANGE: "change = block.wo(inner / 16)"},
+        "the output of `wo` is 16 times too small. Undo a division by 16 after `wo`, in fp32",
+        edits={**IN_FP16, CHANGE: "change = block.wo(inner / 16)"},
     ),
     Mistake(
         "without gradients",
-        "no gradient passes through `wo` or reaches its weight, as under `no_grad`: switch only "
-        "autocast off there",
-        edits={REGION: 'with torch.no_grad(), torch.autocast("cpu", enabled=False):'},
+        "no gradient passes through `wo`, as under `no_grad`. Switch off only autocast",
+        edits={REGION: f"with torch.no_grad(), {REGION[5:]}"},
         violates="gradients reach `wi`, `wo` and `hidden`",
     ),
 ]
@@ -264,6 +223,6 @@ t5_overflow = Exercise(
     mistakes,
     tolerance=1e-2,
     messages=describe_cause(
-        "In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."
+        "In step 14 of the faulty script, `wo` gives inf in fp16, and about 66,100 in fp32."
     ),
 )
