@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
+from amp_course.patterns.exercises._shared import REGION_MESSAGES
 from amp_course.watching.scene import Scene, flat
 
 card = Card(
@@ -21,22 +22,22 @@ card = Card(
     minutes=15,
     lines=14,
     task="Write `accumulate(model, batches, loss_fn, optimizer, scaler, every, max_norm)`: one "
-    "pass over micro-batches of unequal size, each with a forward pass of its own, in fp16 with a "
+    "pass over micro-batches of unequal size, each with its own forward pass, in fp16 with a "
     "scaler. Each group of `every` micro-batches makes one update with the mean gradient of all "
     "its rows, clipped once. The last group may be short. If a micro-batch overflows, its group "
     "is skipped and the scale falls.",
     hints=(
-        "What happens for every micro-batch, and what only once per group? And over what is a "
-        "group's gradient the mean?",
-        "Multiply each micro-batch's loss by `len(targets) / rows`, with the rows of its group: "
-        "the scaled gradients add up.",
-        "Then once: `unscale_`, `clip_grad_norm_`, step, update, `zero_grad`. A group is "
+        "What happens for every micro-batch, and what only once per group? Over what is a group's "
+        "gradient the mean?",
+        "Multiply each micro-batch's loss by `len(targets) / rows`, where `rows` counts those of "
+        "its group. The scaled gradients add up.",
+        "Then once per group: `unscale_`, `clip_grad_norm_`, step, update, `zero_grad`. A group is "
         "`batches[start : start + every]`.",
     ),
-    why="Four small batches are then one large one, to the last digit of fp16. Dividing by "
-    "`every` needs equal sizes.",
-    alternative="scale `loss * len(targets)`, and divide each gradient by the number of rows "
-    "after `unscale_`.",
+    why="Four small batches then equal one large one, to the last digit of fp16. Dividing by "
+    "`every` is right only for equal sizes.",
+    alternative="scale `loss * len(targets)`, and divide each gradient by the number of rows after "
+    "`unscale_`.",
 )
 
 
@@ -60,223 +61,177 @@ def right(
 SIZES = (2, 8, 8, 3, 2, 8, 5, 3, 8, 2, 3, 8, 2)
 PASSES = (  # first and last batch, `every`, max_norm, case
     (0, 4, 2, 100.0, "in a pass over 4 micro-batches, in groups of 2"),
-    (
-        4,
-        11,
-        3,
-        100.0,
-        "in a pass over 7 micro-batches, in groups of 3, of which the third overflows",
-    ),
+    (4, 11, 3, 100.0, "in a pass over 7 micro-batches, in groups of 3; the third overflows"),
     (11, 13, 2, 0.05, "in a pass over 2 micro-batches, in one group, with `max_norm` 0.05"),
     (0, 3, 2, 100.0, "in a pass of another training over 3 micro-batches, in groups of 2"),
 )
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Make the passes. The scale is small, so that unscaled gradients show if they are left in the
-    next sum.
-    """
-    for first, end, every, limit, case in PASSES:
-        if case == PASSES[0][-1] or "another" in case:
-            scene, sized, used = _training(draw)
+    """Make the passes. The scale is small, so unscaled gradients show if the next sum keeps them."""
+    for first, end, every, max_norm, case in PASSES:
+        if first == 0:
+            scene, used = _training(draw)
+            batches = [(x[:n], y[:n]) for (x, y), n in zip(scene.batches, SIZES, strict=True)]
         used.clear()
+        given = scene.model, batches[first:end], scene.loss_fn, scene.optimizer, scene.scaler
         with scene.watch() as update:
-            arguments = (
-                scene.model,
-                sized[first:end],
-                scene.loss_fn,
-                scene.optimizer,
-                scene.scaler,
-                every,
-                limit,
-            )
-            call_answer(answer, case, *arguments)
-        outputs = scene.outputs(update) | {"the gradient at the step": [*used]}
-        outputs["the number of forward passes"] = len(scene.layer_dtypes)
-        evidence = (
-            {"gradients": [*used]} if limit > 1 else {}
-        )  # the last pass may begin with what an earlier one left
-        yield Case(case, outputs, evidence=evidence)
+            call_answer(answer, case, *given, every, max_norm)
+        outputs = scene.outputs(update) | {
+            "the gradient at the step": [*used],
+            "the number of forward passes": len(scene.layer_dtypes),
+        }
+        # The pass with a small `max_norm` may begin with what an earlier one left.
+        yield Case(case, outputs, evidence={"gradients": [*used]} if max_norm > 1 else {})
 
 
-def _training(draw: random.Random) -> tuple[Scene, list[Any], list[torch.Tensor]]:
-    """Return a scene, its batches, and a list for the gradients at its steps."""
+def _training(draw: random.Random) -> tuple[Scene, list[torch.Tensor]]:
+    """Return a scene and a list for the gradients at its steps."""
     scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 2.0, "growth_interval": 2})
-    scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
-    scene.optimizer = torch.optim.SGD(
-        scene.model.parameters(), lr=0.3, momentum=0.9
-    )  # moves weights on gradients of 0
-    sized = [(x[:size], y[:size]) for (x, y), size in zip(scene.batches, SIZES, strict=True)]
-    used, parameters = list[torch.Tensor](), [*scene.model.parameters()]
+    scene.model[1] = nn.Tanh()  # a ReLU's kink might set apart answers that round differently
+    parameters, used = [*scene.model.parameters()], list[torch.Tensor]()
+    # With momentum, gradients of 0 move the weights.
+    scene.optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=0.9)
     scene.optimizer.register_step_post_hook(
-        lambda *_: used.append(
-            flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
-        )
+        lambda *_: used.append(flat(p * 0 if p.grad is None else p.grad for p in parameters))
     )
-    return scene, sized, used
+    return scene, used
 
 
-def _usual_loop(
-    model: Any, batches: Any, loss_fn: Any, optimizer: Any, scaler: Any, every: int, max_norm: float
-) -> None:
-    """Accumulate as people do where all micro-batches have one size, and fill whole groups."""
-    for number, (inputs, targets) in enumerate(batches, 1):
-        with torch.autocast(inputs.device.type, dtype=torch.float16):
-            loss = loss_fn(model(inputs), targets) / every
-        scaler.scale(loss).backward()
-        if number % every == 0:
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(model.parameters(), max_norm)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-
-LOOP, ROWS = (
-    "for start in range(0, len(batches), every):",
-    "rows = sum(len(targets) for _, targets in group)",
-)
+LOOP = "for start in range(0, len(batches), every):"
+ROWS = "rows = sum(len(targets) for _, targets in group)"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
-SCALE, UNSCALE = "scaler.scale(loss * len(targets) / rows).backward()", "scaler.unscale_(optimizer)"
-CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optimizer)"
+SCALE = "scaler.scale(loss * len(targets) / rows).backward()"
+BY_EVERY = "scaler.scale(loss / every).backward()"
+UNSCALE, CLIP = "scaler.unscale_(optimizer)", "clip_grad_norm_(model.parameters(), max_norm)"
 UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
-
-SAID = {
-    "the dtype that the first layer computes in": "the dtype that the first layer computes in is "
-    "{got}: run the model in an fp16 autocast region, and name its dtype, `torch.float16`, which "
-    "is not the default on every device",
-    "the dtype that the loss is computed in": "the dtype that the loss is computed in is {got}: "
-    "call `loss_fn` inside the region, where autocast computes it in float32",
-}
 
 mistakes = [
     Mistake(
         "one region around all",
-        "one region is around several updates, and its cache keeps old fp16 weights: open one for "
+        "one region is around several updates, and its cache keeps old fp16 weights. Open one for "
         "each micro-batch",
         answer=torch.autocast("cpu", dtype=torch.float16)(right),
     ),
     Mistake(
         "backward inside the region",
-        "`backward()` ran inside the autocast region: end the `with` block after the loss",
+        "`backward()` ran inside the autocast region. End the `with` block after the loss",
         edits={SCALE: f"{REGION}\n    {SCALE}"},
     ),
     Mistake(
         "one large batch",
-        "a group ran as one large batch, which needs the memory that accumulation saves: one pass "
-        "per micro-batch",
+        "a group ran as one large batch, which needs the memory that accumulation saves. Run each "
+        "micro-batch separately",
         edits={ROWS: f"{ROWS}\ngroup = [tuple(map(torch.cat, zip(*group, strict=True)))]"},
-        violates="each with a forward pass of its own",
+        violates="each with its own forward pass",
     ),
     Mistake(
         "updates each micro-batch",
-        "the optimizer stepped after every micro-batch: step once per group, after its last "
+        "the optimizer stepped after every micro-batch. Step once per group, after its last "
         "`backward()`",
         edits={
             LOOP: "for start in range(len(batches)):",
             ROWS: "group, rows = batches[start : start + 1], every",
-            SCALE: "scaler.scale(loss / every).backward()",
+            SCALE: BY_EVERY,
         },
         violates="Each group of `every` micro-batches makes one update",
     ),
     Mistake(
         "mean of means",
-        "that is the mean over micro-batches, as if all had one size: weight each loss by "
+        "that is the mean over micro-batches, as if all had one size. Weight each loss by "
         "`len(targets) / rows`",
         edits={SCALE: "scaler.scale(loss / len(group)).backward()"},
         violates="the mean gradient of all its rows",
     ),
     Mistake(
         "divides by every",
-        "each micro-batch has the weight `1 / every`, whatever its size: weight its loss by "
+        "each micro-batch has the weight `1 / every`, whatever its size. Weight its loss by "
         "`len(targets) / rows`",
-        edits={SCALE: "scaler.scale(loss / every).backward()"},
+        edits={SCALE: BY_EVERY},
     ),
     Mistake(
         "the usual loop",
         "each micro-batch has the weight `1 / every`, whatever its size, and the short last group "
-        "makes no update: weight each loss by `len(targets) / rows` of its group, and update "
-        "after the last micro-batch, too",
-        answer=_usual_loop,
+        "makes no update. Weight each loss by `len(targets) / rows` of its group, and update after "
+        "the last micro-batch, too",
+        edits={SCALE: BY_EVERY, UNSCALE: f"if len(group) < every:\n    break\n{UNSCALE}"},
     ),
     Mistake(
         "rows of the whole pass",
-        "each loss was divided by the rows of the whole pass: divide by those of its own group",
+        "each loss was divided by the rows of the whole pass. Divide by those of its group",
         edits={ROWS: ROWS.replace("group)", "batches)")},
     ),
     Mistake(
         "leaves out what overflows",
-        "a micro-batch that overflowed was left out, and its group stepped without it: call "
+        "a micro-batch that overflowed was left out, and its group stepped without it. Call "
         "`backward()` on every loss, and let the scaler skip the step",
         edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
         violates="If a micro-batch overflows, its group is skipped",
     ),
     Mistake(
         "sum of means",
-        "the gradients are the sum over the micro-batches: weight each loss by its share, "
+        "the gradients are the sum over the micro-batches. Weight each loss by its share, "
         "`len(targets) / rows`",
         edits={SCALE: "scaler.scale(loss).backward()"},
     ),
     Mistake(
         "drops the tail",
-        "the short last group made no update: update after the last micro-batch, too",
+        "the short last group made no update. Update after the last micro-batch, too",
         edits={LOOP: "for start in range(0, len(batches) // every * every, every):"},
         violates="The last group may be short",
     ),
     Mistake(
         "clears inside the group",
-        "only the group's last micro-batch is left at the step: call `backward()` on each, and "
-        "then clear once",
-        edits={SCALE: f"optimizer.zero_grad()\n{SCALE}"},
+        "only the group's last micro-batch is left at the step. Call `backward()` on each, and "
+        "clear only after the step",
+        edits={SCALE: f"{CLEAR}\n{SCALE}"},
     ),
     Mistake(
         "clips before unscaling",
-        "the gradient was cut to `max_norm` divided by the scale: unscale it before clipping, and "
+        "the gradient was cut to `max_norm` divided by the scale. Unscale it before clipping, and "
         "only once",
         edits={UNSCALE: CLIP, CLIP: UNSCALE},
     ),
     Mistake(
         "clips inside the group",
-        "you clipped after every micro-batch, which changes their shares in the sum: clip once, "
+        "you clipped after every micro-batch, which changes their shares in the sum. Clip once, "
         "after the last",
-        edits={
-            SCALE: f"{SCALE}\nclip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())"
-        },
+        edits={SCALE: f"{SCALE}\n{CLIP[:-1]} * scaler.get_scale())"},
         violates="clipped once",
     ),
     Mistake(
         "no clipping",
-        "the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` "
-        "and the step",
+        "the gradient was not clipped to `max_norm`. Call `clip_grad_norm_` between `unscale_` and "
+        "the step",
         edits={CLIP: "pass"},
     ),
     Mistake(
         "clips values",
-        "each element was cut to `max_norm`, which turns the gradient: scale it as a whole, by "
+        "each element was cut to `max_norm`, which turns the gradient. Scale it as a whole, with "
         "`clip_grad_norm_`",
-        edits={CLIP: "nn.utils.clip_grad_value_(model.parameters(), max_norm)"},
+        edits={CLIP: f"nn.utils.{CLIP.replace('norm_', 'value_', 1)}"},
     ),
     Mistake(
         "clips each parameter",
-        "each parameter's gradient was clipped by its own norm: call `clip_grad_norm_` once, for "
+        "each parameter's gradient was clipped by its own norm. Call `clip_grad_norm_` once, for "
         "all parameters",
         edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
     ),
     Mistake(
         "tail not cleared",
-        "the short last group's gradients were kept, and are in the next pass's sum: clear after "
+        "the short last group's gradients were kept, and the next pass adds to them. Clear after "
         "every group",
-        edits={CLEAR: "if len(group) == every:\n    optimizer.zero_grad()"},
+        edits={CLEAR: f"if len(group) == every:\n    {CLEAR}"},
     ),
     Mistake(
         "never clears",
-        "the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after "
+        "the gradients of earlier groups are still in the sum. Call `optimizer.zero_grad()` after "
         "each update",
         edits={CLEAR: "pass"},
     ),
     Mistake(
         "clears only after a step",
-        "the skipped group's gradients were kept, and their NaN stays for good: clear after every "
+        "the skipped group's gradients were kept, so their NaN stays for good. Clear after every "
         "group",
         edits={
             UPDATE: f"old = scaler.get_scale()\n{UPDATE}",
@@ -285,25 +240,25 @@ mistakes = [
     ),
     Mistake(
         "steps by hand",
-        "the optimizer applied the NaN of an overflow: call `scaler.step(optimizer)`, which skips "
+        "the optimizer applied the NaN of an overflow. Call `scaler.step(optimizer)`, which skips "
         "such a step",
-        edits={STEP: "optimizer.step()"},
+        edits={"scaler.step(optimizer)": "optimizer.step()"},
         violates="its group is skipped",
     ),
     Mistake(
         "loss not scaled",
-        "the gradient was divided by the scale once too often: scale each loss, and let only "
+        "the gradient was divided by the scale once too often. Scale each loss, and let only "
         "`unscale_` divide",
         edits={SCALE: "scaler.scale(loss)\n(loss * len(targets) / rows).backward()"},
         violates="with a scaler",
     ),
     Mistake(
         "no update",
-        "`scaler.update()` did not run between two groups: call it once per group, after "
+        "`scaler.update()` did not run between two groups. Call it once per group, after "
         "`scaler.step(optimizer)`",
         edits={UPDATE: "pass"},
         violates="the scale falls",
     ),
 ]
 
-accumulate = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages=SAID)
+accumulate = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages=REGION_MESSAGES)

@@ -1,18 +1,15 @@
-"""Exercise 3 of chapter 07: a step on a loss plus the norm of its gradient,
-which takes two backward passes.
-"""
+"""Exercise 3 of chapter 07: a step on a loss plus the norm of its gradient."""
 
 import random
 import warnings
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, show_number
-from amp_course.patterns.exercises.accumulate import SAID
+from amp_course.patterns.exercises._shared import REGION_MESSAGES
 from amp_course.watching.scene import Scene
 
 card = Card(
@@ -29,14 +26,14 @@ card = Card(
     "all gradients together. The gradient at the step is that of fp32 within 2 %, whatever the "
     "scale. A batch that overflows is skipped, and the scale falls.",
     hints=(
-        "There are two backward passes through fp16. What does each start from, and what has to "
-        "be undone before the norm?",
+        "There are two backward passes through fp16. What does each start from, and what has to be "
+        "undone before the norm?",
         "`torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)` returns "
         "scaled gradients with a graph.",
         "Divide them by `scaler.get_scale()`, take one norm, and add `weight` times that to the "
         "loss. Then step as usual.",
     ),
-    why="A penalty on scaled gradients is thousands of times too large; without a scale, fp16 "
+    why="A penalty on scaled gradients is thousands of times too large. Without a scale, fp16 "
     "loses what it measures.",
     alternative="take the norm of the scaled gradients, and divide that by the scale.",
 )
@@ -58,111 +55,91 @@ def right(
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Make three steps where gradients are too small for fp16, and three where they are too large;
-    each second overflows.
-    """
-    for scale, size in ((2.0**12, 2.0**-18), (2.0**-14, 2.0**20)):
-        scene = Scene(
-            draw,
-            3,
-            overflow_at=(1,),
-            scaler={"init_scale": scale, "growth_interval": 100},
-            lr=0.1 / size,
-        )
-        scene.model[1] = nn.Tanh()  # a ReLU has no second derivative
-        for number, (inputs, targets) in enumerate(scene.batches, 1):
-            passes: list[Any] = []
-            facts = {"scale": scene.scaler.get_scale()}  # type: ignore[union-attr]
-            overflows = ", which overflows" if number == 2 else ""
-            case = f"at step {number}{overflows}, with a scale of {show_number(facts['scale'])}"
-            with warnings.catch_warnings(), scene.watch() as update:
-                warnings.filterwarnings("ignore", message=".*create_graph=True")
-                loss_fn = partial(watched_loss, scene, size, passes)
-                call_answer(
-                    answer,
-                    case,
-                    scene.model,
-                    inputs,
-                    targets,
-                    loss_fn,
-                    scene.optimizer,
-                    scene.scaler,
-                    2.0,
-                )
-            evidence = {"passes": passes, "values": [one.value for one in update.backwards]}
-            yield Case(case, scene.outputs(update), facts, evidence)
+    """Take steps where gradients are too small for fp16, and steps where they are too large."""
+    yield from _train(answer, draw, 2.0**12, 2.0**-18)
+    yield from _train(answer, draw, 2.0**-14, 2.0**20)
 
 
-def watched_loss(
-    scene: Scene, size: float, passes: list[Any], outputs: Tensor, targets: Tensor
-) -> Tensor:
-    """Return `size` times the loss; note of each pass whether it can be differentiated,
-    and what it starts from.
-    """
-    loss = scene.loss_fn(outputs, targets) * size
-    if loss.requires_grad:
-        loss.register_hook(
-            lambda gradient: passes.append((torch.is_grad_enabled(), float(gradient)))
-        )
-    return loss
+def _train(answer: Any, draw: random.Random, init_scale: float, size: float) -> Iterator[Case]:
+    """Take three steps, of which the second overflows; the loss is multiplied by `size`."""
+    scaler = {"init_scale": init_scale, "growth_interval": 100}
+    scene = Scene(draw, 3, overflow_at=(1,), scaler=scaler, lr=0.1 / size)
+    scene.model[1] = nn.Tanh()  # a ReLU has no second derivative
+    passes: list[Any] = []
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = scene.loss_fn(outputs, targets) * size
+        if loss.requires_grad:  # whether a pass can be differentiated, and what it starts from
+            loss.register_hook(lambda g: passes.append((torch.is_grad_enabled(), float(g))))
+        return loss
+
+    for number, (inputs, targets) in enumerate(scene.batches, 1):
+        passes.clear()
+        scale = show_number(scene.scaler.get_scale())  # type: ignore[union-attr]
+        case = f"at step {number}{', which overflows' * (number == 2)}, with a scale of {scale}"
+        given = scene.model, inputs, targets, loss_fn, scene.optimizer, scene.scaler, 2.0
+        with warnings.catch_warnings(), scene.watch() as update:
+            warnings.filterwarnings("ignore", message=".*create_graph=True")
+            call_answer(answer, case, *given)
+        evidence = {"passes": [*passes], "values": [one.value for one in update.backwards]}
+        yield Case(case, scene.outputs(update), evidence=evidence)
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
 GRAD = "scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)"
+UNSCALED_GRAD = GRAD.replace("scaler.scale(loss)", "loss")
 DIVIDE = "gradients = [gradient / scaler.get_scale() for gradient in scaled]"
 NORM = "penalty = torch.cat([gradient.flatten() for gradient in gradients]).norm()"
-TOTAL, BACKWARD = "total = loss + weight * penalty", "scaler.scale(total).backward()"
-STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
+TOTAL = "total = loss + weight * penalty"
 
 mistakes = [
     Mistake(
         "everything inside the region",
-        "`backward()` ran inside the autocast region: end the `with` block after the loss, or "
-        "after the penalty",
+        "`backward()` ran inside the autocast region. End the `with` block after the loss or after "
+        "the penalty",
         answer=torch.autocast("cpu", dtype=torch.float16)(right),
     ),
     Mistake(
         "norm of scaled gradients",
-        "the penalty is off by the scale: divide the scaled gradients by `scaler.get_scale()` "
-        "first",
+        "the penalty is off by the scale. Divide the scaled gradients by `scaler.get_scale()` first",
         edits={DIVIDE: "gradients = scaled"},
         violates="whatever the scale",
     ),
     Mistake(
         "first pass not scaled",
-        "the first pass was not scaled, and fp16 lost small gradients: scale it, and divide what "
-        "comes of it",
-        edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss"), DIVIDE: "gradients = scaled"},
+        "the first pass was not scaled, so fp16 lost small gradients. Scale its loss, and divide "
+        "the gradients by the scale",
+        edits={GRAD: UNSCALED_GRAD, DIVIDE: "gradients = scaled"},
         violates="with a scaler",
     ),
     Mistake(
         "first pass not scaled, and divided",
-        "the first pass was not scaled, but was divided by the scale: start it from "
+        "the first pass was not scaled, but its gradients were divided by the scale. Start it from "
         "`scaler.scale(loss)`",
-        edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss")},
+        edits={GRAD: UNSCALED_GRAD},
     ),
     Mistake(
         "second pass not scaled",
-        "the second pass was not scaled, and `scaler.step` divides anyway: call "
+        "the second pass was not scaled, and `scaler.step` divides anyway. Call "
         "`scaler.scale(total).backward()`",
-        edits={BACKWARD: "total.backward()"},
+        edits={"scaler.scale(total).backward()": "total.backward()"},
     ),
     Mistake(
         "no graph",
-        "the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, "
+        "the penalty has no effect, as its gradients have no graph. Call `autograd.grad(…, "
         "create_graph=True)`",
         edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
     ),
     Mistake(
         "graph freed",
-        "the first pass freed its graph, and its gradients have none: call `autograd.grad(…, "
+        "the first pass freed its graph, and its gradients have none. Call `autograd.grad(…, "
         "create_graph=True)`",
         edits={GRAD: GRAD.replace(", create_graph=True", "")},
     ),
     Mistake(
         "detached",
-        "the penalty changed nothing about the gradients: it was cut from its graph. Use no "
-        "`detach`, `item`, `no_grad` or `get_total_norm` on the way to it",
+        "the penalty did not change the gradients, since it was cut from its graph. Use no "
+        "`detach`, `item`, `no_grad` or `get_total_norm` to compute it",
         edits={TOTAL: "total = loss + weight * penalty.item()"},
     ),
     Mistake(
@@ -172,24 +149,23 @@ mistakes = [
     ),
     Mistake(
         "squared norm",
-        "the penalty is the norm squared: take the root",
+        "the penalty is the squared norm. Take the root",
         edits={NORM: f"{NORM}.square()"},
     ),
     Mistake(
         "sum of norms",
-        "you added up the norms of the parameters' gradients: take one norm over all of them "
-        "together",
+        "you added up the norms of the parameters' gradients. Take one norm over all of them",
         edits={NORM: "penalty = sum(gradient.norm() for gradient in gradients)"},
         violates="the norm is that of all gradients together",
     ),
     Mistake(
         "without the biases",
-        "the norm leaves out the gradients of the biases: take that of all parameters",
+        "the norm leaves out the gradients of the biases. Take that of all parameters",
         edits={DIVIDE: f"{DIVIDE}\ngradients = [one for one in gradients if one.dim() > 1]"},
     ),
     Mistake(
         "gradient of the inputs",
-        "the penalty is the norm of the inputs' gradient, as in a WGAN: take the parameters' "
+        "the penalty is the norm of the inputs' gradient, as in a WGAN. Take the parameters' "
         "gradients here",
         edits={
             REGION: f"inputs.requires_grad_()\n{REGION}",
@@ -198,47 +174,44 @@ mistakes = [
     ),
     Mistake(
         "norm in fp16",
-        "the penalty overflowed or lost digits in fp16: divide by the scale and take the norm in "
+        "the penalty overflowed or lost digits in fp16. Divide by the scale and take the norm in "
         "float32",
-        edits={
-            NORM: "penalty = torch.cat([gradient.flatten() for gradient in "
-            "gradients]).half().norm()"
-        },
+        edits={NORM: NORM.replace("norm", "half().norm")},
     ),
     Mistake(
         "backward for autograd.grad",
-        "the first pass added its gradients to `p.grad`: use `torch.autograd.grad`, which only "
+        "the first pass added its gradients to `p.grad`. Use `torch.autograd.grad`, which only "
         "returns them",
         edits={
-            GRAD: "scaler.scale(loss).backward(create_graph=True)\nscaled = [p.grad for p in "
-            "model.parameters()]"
+            GRAD: "scaler.scale(loss).backward(create_graph=True)\n"
+            "scaled = [p.grad for p in model.parameters()]"
         },
     ),
     Mistake(
         "never clears",
-        "the gradients were not cleared after the overflow, and keep its NaN: clear after a "
+        "the gradients were not cleared after the overflow, so its NaN stays. Clear after a "
         "skipped step, too",
-        edits={CLEAR: "pass"},
+        edits={"optimizer.zero_grad()": "pass"},
     ),
     Mistake(
         "steps by hand",
-        "`optimizer.step()` applied scaled gradients, and would apply NaN: call "
+        "`optimizer.step()` applied scaled gradients, and would apply NaN. Call "
         "`scaler.step(optimizer)`",
-        edits={STEP: "optimizer.step()"},
+        edits={"scaler.step(optimizer)": "optimizer.step()"},
         violates="A batch that overflows is skipped",
     ),
     Mistake(
         "no update",
-        "`scaler.update()` did not run after the step: call it after every step, skipped or not",
-        edits={UPDATE: "pass"},
+        "`scaler.update()` did not run after the step. Call it after every step, skipped or not",
+        edits={"scaler.update()": "pass"},
     ),
     Mistake(
         "returns at an overflow",
-        "the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` "
-        "skip, and update",
+        "the batch was skipped without `scaler.update()`, so the scale stays. Let `scaler.step` "
+        "skip, then update",
         edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},
         violates="the scale falls",
     ),
 ]
 
-gradient_penalty = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages=SAID)
+gradient_penalty = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages=REGION_MESSAGES)

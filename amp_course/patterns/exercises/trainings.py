@@ -28,29 +28,22 @@ class Run:
         self, draw: random.Random, *, amp: bool = True, every: int = 1, init_scale: float = 2.0**7
     ) -> None:
         self.draw, self.amp, self.every = draw, amp, every
-        layers = (
+        self.model = nn.Sequential(
             nn.Linear(10, 10),
             nn.BatchNorm1d(10),
             nn.Tanh(),
             nn.Dropout(0.4),
             nn.Linear(10, 10, bias=False),
         )
-        self.model = nn.Sequential(*layers)
-        self.model[3].spare = nn.Parameter(
-            torch.ones(10, 10)
-        )  # in no forward pass, so it gets no gradient
-        matrices, others = (
-            [p for p in self.model.parameters() if (p.dim() > 1) is large]
-            for large in (True, False)
-        )
+        # In no forward pass, so it gets no gradient.
+        self.model[3].spare = nn.Parameter(torch.ones(10, 10))
+        parameters = [*self.model.parameters()]
         groups: list[dict[str, Any]] = [
-            {"params": matrices},
-            {"params": others, "weight_decay": 0.0},
+            {"params": [p for p in parameters if p.dim() > 1]},
+            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1)
-        self.scheduler: Any = torch.optim.lr_scheduler.StepLR(
-            self.optimizer, step_size=2, gamma=0.7
-        )
+        self.scheduler: Any = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.7)
         self.scaler = (
             torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=2) if amp else None
         )
@@ -63,9 +56,8 @@ class Run:
         generator = torch.Generator().manual_seed(self.draw.getrandbits(31))
         scaler = self.scaler or torch.amp.GradScaler("cpu", enabled=False)
         for number in range(count):
-            inputs = torch.randn(6, 10, generator=generator) * (
-                1e6 if number == overflow_at else 1.0
-            )
+            size = 1e6 if number == overflow_at else 1.0
+            inputs = torch.randn(6, 10, generator=generator) * size
             targets = torch.randint(0, 10, (6,), generator=generator)
             with torch.autocast("cpu", dtype=torch.float16, enabled=self.amp):
                 loss = cross_entropy(self.model(inputs), targets) / self.every
@@ -91,25 +83,19 @@ class Run:
             "the random state" if key == "rng" else f"the {key}": state
             for key, state in self.states().items()
         }
-        named = self.model.named_parameters()
         states["the gradients"] = {
-            name: "None" if p.grad is None else p.grad.clone() for name, p in named
+            name: "None" if p.grad is None else p.grad.clone()
+            for name, p in self.model.named_parameters()
         }
-        states["which parameters are trained"] = [
-            parameter.requires_grad for parameter in self.model.parameters()
-        ]
-        return {
-            **states,
-            "the modes of the layers": [layer.training for layer in self.model.modules()],
-        }
+        states["which parameters are trained"] = [p.requires_grad for p in self.model.parameters()]
+        states["the modes of the layers"] = [layer.training for layer in self.model.modules()]
+        return states
 
     def stepped(self) -> str:
         """Say whose parameters the optimizer steps."""
-        own = {id(parameter) for parameter in self.model.parameters()}
-        steps = [
-            id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
-        ]
-        return "the model's parameters" if own.issuperset(steps) else "others"
+        own = {id(p) for p in self.model.parameters()}
+        steps = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        return "the model's parameters" if steps <= own else "others"
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -119,9 +105,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def call_load(load: Any, case: str, *arguments: Any) -> Any:
-    """Call a reader's function that restores a run; torch's advice for a scaler without a scale
-    would not help there.
-    """
+    """Call a reader's function that restores a run, and explain a scaler without a scale."""
     try:
         return call_answer(load, case, *arguments)
     except Failed as failed:
@@ -129,8 +113,7 @@ def call_load(load: Any, case: str, *arguments: Any) -> Any:
             raise
         raise Wrong(
             f"{case}, `update` or `step` of the new scaler raises an error, since it has not "
-            f"scaled a loss yet: restore it with "
-            "its `load_state_dict`, and call none of its other methods"
+            "scaled a loss yet. Restore it with its `load_state_dict`, and call no other method"
         ) from failed.__cause__
 
 
@@ -144,12 +127,10 @@ def read_file(path: Path) -> Any:
         return torch.load(path, weights_only=True)
     except Exception as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        refused = "`torch.load(path, weights_only=True)` refuses the file"
-        feedback = f"{refused} ({type(error).__name__}): is it written by `torch.save`?"
+        cause = f"({type(error).__name__}). Is it written by `torch.save`?"
         if found:
-            feedback = (
-                f"{refused} because of `{found[1]}`, which is not on its list. It accepts "
-                f"`state_dict()`s, tensors, and plain "
-                "Python numbers, texts, lists and dicts"
+            cause = (
+                f"because of `{found[1]}`. It accepts `state_dict()`s, tensors, and plain Python "
+                "numbers, texts, lists and dicts"
             )
-        raise Wrong(feedback) from error
+        raise Wrong(f"`torch.load(path, weights_only=True)` refuses the file {cause}") from error

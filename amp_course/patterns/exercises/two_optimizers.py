@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
-from amp_course.kit.dtypes import dtype_name
-from amp_course.watching.observer import Observer
-from amp_course.watching.records import Training
+from amp_course.patterns.exercises._shared import both_steps, names, observe
 from amp_course.watching.scene import flat
 
 card = Card(
@@ -28,18 +26,18 @@ card = Card(
     "once, and its gradient is that of both losses. There are two optimizers and one scaler; one "
     "optimizer's overflow must not stop the other.",
     hints=(
-        "Of scale, backward, step, update and zero_grad: which once per loss, which per "
-        "optimizer, which per iteration?",
+        "Of scale, backward, step, update and zero_grad: which run once per loss, which once per "
+        "optimizer, which once per iteration?",
         "Both losses share the body's graph, so the first `backward()` must keep it. They share "
-        "the scale, so one `update`.",
-        "In the region: features once, then both losses. After it: "
+        "the scale, so call `update` once.",
+        "In the region, compute the features once, then both losses. After it: "
         "`scaler.scale(a).backward(retain_graph=True)`, `scaler.scale(b).backward()`, "
         "`scaler.step` for both, `scaler.update()` once, `zero_grad` for both.",
     ),
-    why="Until `update`, the scaler remembers what it found for each optimizer: so each is "
-    "skipped for its own gradients.",
-    alternative="`scaler.scale(loss_a + loss_b).backward()`: one pass over the body instead of "
-    "two, and no graph to retain.",
+    why="The scaler remembers until `update` what it found for each optimizer, so each step is "
+    "skipped only for its own gradients.",
+    alternative="`scaler.scale(loss_a + loss_b).backward()`: one backward pass over the body "
+    "instead of two, and no graph to retain.",
 )
 
 
@@ -48,9 +46,7 @@ def right(
 ) -> None:
     with torch.autocast(inputs.device.type, dtype=torch.float16):
         features = body(inputs)
-        losses = [
-            loss_fn(head(features), target) for head, target in zip(heads, targets, strict=True)
-        ]
+        losses = [loss_fn(head(features), t) for head, t in zip(heads, targets, strict=True)]
     scaler.scale(losses[0]).backward(retain_graph=True)
     scaler.scale(losses[1]).backward()
     for optimizer in optimizers:
@@ -60,32 +56,27 @@ def right(
         optimizer.zero_grad()
 
 
-# iteration by iteration: the factors of the gradients of the two heads' weights and of the first
-# head's output, and the case
+# factors of the gradients of both heads' weights and of the first head's output, and the case
 CLEAN = (1.0, 1.0, 1.0, "")
-SECOND_BAD = (1.0, math.inf, 1.0, ", where the second head's gradient overflows")
-FIRST_BAD = (math.nan, 1.0, 1.0, ", where the first head's gradient overflows")
-LOSS_BAD = (
-    1.0,
-    1.0,
-    1e6,
-    ", where the first head's output overflows, so that its loss is not finite",
+ITERATIONS = (
+    CLEAN,
+    (1.0, math.inf, 1.0, ", where the second head's gradient overflows"),
+    CLEAN,
+    (math.nan, 1.0, 1.0, ", where the first head's gradient overflows"),
+    (1.0, 1.0, 1e6, ", where the first head's output overflows, so its loss is not finite"),
+    CLEAN,
+    CLEAN,  # after which the scale grows
 )
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Make seven iterations, three of which overflow in one head, and one of another training.
-
-    After the last two clean ones the scale grows.
-    """
+    """Train with overflows in one head or the other, then run one iteration of a new training."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    yield from _train(
-        answer, generator, CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN
-    )
-    yield from _train(answer, generator, (1.0, 1.0, 1.0, " of another training"))
+    yield from _train(answer, generator, ITERATIONS)
+    yield from _train(answer, generator, [(1.0, 1.0, 1.0, " of another training")])
 
 
-def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]) -> Iterator[Case]:
+def _train(answer: Any, generator: torch.Generator, iterations: Any) -> Iterator[Case]:
     body, heads = nn.Sequential(nn.Linear(12, 8), nn.Tanh()), [nn.Linear(8, 4), nn.Linear(8, 3)]
     parameters = [p for model in (body, *heads) for p in model.parameters()]
     for parameter in parameters:
@@ -94,117 +85,106 @@ def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]
         torch.optim.SGD(own, lr=0.05, momentum=0.9) for own in (parameters[:4], parameters[4:])
     ]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)
-    factors, runs, outputs, losses = [1.0, 1.0, 1.0], list[str](), list[str](), list[str]()
-    body[0].register_forward_hook(
-        lambda module, args, output: runs.append(dtype_name(output.dtype))
-    )
-    for place, head in enumerate(heads):
-        head.register_forward_hook(
-            lambda module, args, output: outputs.append(dtype_name(output.dtype))
+    factors, ran = [1.0, 1.0, 1.0], list[tuple[str, torch.dtype]]()
+
+    for name, module in (("body", body[0]), ("head", heads[0]), ("head", heads[1])):
+        module.register_forward_hook(
+            lambda module, args, output, name=name: ran.append((name, output.dtype))
         )
+    for place, head in enumerate(heads):
         head.weight.register_hook(lambda gradient, place=place: gradient * factors[place])
     heads[0].register_forward_hook(lambda module, args, output: output * factors[2])
 
     def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-        losses.append(dtype_name((loss := nn.functional.cross_entropy(output, target)).dtype))
+        loss = nn.functional.cross_entropy(output, target)
+        ran.append(("loss", loss.dtype))
         return loss
 
     for number, (*factors[:], where) in enumerate(iterations, 1):
         case = f"in iteration {number}{where}"
-        runs[:], outputs[:], losses[:] = [], [], []
+        ran.clear()
         inputs = torch.randn(8, 12, generator=generator)
         targets = [torch.randint(0, classes, (8,), generator=generator) for classes in (4, 3)]
-        with Observer(Training(lambda: None, [body, *heads], optimizers, [scaler], [])) as observer:
+        with observe([body, *heads], optimizers, scaler) as observer:
             call_answer(answer, case, body, heads, inputs, targets, loss_fn, optimizers, scaler)
-        gradients = [
-            [step.gradient.values.clone() for step in observer.update.steps(place)]
-            for place in (0, 1)
-        ]
+        steps = both_steps(observer.update)
         yield Case(
             case,
             {
-                "the number of forward passes of the body": len(runs),
-                "the dtype that body and heads compute in": " and ".join(sorted({*runs, *outputs})),
-                "the dtype that the losses are computed in": " and ".join(sorted({*losses}))
-                or "unknown",
-                "the dtype of the weights": " and ".join(
-                    sorted({dtype_name(p.dtype) for p in parameters})
+                "the number of forward passes of the body": sum(name == "body" for name, _ in ran),
+                "the dtype that body and heads compute in": names(
+                    dtype for name, dtype in ran if name != "loss"
                 ),
+                "the dtype that the losses are computed in": names(
+                    dtype for name, dtype in ran if name == "loss"
+                )
+                or "unknown",
+                "the dtype of the weights": names(p.dtype for p in parameters),
                 "the number of backward passes in the region": sum(
                     one.in_autocast for one in observer.update.backwards
                 ),
-                "the number of steps of the two optimizers": [len(own) for own in gradients],
-                "the gradient at the first optimizer's step": gradients[0],
-                "the gradient at the second optimizer's step": gradients[1],
+                **steps,
                 "the loss scale after the iteration": scaler.get_scale(),
                 "the weights after the iteration": flat(parameters),
             },
-            evidence={"gradients": gradients},
+            evidence=steps,
         )
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
-LOSSES = (
-    "losses = [loss_fn(head(features), target) for head, target in zip(heads, targets, "
-    "strict=True)]"
-)
-FIRST, SECOND = (
-    "scaler.scale(losses[0]).backward(retain_graph=True)",
-    "scaler.scale(losses[1]).backward()",
-)
+LOSSES = "losses = [loss_fn(head(features), t) for head, t in zip(heads, targets, strict=True)]"
+FIRST = "scaler.scale(losses[0]).backward(retain_graph=True)"
+SECOND = "scaler.scale(losses[1]).backward()"
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
+FINITE = "all(p.grad.isfinite().all() for m in (body, *heads) for p in m.parameters())"
+AGAIN = f"{REGION}\n    losses[1] = loss_fn(heads[1](body(inputs)), targets[1])"
 
 mistakes = [
     Mistake(
         "runs the body twice",
-        "the body ran once for each head: both heads can use the same features",
-        edits={
-            SECOND: f"{REGION}\n    losses[1] = loss_fn(heads[1](body(inputs)), "
-            f"targets[1])\n{SECOND}"
-        },
+        "the body ran once for each head. Both heads can use the same features",
+        edits={SECOND: f"{AGAIN}\n{SECOND}"},
         violates="The body runs once",
     ),
     Mistake(
         "backward inside the region",
-        "`backward()` ran inside the autocast region: end the `with` block before it",
+        "`backward()` ran inside the autocast region. End the `with` block before it",
         edits={FIRST: f"{REGION}\n    {FIRST}", SECOND: f"{REGION}\n    {SECOND}"},
     ),
     Mistake(
         "frees the graph",
-        "the first `backward()` freed the body's graph: pass it `retain_graph=True`, or call it "
-        "once, on the sum",
-        edits={FIRST: FIRST.replace("retain_graph=True", "")},
+        "the first `backward()` freed the body's graph. Pass it `retain_graph=True`, or call it "
+        "once on the sum",
+        edits={FIRST: "scaler.scale(losses[0]).backward()"},
     ),
     Mistake(
         "second loss misses the body",
-        "the body's gradient lacks the second loss: detach no features, and step only after both "
+        "the body's gradient lacks the second loss. Detach no features, and step only after both "
         "backward passes",
         edits={
-            LOSSES: LOSSES.replace(
-                "head(features)", "head(features if head is heads[0] else features.detach())"
-            )
+            LOSSES: LOSSES.replace("(features)", "(features if t is targets[0] else features.data)")
         },
         violates="its gradient is that of both losses",
     ),
     Mistake(
         "first loss is lost",
-        "only the second loss is in the gradients at the step: call `backward()` on both, and "
-        "then clear once",
+        "only the second loss is in the gradients at the step. Call `backward()` on both, and "
+        "clear only after the steps",
         edits={SECOND: f"optimizers[0].zero_grad()\n{SECOND}"},
     ),
     Mistake(
         "averages the losses",
-        "these are the gradients of the mean of the losses: take their sum",
+        "these are the gradients of the mean of the losses. Take their sum",
         edits={LOSSES: f"{LOSSES}\nlosses = [loss / 2 for loss in losses]"},
     ),
     Mistake(
         "scales only the first loss",
-        "the second loss was not scaled, and the body adds up gradients of two scales: scale both",
+        "the second loss was not scaled, so the body adds up gradients of two scales. Scale both",
         edits={SECOND: "losses[1].backward()"},
     ),
     Mistake(
         "scales no loss",
-        "the gradients were divided by the scale once too often: scale both losses, and let only "
+        "the gradients were divided by the scale once too often. Scale both losses, and let only "
         "the scaler divide",
         edits={
             FIRST: "scaler.scale(torch.ones(()))\nlosses[0].backward(retain_graph=True)",
@@ -213,80 +193,76 @@ mistakes = [
     ),
     Mistake(
         "a scaler for each",
-        "the second loss has another scale, and the body adds up the gradients of both: use the "
-        "one scaler",
+        "the second loss has another scale, so the body adds up gradients of two scales. Scale "
+        "both with the one scaler",
         edits={SECOND: "torch.amp.GradScaler('cpu').scale(losses[1]).backward()"},
         violates="one scaler",
     ),
     Mistake(
         "an update for each",
-        "`scaler.update()` ran more than once, with a step between: call it once per iteration, "
+        "`scaler.update()` ran more than once, with a step in between. Call it once per iteration, "
         "after both steps",
         edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: "pass"},
     ),
     Mistake(
         "no update",
-        "`scaler.update()` did not run after the steps: call it once per iteration, after both",
+        "`scaler.update()` did not run after the steps. Call it once per iteration, after both",
         edits={UPDATE: "pass"},
     ),
     Mistake(
         "skips both",
-        "one optimizer's overflow stopped the other, too: call `scaler.step` for both, whatever "
+        "one optimizer's overflow stopped the other, too. Call `scaler.step` for both, whatever "
         "was found",
-        edits={
-            STEP: "scaler.unscale_(optimizer)\nif all(p.grad.isfinite().all() for m in (body, "
-            "*heads) "
-            f"for p in m.parameters()):\n    {STEP}"
-        },
+        edits={STEP: f"scaler.unscale_(optimizer)\nif {FINITE}:\n    {STEP}"},
         violates="one optimizer's overflow must not stop the other",
     ),
     Mistake(
         "returns at a bad loss",
-        "one head's loss was not finite, and no optimizer stepped: go on, and leave the test to "
-        "the scaler",
+        "one head's loss was not finite, and no optimizer stepped. Go on and leave the test to the "
+        "scaler",
         edits={FIRST: f"if not sum(losses).isfinite():\n    return\n{FIRST}"},
     ),
     Mistake(
         "leaves out a bad loss",
-        "a loss that was not finite was left out, and the body stepped on the other: call "
+        "a loss that was not finite was left out, and the body stepped on the other. Call "
         "`backward()` on both",
         edits={FIRST: f"if losses[0].isfinite():\n    {FIRST}"},
     ),
     Mistake(
         "steps both by hand",
-        "`scaler.update()` found no `scaler.step` since the last update: call that for both, then "
-        "update once",
+        "`scaler.update()` found no `scaler.step` since the last update. Call `scaler.step` for "
+        "both, then update once",
         edits={STEP: "optimizer.step()"},
     ),
     Mistake(
         "unscales, own steps",
-        "an optimizer stepped on gradients that hold inf or NaN: `unscale_` finds them, and only "
-        "`scaler.step` skips because of them. Call `scaler.step` for both, not `optimizer.step()`",
+        "an optimizer stepped on gradients that hold inf or NaN. `unscale_` finds them, but only "
+        "`scaler.step` skips the step, so call it for both instead of `optimizer.step()`",
         edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
     ),
     Mistake(
         "steps the second by hand",
-        "the second optimizer applied scaled gradients, and even inf: call `scaler.step` for "
-        "both, not `step()`",
+        "the second optimizer applied scaled gradients, even inf. Call `scaler.step` for both, not "
+        "`step()`",
         edits={STEP: f"{STEP} if optimizer is optimizers[0] else optimizer.step()"},
     ),
     Mistake(
         "never clears",
-        "the gradients of earlier iterations are still in the sum: call `zero_grad()` on both in "
+        "the gradients of earlier iterations are still in the sum. Call `zero_grad()` on both in "
         "each iteration",
         edits={CLEAR: "pass"},
     ),
-    Mistake(
-        "clears the second only",
-        "the first optimizer's gradients were not cleared, and new ones are added: call "
-        "`zero_grad()` on both",
-        edits={CLEAR: "optimizers[1].zero_grad()"},
-    ),
-    Mistake(
-        "clears the first only",
-        "the second optimizer's gradients were not cleared, and keep an inf for good: call "
-        "`zero_grad()` on both",
-        edits={CLEAR: "optimizers[0].zero_grad()"},
+    *(
+        Mistake(
+            f"clears the {cleared} only",
+            f"the {kept} optimizer's gradients were not cleared, {effect}. Call `zero_grad()` on "
+            "both",
+            edits={CLEAR: f"optimizers[{place}].zero_grad()"},
+        )
+        for place, cleared, kept, effect in (
+            (1, "second", "first", "and new ones are added to them"),
+            (0, "first", "second", "so an inf stays in them for good"),
+        )
     ),
 ]
 
@@ -297,7 +273,7 @@ two_optimizers = Exercise(
     mistakes,
     tolerance=1e-2,
     messages={
-        "the dtype that body and heads compute in": "{case}, body and heads compute in {got}: put "
-        "them and their losses into the autocast region, and name its dtype, `torch.float16`"
+        "the dtype that body and heads compute in": "{case}, body and heads compute in {got}. Run "
+        "them and their losses in the autocast region, and name its dtype, `torch.float16`"
     },
 )

@@ -1,11 +1,9 @@
-"""Exercise 2 of chapter 03: how many values a format has for the positions 0 … n−1,
-without going through them.
-"""
+"""Exercise 2 of chapter 03: how many values a format has for the positions 0 … n−1."""
 
 import random
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -27,42 +25,30 @@ card = Card(
     minutes=20,
     lines=10,
     task="Write `count_ids(n, fmt)`: how many different values the positions 0 … n−1 have in a "
-    "format. Do not go through the positions one by one, in a loop or in a tensor: the check "
-    "tries n = 2^40. All positions that overflow to inf share one id, which counts too.",
+    "format. Do not go through the positions one by one, in a loop or in a tensor: the check tries "
+    "n = 2^40. All positions that overflow to inf share one id, which counts too.",
     hints=(
         "How many bf16 numbers are there from 256 up to, but not including, 512? And from 512 to "
         "1,024? Look at the spacing.",
         "With p = `fmt.significand_bits` + 1, every integer up to 2^p (or to a smaller `fmt.max`) "
-        "has its own id. Each later binade, from a power of two to the next, holds 2^(p−1) "
-        "values. Which value does the last position, n − 1, round to?",
+        "has its own id. Each later binade, from a power of two to the next, holds 2^(p−1) values. "
+        "Which value does the last position, n − 1, round to?",
         "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`. `round(Fraction(n - 1, "
-        "step))` counts the steps up to it, ties to even as in a cast. Add 2^(p−1) values for "
-        "each binade before. From half a step past `fmt.max` on, positions become inf: one more "
-        "value than there are up to `fmt.max`.",
+        "step))` counts the steps up to it, ties to even as in a cast. Add 2^(p−1) values for each "
+        "binade before. From half a step past `fmt.max` on, positions become inf, which is one "
+        "more value than there are up to `fmt.max`.",
     ),
-    why="The count grows with the logarithm of the length: a bf16 id has 1,409 values for 131,072 "
-    "tokens.",
+    why="The count grows with the logarithm of the length: bf16 has 1,409 ids for 131,072 tokens.",
     alternative="positive numbers are in the same order as their patterns, so `encode(n - 1, fmt) "
     "- encode(2**p, fmt)` counts the values past 2^p, inf included.",
 )
-
-_LONG = (
-    2**21
-)  # a loop over a sixteenth of the positions is noticed, one over all patterns of bf16 is not
-SHORT = FloatFormat.of(4, 8)  # ends at 255.5, before 2^9
-_OTHERS = (
-    str(Path(__file__).parents[2]),
-    str(Path(random.__file__).parent),
-)  # whose lines are not counted
 
 
 def right(n: int, fmt: FloatFormat) -> int:
     bits, half_step = fmt.significand_bits + 1, 2 ** (fmt.max_exponent - fmt.significand_bits) // 2
     last, most = n - 1, int(fmt.max)
     exact = min(2**bits, most + 1)
-    if (
-        n <= exact + 1 or most < exact
-    ):  # in a short format, most + 1 is inf, and so is every position after it
+    if n <= exact + 1 or most < exact:  # in a short format, positions from most + 1 on are inf
         return min(n, exact + 1)
     overflows = int(last >= most + half_step)
     last = min(last, most)
@@ -73,12 +59,16 @@ def right(n: int, fmt: FloatFormat) -> int:
     return 1 + exact + before + in_binade + overflows
 
 
-class _Enough(BaseException):
+LONG = 2**21  # positions; loops over a sixteenth are noticed, those over all bf16 patterns are not
+LIBRARIES = str(Path(__file__).parents[2]), str(Path(random.__file__).parent)
+
+
+class _Stopped(BaseException):
     """Ends an answer that goes through the positions; its text says how."""
 
 
 class _Watch(TorchFunctionMode):
-    """Ends an answer that runs about as many lines, or makes about as large tensors,
+    """Stops an answer that runs about as many lines, or makes about as large tensors,
     as there are positions.
     """
 
@@ -88,22 +78,22 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         size = out.numel() if isinstance(out, torch.Tensor) else 0
         self.elements += size
-        if size >= _LONG // 2 or self.elements > 4 * _LONG:
-            raise _Enough("in memory" if size >= _LONG // 2 else "in chunks")
+        if size >= LONG // 2 or self.elements > 4 * LONG:
+            raise _Stopped("in memory" if size >= LONG // 2 else "in chunks")
         return out
 
     def trace(self, frame: Any, *event: Any) -> Any:
-        if frame.f_code.co_filename.startswith(_OTHERS) and frame.f_code.co_filename != __file__:
+        if frame.f_code.co_filename.startswith(LIBRARIES) and frame.f_code.co_filename != __file__:
             return None
         self.lines += 1
-        if self.lines > _LONG // 16:
-            raise _Enough("in a loop")
+        if self.lines > LONG // 16:
+            raise _Stopped("in a loop")
         return self.trace
 
 
 def _way(answer: Callable[..., Any], case: str, n: int) -> str:
-    """Tell how an answer counts, by the lines that it runs, its tensors and its memory;
-    not by the clock.
+    """Say how an answer counts, by the lines that it runs, its tensors and its memory;
+    time does not matter.
     """
     watch, traced = _Watch(), sys.gettrace()
     tracemalloc.start()
@@ -111,45 +101,42 @@ def _way(answer: Callable[..., Any], case: str, n: int) -> str:
         with watch:
             sys.settrace(watch.trace)
             call_answer(answer, case, n, BF16)
-    except _Enough as enough:
-        return str(enough)
+    except _Stopped as stopped:
+        return str(stopped)
     finally:
         sys.settrace(traced)
         memory = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    return "in memory" if memory >= 4 * _LONG else "by a formula"
+    return "in memory" if memory >= 4 * LONG else "by a formula"
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Small counts; then whether the answer goes through the positions;
-    then large counts, and past the largest number.
-    """
-    yield Case(
-        "", {"the count": _counts(answer, [0, 1, 2, *range(255, 272), *range(511, 520)], BF16)}
-    )
-    for n in (_LONG, 2**40):
+    """Small counts; whether the answer goes through the positions; large counts; overflow."""
+    few = [0, 1, 2, *range(255, 272), *range(511, 520)]
+    yield Case("", {"the count": _counts(answer, few, BF16)})
+    for n in (LONG, 2**40):
         case = f"for n = {n:,} in bf16"
         yield Case(case, {"the way it counts": (way := _way(answer, case, n))})
         if way != "by a formula":
             return
-    for fmt, few in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, range(40))):
+    for fmt, few in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, [*range(40)])):
         yield Case("", {"the count": _counts(answer, few, fmt)})
-    many = [
-        2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)
-    ]
-    many += [
-        int(fmt.max) + off
-        for fmt in (FP16, FP8_E5M2)
-        for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)
-    ]
-    many += [
-        2**40 - 2**31,
-        *(2**power + 2 ** (power - bits) + 2 for power in (26, 30) for bits in range(5, 9)),
-    ]
-    many += [draw.randrange(2**41) for _ in range(3)]
-    rounds = [(fmt, many) for fmt in (BF16, FloatFormat.of(8, draw.randint(4, 6)), FP16, FP8_E5M2)]
-    short = [(SHORT, [*range(254, 260), 300, 513]), (SHORT, [514, 515, 700, 2**20, 2**40])]
-    for fmt, lengths in ((BF16, [_LONG, 2**40]), *rounds, *short):
+
+    many = [2**p + off for p in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**p // 4 + 1)]
+    ends = int(FP16.max), int(FP8_E5M2.max)
+    many += [end + off for end in ends for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)]
+    many += [2**p + 2 ** (p - bits) + 2 for p in (26, 30) for bits in range(5, 9)]
+    many += [2**40 - 2**31, *(draw.randrange(2**41) for _ in range(3))]
+    short = FloatFormat.of(4, 8)  # ends at 255.5, before 2^9
+    for fmt, lengths in (
+        (BF16, [LONG, 2**40]),
+        (BF16, many),
+        (FloatFormat.of(8, draw.randint(4, 6)), many),
+        (FP16, many),
+        (FP8_E5M2, many),
+        (short, [*range(254, 260), 300, 513]),
+        (short, [514, 515, 700, 2**20, 2**40]),
+    ):
         within, past = [n for n in lengths if n <= fmt.max], [n for n in lengths if n > fmt.max]
         yield Case("", {"the count": _counts(answer, within, fmt)})
         facts = {"format": fmt.name, "end": f"{fmt.max:,.0f}"}
@@ -158,45 +145,37 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
             return
 
 
-def _counts(answer: Callable[..., Any], lengths: Iterable[int], fmt: FloatFormat) -> Results:
-    own = f"a format with {fmt.exponent_bits} exponent and {fmt.significand_bits} significand bits"
-    cases = {
-        f"for n = {n:,} in {fmt.name if fmt in (BF16, FP16, FP8_E5M2) else own}": n for n in lengths
-    }
-    found = {
-        case: read_number(call_answer(answer, case, n, fmt), case) for case, n in cases.items()
-    }
-    return Results(found)
+def _counts(answer: Callable[..., Any], lengths: list[int], fmt: FloatFormat) -> Results:
+    name = f"a format with {fmt.exponent_bits} exponent and {fmt.significand_bits} significand bits"
+    name = fmt.name if fmt in (BF16, FP16, FP8_E5M2) else name
+    cases = {f"for n = {n:,} in {name}": n for n in lengths}
+    return Results(
+        {case: read_number(call_answer(answer, case, n, fmt), case) for case, n in cases.items()}
+    )
 
 
-OVERFLOWS, IN_BINADE = (
-    "overflows = int(last >= most + half_step)",
-    "in_binade = round(steps) - exact // 2",
-)
-LAST, RETURN = (
-    "last, most = n - 1, int(fmt.max)",
-    "return 1 + exact + before + in_binade + overflows",
-)
+OVERFLOWS = "overflows = int(last >= most + half_step)"
+IN_BINADE = "in_binade = round(steps) - exact // 2"
 
 mistakes = [
     Mistake(
         "loops over the positions",
-        "your function runs over 100,000 steps for two million positions, and 2⁴⁰ are tried: "
-        "count binades",
-        answer=lambda n, fmt: right(n, fmt) if n < _LONG else sum(1 for _ in range(n)),
+        "your function runs over 100,000 steps for two million positions, and the check tries "
+        "2⁴⁰. Count binades",
+        answer=lambda n, fmt: right(n, fmt) if n < LONG else sum(1 for _ in range(n)),
         violates="Do not go through the positions one by one, in a loop",
     ),
     Mistake(
         "builds a tensor",
-        "your function fills a tensor, array or set with all positions, terabytes for 2⁴⁰ of "
-        "them: count binades",
-        answer=lambda n, fmt: right(n, fmt) if n < _LONG else torch.arange(n).numel(),
+        "your function fills a tensor, array or set with all positions, which takes terabytes for "
+        "2⁴⁰ of them. Count binades",
+        answer=lambda n, fmt: right(n, fmt) if n < LONG else torch.arange(n).numel(),
         violates="or in a tensor",
     ),
     Mistake(
         "ignores the end of the range",
-        "{format} ends at {end}. From half a step past it on, every position becomes inf, and "
-        "they share one id",
+        "{format} ends at {end}. From half a step past it on, every position becomes inf, and they "
+        "share one id",
         edits={OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"},
         violates="overflow to inf share one",
     ),
@@ -208,15 +187,15 @@ mistakes = [
     ),
     Mistake(
         "overflows half a step early",
-        "positions less than half a step past {end}, {format}'s largest number, are rounded to "
-        "it, not to inf",
+        "positions less than half a step past {end}, {format}'s largest number, are rounded to it, "
+        "not to inf",
         edits={OVERFLOWS: "overflows = int(last > most)"},
     ),
     Mistake(
         "truncates",
-        "a cast does not truncate, it rounds to nearest: the last position, n − 1, may reach the "
-        "next value up",
-        edits={IN_BINADE: "in_binade = int(steps) - exact // 2"},
+        "a cast rounds to nearest and does not truncate, so the last position, n − 1, may reach "
+        "the next value up",
+        edits={IN_BINADE: IN_BINADE.replace("round", "int")},
         violates="values the positions 0 … n−1 have in a format",
     ),
     Mistake(
@@ -233,23 +212,26 @@ mistakes = [
     ),
     Mistake(
         "one too few",
-        "your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them",
+        "your count is 1 too low. The positions 0 … n − 1 are n positions, including 0",
         answer=lambda n, fmt: right(n, fmt) - 1,
     ),
     Mistake(
         "n in place of n − 1",
-        "you round n, which is not among the positions 0 … n − 1: the last one is n − 1",
+        "you round n, which is not among the positions 0 … n − 1. The last one is n − 1",
         answer=lambda n, fmt: right(n + 1, fmt) - 1,
     ),
     Mistake(
         "through float32",
-        "rounding twice, to float32 first, can make a tie of a number next to one: round n − 1 in "
-        "one go",
-        edits={LAST: "last, most = int(torch.tensor(float(n - 1)).item()), int(fmt.max)"},
+        "rounding twice, to float32 first, can make a tie of a number next to one. Round n − 1 "
+        "only once",
+        edits={
+            "last, most = n - 1, int(fmt.max)": "last, most = "
+            "int(torch.tensor(float(n - 1)).item()), int(fmt.max)"
+        },
     ),
     Mistake(
         "every position has its own id",
-        "past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and "
+        "past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, so "
         "positions share ids",
         answer=lambda n, fmt: n,
     ),
@@ -261,13 +243,16 @@ mistakes = [
     ),
     Mistake(
         "forgets position 0",
-        "one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = "
+        "one id is missing. 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = "
         "`fmt.significand_bits` + 1",
-        edits={RETURN: "return exact + before + in_binade + overflows"},
+        edits={
+            "return 1 + exact + before + in_binade + overflows": "return exact + before + "
+            "in_binade + overflows"
+        },
     ),
     Mistake(
         "n up to 2^p before the range",
-        "a format may end before 2^(`fmt.significand_bits` + 1): positions past its end are inf, "
+        "a format may end before 2^(`fmt.significand_bits` + 1). Positions past its end are inf, "
         "which is one id",
         edits={"exact = min(2**bits, most + 1)": "exact = 2**bits"},
     ),
@@ -280,7 +265,7 @@ count_ids = Exercise(
     mistakes,
     show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"),
     messages={
-        "the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: "
-        "count binades instead"
+        "the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions. "
+        "Count binades instead"
     },
 )

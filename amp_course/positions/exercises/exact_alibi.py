@@ -31,18 +31,17 @@ card = Card(
     task="Write `exact_alibi(slopes, queries, keys)`: the bias −slope · (query − key), of shape "
     "(heads, queries, keys) and in float32, right to the last bit, for positions up to a million, "
     "for any slopes, in float32 or bf16, and under autocast too. Keys after their query are "
-    "masked elsewhere: your values there do not matter.",
+    "masked elsewhere, so your values there do not matter.",
     hints=(
-        "Which step is exact in integers? Do that one before anything becomes a float.",
-        "`queries[:, None] - keys[None, :]` is the distance, an integer. One product is left, and "
-        "it has to be elementwise.",
-        "`-slopes.float()[:, None, None] * distance`: a product of float32 and an integer tensor "
-        "is float32.",
+        "Which step is exact in integers? Do it before anything becomes a float.",
+        "`queries[:, None] - keys[None, :]` is the distance, an integer. Only one product remains, "
+        "and it has to be elementwise.",
+        "`-slopes.float()[:, None, None] * distance`: float32 times an integer tensor is float32.",
     ),
-    why="A bias grows with distance, so unlike cos and sin it cannot be cast last: past 256 steps "
-    "neighbours share it in bf16.",
+    why="A bias grows with distance, so unlike cos and sin it cannot be cast last. In bf16, "
+    "neighbours share it past 256 steps.",
     alternative="`torch.mul(-slopes.float().view(-1, 1, 1), (queries.view(-1, 1) - "
-    "keys).float())`: the distance is exact in float32 up to 2^24.",
+    "keys).float())`, as the distance is exact in float32 up to 2^24.",
 )
 
 
@@ -54,30 +53,18 @@ def right(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Near and far queries with keys at all distances, for slopes of several kinds,
-    outside autocast and inside.
-    """
-    positions = (
+    """Near and far queries, keys at all distances, slopes of several kinds, with autocast or not."""
+    positions = (  # queries, keys
         ([0, 1, 5, 9], [*range(12)]),
-        (
-            [40_000, 40_001, 39_990],
-            [*range(39_970, 40_002), 0, 1, 33_000, 300, 39_700],
-        ),  # cdist rounds if there are 26
+        # From 26 keys on, cdist rounds.
+        ([40_000, 40_001, 39_990], [*range(39_970, 40_002), 0, 1, 33_000, 300, 39_700]),
         (
             [1_000_000, 999_999],
             [0, 1, 255, 257, 70_001, 499_999, 931_111, 999_001, 999_998, 999_999, 1_000_000],
         ),
         (
             [917_503],
-            [
-                *sorted(draw.sample(range(900_000), 3)),
-                65_519,
-                65_521,
-                131_071,
-                917_501,
-                917_502,
-                917_503,
-            ],
+            [65_519, 65_521, 131_071, 917_501, 917_502, 917_503, *draw.sample(range(900_000), 3)],
         ),
     )
     slopes = (
@@ -88,72 +75,64 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     for (queries, keys), some, autocast in itertools.product(positions, slopes, (False, True)):
         region = ", under bf16 autocast" if autocast else ""
         case = f"for slopes in {show_value(some.dtype)}{region}"
+        given = some.clone(), torch.tensor(queries), torch.tensor(keys)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            given = [some.clone(), torch.tensor(queries), torch.tensor(keys)]
             raw = call_answer(answer, case, *given)
         got = read_tensor(raw, case, "the bias, a tensor", (len(some), len(queries), len(keys)))
         places = itertools.product(some.tolist(), queries, keys)
         bias = {
-            f"for query {query:,}, key {key:,} and slope {slope:.4g}{region}": value
-            + 0.0  # −0 is 0
-            for (slope, query, key), value in zip(
-                places, got.float().flatten().tolist(), strict=True
-            )
-            if key <= query
+            f"for query {q:,}, key {k:,} and slope {slope:.4g}{region}": value + 0.0  # −0 is 0
+            for (slope, q, k), value in zip(places, got.float().flatten().tolist(), strict=True)
+            if k <= q
         }
         kept = given[0].equal(some) and [one.tolist() for one in given[1:]] == [queries, keys]
-        dtype = Results({case: show_value(got.dtype)}, "the dtype of the bias")
         outputs = {
             "the arguments": "as before" if kept else "changed",
             "the bias": Results(bias),
-            "the dtype": dtype,
+            "the dtype": Results({case: show_value(got.dtype)}, "the dtype of the bias"),
         }
         yield Case("", outputs, {"case": case})
 
 
-DISTANCE, BIAS = (
-    "distance = queries[:, None] - keys[None, :]",
-    "bias = -slopes[:, None, None] * distance",
-)
 START, RETURN = "slopes = slopes.float()", "return bias"
+DISTANCE = "distance = queries[:, None] - keys[None, :]"
 IDS = "distance = queries.{0}[:, None] - keys.{0}[None, :]"
-MATMUL = "bias = (-slopes[:, None] @ distance.float().view(1, -1)).view(-1, *distance.shape)"
 
 mistakes = [
     Mistake(
         "position ids in bf16",
-        "the positions were rounded to bf16 before they were subtracted: subtract the integers",
+        "the positions were rounded to bf16 before they were subtracted. Subtract the integers",
         edits={DISTANCE: IDS.format("bfloat16().float()")},
         violates="positions up to a million",
     ),
     Mistake(
         "casts position ids to fp16",
-        "the positions were rounded to fp16 (inf past 65,519) before they were subtracted: "
-        "subtract the integers",
+        "the positions were rounded to fp16 (inf past 65,519) before they were subtracted. "
+        "Subtract the integers",
         edits={DISTANCE: IDS.format("half().float()")},
     ),
     Mistake(
         "position ids as the slopes",
-        "the positions were cast to the dtype of the slopes, where neighbours become one: "
-        "subtract the integers",
+        "the positions were cast to the dtype of the slopes, where neighbours become one. "
+        "Subtract the integers",
         edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format("to(dtype)")},
     ),
     Mistake(
         "casts the distance to bf16",
-        "the distance was rounded to bf16, which holds every integer only up to 256: leave it an "
+        "the distance was rounded to bf16, which holds every integer only up to 256. Keep it an "
         "integer",
         edits={DISTANCE: f"{DISTANCE}\ndistance = distance.bfloat16().float()"},
     ),
     Mistake(
         "casts the bias to bf16",
-        "the bias was rounded to bf16, and no cast restores the digits. It grows with distance: "
-        "keep it float32",
+        "the bias was rounded to bf16, and no cast restores the digits. It grows with distance, "
+        "so keep it in float32",
         edits={RETURN: "return bias.bfloat16()"},
         violates="in float32",
     ),
     Mistake(
         "keeps the dtype of the slopes",
-        "bf16 slopes make the product bf16: start from `slopes.float()`. A `.float()` at the end "
+        "bf16 slopes make the product bf16. Start from `slopes.float()`; a `.float()` at the end "
         "comes too late",
         edits={START: "pass"},
         violates="in float32 or bf16",
@@ -161,13 +140,16 @@ mistakes = [
     Mistake(
         "a matmul",
         "under autocast the product comes out in bf16, as a matmul does, and no cast restores the "
-        "digits: multiply elementwise",
-        edits={BIAS: MATMUL},
+        "digits. Multiply elementwise",
+        edits={
+            "bias = -slopes[:, None, None] * distance": "bias = (-slopes[:, None] @ "
+            "distance.float().view(1, -1)).view(-1, *distance.shape)"
+        },
         violates="under autocast too",
     ),
     Mistake(
         "rounds the slopes to bf16",
-        "the slopes were rounded to bf16, which costs up to one part in 512: keep float32 slopes "
+        "the slopes were rounded to bf16, which costs up to one part in 512. Keep float32 slopes "
         "as they are",
         edits={START: "slopes = slopes.bfloat16().float()"},
         violates="any slopes",
@@ -186,7 +168,7 @@ mistakes = [
     ),
     Mistake(
         "two products",
-        "two rounded products were subtracted: subtract the integer positions first, then "
+        "two rounded products were subtracted. Subtract the integer positions first, then "
         "multiply once",
         edits={
             RETURN: "return slopes[:, None, None] * keys - slopes[:, None, None] * queries[:, None]"
@@ -195,7 +177,7 @@ mistakes = [
     ),
     Mistake(
         "positions counted from 0",
-        "the positions that were passed in are not used, and keys may come from a cache: use "
+        "the positions that were passed in are not used, and keys may come from a cache. Use "
         "`queries` and `keys`",
         edits={
             DISTANCE: "distance = torch.arange(len(queries))[:, None] - "

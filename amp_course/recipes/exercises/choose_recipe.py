@@ -1,6 +1,4 @@
-"""Exercise 4 of chapter 08: choose recipes. What is right comes from the guide,
-why the others are not is written here.
-"""
+"""Exercise 4 of chapter 08: choose recipes; the guide says which is right."""
 
 import random
 import re
@@ -25,29 +23,31 @@ card = Card(
     task="Fill in `choose_recipe`: which recipe would you start from in each of six situations? "
     "Give its name, such as 'o1'.",
     hints=(
-        "Ask first which 16-bit format the hardware computes in, then what dies, then what takes "
-        "too much memory.",
+        "Ask which 16-bit format the hardware computes in, then what dies, then what takes too "
+        "much memory.",
         "Values out of range: bf16, or a scaler. Updates lost: float32 weights somewhere. Memory: "
         "count bytes, as in chapter 06.",
         "`amp_course.recipes.guide.recommend(hardware, model, symptom)` knows all six.",
     ),
     why="Three questions (which format, what dies, what is too large) take you from a machine and "
     "a symptom to a recipe.",
-    alternative="AMP (`o1` or `amp_bf16`) is right most often: start there, and leave it only for "
-    "a reason you have measured.",
+    alternative="AMP (`o1` or `amp_bf16`) is right most often. Start there, and leave it only for a "
+    "reason you have measured.",
 )
 
 
 @dataclass(frozen=True)
 class Situation:
-    """A case to choose a recipe for: hardware, model and symptom, as the guide takes them,
-    and why not the other recipes.
+    """A situation to choose a recipe for.
+
+    case:   hardware, model and symptom, as the guide takes them
+    others: wrong recipes → why not that one
     """
 
     name: str
     case: tuple[str, str, str]
     text: str
-    others: dict[str, str]  # name → why not that one
+    others: dict[str, str]
 
     @property
     def leaf(self) -> Leaf:
@@ -55,7 +55,7 @@ class Situation:
 
     @property
     def offer(self) -> str:
-        """The names of the recipes to choose from, in alphabetical order."""
+        """The recipes to choose from."""
         return ", ".join(sorted((self.leaf.recipe, *self.others)))
 
 
@@ -66,12 +66,11 @@ SITUATIONS = (
         "Eight V100s, a ResNet with batch norm. With everything in fp16 but the batch norms, it "
         "trained well at batch 1024 and gives NaN at 2048.",
         {
-            "o3": "O3 is the same without fp32 batch norms, so it dies sooner: their variance "
-            "overflows too",
-            "half_bn32": "this is what gave NaN: its loss and gradients are unscaled fp16, and it "
+            "o3": "O3 is the same without fp32 batch norms, so it dies sooner, since the variance "
+            "of a batch norm overflows too",
+            "half_bn32": "this is what gave NaN. Its loss and gradients are unscaled fp16, and it "
             "never skips a step",
-            "amp_bf16": "a V100 has no bf16 arithmetic: it is emulated, even where "
-            "`is_bf16_supported()` says True",
+            "amp_bf16": "a V100 emulates bf16, even where `is_bf16_supported()` says True",
         },
     ),
     Situation(
@@ -80,11 +79,11 @@ SITUATIONS = (
         "A laptop whose CPU has neither bf16 nor fp16 instructions. The loss is fine in fp32, but "
         "epochs are slow.",
         {
-            "o1": "fp16 is emulated here, and a matmul takes many times as long as in fp32: "
-            "chapter 00 measures it",
-            "amp_bf16": "bf16 is emulated here: the CPU computes in fp32, and converts back and "
-            "forth on top of that",
-            "pure_bf16": "storing in bf16 halves the memory, not the time: the arithmetic is "
+            "o1": "fp16 is emulated here, and a matmul takes many times as long as in fp32, as "
+            "chapter 00 measures",
+            "amp_bf16": "bf16 is emulated here. The CPU computes in fp32 and also converts back "
+            "and forth",
+            "pure_bf16": "storing in bf16 halves the memory, not the time, since arithmetic is "
             "emulated here",
         },
     ),
@@ -94,10 +93,10 @@ SITUATIONS = (
         "An A100, and a transformer that was pretrained in bf16. Under AMP in fp16 every step is "
         "skipped and the scale falls to 0.",
         {
-            "o1": "this is what fails: activations of such a model can exceed fp16's range, and "
-            "no loss scale makes them smaller",
-            "o2": "O2 computes in fp16 too, even more of the forward pass: the same overflow",
-            "pure_bf16": "bf16 is right, but there is no need to give up fp32 weights: small "
+            "o1": "this is what fails. Activations of such a model can exceed fp16's range, and no "
+            "loss scale makes them smaller",
+            "o2": "O2 computes even more of the forward pass in fp16, with the same overflow",
+            "pure_bf16": "bf16 is right, but there is no need to give up fp32 weights. Small "
             "updates would be lost",
         },
     ),
@@ -107,10 +106,10 @@ SITUATIONS = (
         "An H100. Under AMP, weights, gradients and Adam's averages need 20 % more memory than it "
         "has. Nothing may be sharded or moved to the CPU.",
         {
-            "amp_bf16": "AMP holds 16 bytes a parameter with Adam, as fp32 does: it shrinks "
-            "activations, which are not the problem",
-            "o2": "O2 looks smaller and is not: 2 + 2 + 4 + 4 + 4 bytes for weight, gradient, "
-            "master and averages are 16 again",
+            "amp_bf16": "AMP holds 16 bytes a parameter with Adam, as fp32 does. It only shrinks "
+            "activations",
+            "o2": "O2 also holds 16 bytes a parameter: 2 + 2 + 4 + 4 + 4 for weight, gradient, "
+            "master and averages",
             "pure_bf16": "8 bytes a parameter fit, but rounding to nearest loses updates below "
             "half an ulp. Round at random",
         },
@@ -122,9 +121,8 @@ SITUATIONS = (
         "are scaled and finite. Updates are a ten-thousandth of their weights, and the loss does "
         "not move.",
         {
-            "o1": "O1 would cure it with fp32 weights in the model, but this model has to stay in "
-            "fp16",
-            "o3": "this is what you have: an update below 2^-12 of its fp16 weight changes nothing",
+            "o1": "O1 needs fp32 weights in the model, but this model has to stay in fp16",
+            "o3": "this is what you have. An update below 2^-12 of its fp16 weight changes nothing",
             "half_bn32": "fp32 batch norms help their statistics. All other weights are still "
             "fp16, and still do not move",
         },
@@ -136,12 +134,11 @@ SITUATIONS = (
         "rounding makes training and inference disagree. Activations and gradients are all far "
         "inside fp16's range.",
         {
-            "amp_bf16": "this is what you have: its 7 stored significand bits are the trouble, "
-            "and its range gains nothing here",
-            "pure_bf16_sr": "rounding is the trouble, and rounding weights at random adds noise "
-            "to it",
-            "o3": "fp16 has the bits, but O3 throws them away again: small updates are lost, exp "
-            "and sums are computed in fp16",
+            "amp_bf16": "this is what you have. Its 7 stored significand bits are too few, and its "
+            "range gains nothing here",
+            "pure_bf16_sr": "rounding is the trouble, and rounding weights at random adds noise",
+            "o3": "fp16 has the bits, but O3 loses them: small updates vanish, and exp and sums "
+            "are computed in fp16",
         },
     ),
 )
@@ -155,9 +152,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 def _read(got: Any) -> str:
-    """Return the name of a recipe, of its class, or of what is written like its name or its label:
-    "Pure-bf16 + SR".
-    """
+    """Return the name of a recipe or its class, or of its label: "Pure-bf16 + SR"."""
     if isinstance(got, BaseRecipe) or (isinstance(got, type) and issubclass(got, BaseRecipe)):
         return got.name
     name = re.sub("[-+ ]+", "_", got.strip().lower()) if isinstance(got, str) else ""
@@ -181,7 +176,7 @@ choose_recipe = Exercise(
     cases,
     mistakes,
     messages={
-        f"the recipe for {one.name}": f"{one.name}: choose from {one.offer}. Yours is {{got}}"
+        f"the recipe for {one.name}": f"{one.name}: {{got}} is not one of {one.offer}"
         for one in SITUATIONS
     },
 )

@@ -1,15 +1,14 @@
-"""Exercise 1 of chapter 08: train an fp16 model through float32 masters,
-judged by what becomes of both at every step.
-"""
+"""Exercise 1 of chapter 08: train an fp16 model through float32 masters."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_bool, show_value
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_bool
+from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.scene import flat
 
 card = Card(
@@ -27,8 +26,8 @@ card = Card(
     "the masters, skips the update if any gradient is inf or NaN, and copies the masters back. It "
     "returns True if the step was taken and False if it was skipped.",
     hints=(
-        "Two sets of weights: which one does the forward pass use, and which one does the "
-        "optimizer know?",
+        "There are two sets of weights. Which one does the forward pass use, and which one does "
+        "the optimizer know?",
         "`__init__`: `model.half()`, then `[p.detach().float() for p in model.parameters()]` for "
         "`make_optimizer`. `step`: the loss from `model(inputs.half()).float()`, then `(loss * "
         "scale).backward()`.",
@@ -39,7 +38,8 @@ card = Card(
     why="This is Apex's O2. The masters are the real weights; the model's are a rounded copy. "
     "Paddle's O2 has masters too, but divides in fp16 unless you ask for `master_grad=True`, so "
     "it loses the smallest gradients on the way back.",
-    alternative="masters made before `half()`: they start unrounded. Apex makes them after it.",
+    alternative="make the masters before `half()`, so that they start unrounded. Apex makes them "
+    "after it.",
 )
 
 
@@ -73,84 +73,61 @@ def batch_of(
     """Return a step's case, inputs, targets and scale.
     Small inputs make gradients that are lost if nothing is scaled.
     """
-    inputs, targets = (
-        torch.randn(8, 16, generator=generator),
-        torch.randint(1, 9, (8, 5), generator=generator) / 8,
-    )
+    inputs = torch.randn(8, 16, generator=generator)
+    targets = torch.randint(1, 9, (8, 5), generator=generator) / 8
     inputs[:, 8:] *= 2.0**-22
     scale = 2.0 ** draw.randint(6, 8)
     targets[:, 4] *= number > 0  # so that gradients that are not cleared do not overflow at step 2
-    if number == 1:  # each fits in fp16, and neither their norm nor their sum does
-        inputs[:, :8], targets = 1.0, torch.full((8, 5), 32.0)
+    what = "with a scale of {scale:,.0f}"
+    if number == 1:  # each gradient fits in fp16, but neither their norm nor their sum does
+        inputs[:, :8], targets, scale = 1.0, torch.full((8, 5), 32.0), 2048.0
         targets[:, 4], targets[0, 4] = 128.0, 127.5
-        return (
-            "with a scale of 2,048, where gradients reach 65,504 and are finite",
-            inputs,
-            targets,
-            2048.0,
-        )
-    if number == 2:
+        what += ", where gradients reach 65,504 and are finite"
+    elif number == 2:
         inputs[0, 0] = torch.nan
-        return "whose inputs hold NaN", inputs, targets, scale
-    if number == 4:  # each gradient of an output fits, and their sum does not
-        return (
-            "where only gradients of the bias overflow, to inf",
-            inputs * 0,
-            torch.full((8, 5), 32.0),
-            2.0**15,
-        )
-    if number == 5:
-        inputs[0, 0] = 60000.0
-        return (
-            "where only gradients of the weight overflow, to -inf",
-            inputs,
-            torch.full((8, 5), -8.0),
-            scale,
-        )
-    if number == 3:  # beyond fp16
+        what = "whose inputs hold NaN"
+    elif number == 3:  # a scale beyond fp16
         targets, scale = targets / 64, 2.0**16
-    return f"with a scale of {scale:,.0f}", inputs, targets, scale
+    elif number == 4:  # each gradient of an output fits, but their sum does not
+        inputs, targets, scale = inputs * 0, torch.full((8, 5), 32.0), 2.0**15
+        what = "where only gradients of the bias overflow, to inf"
+    elif number == 5:
+        inputs[0, 0], targets = 60000.0, torch.full((8, 5), -8.0)
+        what = "where only gradients of the weight overflow, to -inf"
+    return what.format(scale=scale), inputs, targets, scale
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Train a model, and then start to train a second one.
-
-    It is a Linear, whose first gradient can overflow alone, and so can its last; its buffer comes
-    first.
-    """
+    """Train a model, then take one step with a second trainer and model."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     yield from _train(answer, draw, generator, steps=7)
-    yield from _train(
-        answer, draw, generator, steps=1, which=" of a second `HalfTrainer`, for another model"
-    )
+    which = " of a second `HalfTrainer`, for another model"
+    yield from _train(answer, draw, generator, steps=1, which=which)
 
 
-OWN = "the number of tensors that the optimizer shares with the model"
 NO_GRADIENT = "the number of masters without a gradient"
 
 
 def _train(
     answer: Any, draw: random.Random, generator: torch.Generator, steps: int, which: str = ""
 ) -> Iterator[Case]:
+    # Of a Linear, the first gradient can overflow alone, and so can the last.
     model = nn.Sequential(nn.Linear(16, 5))
     began, used, masters, missing = list[float](), list[Tensor](), list[Tensor](), list[int]()
     model.register_buffer("mean_loss", torch.zeros(()))
-    for p in (
-        model.parameters()
-    ):  # fp16 numbers, so that masters made before `half()` equal those made after
+    for p in model.parameters():  # fp16 numbers: masters are the same before and after `half()`
         p.data = (torch.rand(p.shape, generator=generator) - 0.5).half().float()
 
+    def before_step(*_: Any) -> None:
+        missing.append(sum(m.grad is None for m in masters))
+        used.append(flat(m * 0 if m.grad is None else m.grad for m in masters))
+
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
-        sgd = torch.optim.SGD(
-            parameters, lr=2.0**-7, momentum=0.5
-        )  # with powers of two, any order is exact
-        sgd.register_step_pre_hook(lambda *_: missing.append(sum(m.grad is None for m in masters)))
-        sgd.register_step_pre_hook(
-            lambda *_: used.append(flat(m * 0 if m.grad is None else m.grad for m in masters))
-        )
-        masters[:] = sorted(
-            (p for group in sgd.param_groups for p in group["params"]), key=lambda m: -m.numel()
-        )
+        # Powers of two make any order exact.
+        sgd = torch.optim.SGD(parameters, lr=2.0**-7, momentum=0.5)
+        sgd.register_step_pre_hook(before_step)
+        masters[:] = [p for group in sgd.param_groups for p in group["params"]]
+        masters.sort(key=lambda m: -m.numel())
         return sgd
 
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -159,13 +136,19 @@ def _train(
             loss.register_hook(lambda gradient: began.append(gradient.item()))
         return loss
 
+    def names(tensors: Any) -> str:
+        return " and ".join(sorted({dtype_name(one.dtype) for one in tensors}))
+
     def weights() -> dict[str, Any]:
+        own = [*model.parameters()]
         return {
-            "the dtype of the model's weights": _names(model.parameters()),
-            "the dtype of the model's buffer `mean_loss`": _names([model.get_buffer("mean_loss")]),
+            "the dtype of the model's weights": names(own),
+            "the dtype of the model's buffer `mean_loss`": names([model.get_buffer("mean_loss")]),
             "the number of weights that the optimizer updates": sum(m.numel() for m in masters),
-            OWN: sum(m is p for m in masters for p in model.parameters()),
-            "the dtype of the masters": _names(masters),
+            "the number of tensors that the optimizer shares with the model": sum(
+                m is p for m in masters for p in own
+            ),
+            "the dtype of the masters": names(masters),
             "the model's mode": "training" if model.training else "evaluation",
         }
 
@@ -179,80 +162,66 @@ def _train(
         got = call_answer(trainer.step, case, inputs, targets, loss_fn, scale)
         taken = read_bool(got, case, subject="`step` returned")
         now, own = flat(masters), flat(model.parameters())
-        yield Case(
-            case,
-            {
-                **weights(),
-                **(
-                    {"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}
-                ),
-                "the number of optimizer steps": len(used),
-                NO_GRADIENT: sum(missing),
-                "the masters' gradient at the step": list(used),
-                "the masters' gradients for the inputs of about 2^-22": [
-                    one[:80].view(5, 16)[:, 8:] for one in used
-                ],
-                "the masters after the step": now,
-                "the number of model weights that differ from their rounded masters": int(
-                    (own != now.half()).sum()
-                ),
-                "what `step` returns": taken,
-            },
-            evidence={"masters that are inf or NaN": int((~now.isfinite()).sum())},
-        )
+        outputs = weights()
+        if "scale" in what:
+            outputs["the scale of the loss in `backward()`"] = sum(began)
+        outputs |= {
+            "the number of optimizer steps": len(used),
+            NO_GRADIENT: sum(missing),
+            "the masters' gradient at the step": [*used],
+            "the masters' gradients for the inputs of about 2^-22": [
+                one[:80].view(5, 16)[:, 8:] for one in used
+            ],
+            "the masters after the step": now,
+            "the number of model weights that differ from their rounded masters": int(
+                (own != now.half()).sum()
+            ),
+            "what `step` returns": taken,
+        }
+        evidence = {"masters that are inf or NaN": int((~now.isfinite()).sum())}
+        yield Case(case, outputs, evidence=evidence)
 
 
-def _names(tensors: Iterable[Tensor]) -> str:
-    return " and ".join(sorted({show_value(one.dtype) for one in tensors}))
-
-
-MAKE = "self.masters = [p.detach().float() for p in model.parameters()]"
-FINITE, UNSCALE = (
-    "finite = all(p.grad.isfinite().all() for p, _ in pairs)",
-    "master.grad = p.grad.float() / scale",
-)
-HALF, CAST = (
-    "self.model = model.half()",
-    "self.model = model\nfor p in model.parameters():\n    p.data = p.data.half()",
-)
-BACKWARD, COPY, CLEAR = "(loss * scale).backward()", "p.copy_(master)", "self.model.zero_grad()"
-SAID = {
-    NO_GRADIENT: "{case}, the masters have no gradient: `grad` is None for {got}. Does the loop "
-    "that assigns it run? A generator like `model.parameters()`, or a `zip`, is empty at its "
-    "second pass: keep a list"
-}
+HALF, BACKWARD = "self.model = model.half()", "(loss * scale).backward()"
+FINITE = "finite = all(p.grad.isfinite().all() for p, _ in pairs)"
+UNSCALE, CLEAR = "master.grad = p.grad.float() / scale", "self.model.zero_grad()"
 
 mistakes = [
     Mistake(
         "steps the half weights",
         "the optimizer updates the half weights, which lose small updates. Give it a float32 copy "
         "of each",
-        edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
+        edits={
+            "self.masters = [p.detach().float() for p in model.parameters()]": "self.masters = list(model.parameters())",
+            UNSCALE: "p.grad /= scale",
+        },
     ),
     Mistake(
         "buffers left in float32",
-        "the model's weights were cast, and its buffers were not. Call `model.half()`, which "
-        "casts both",
-        edits={HALF: CAST},
+        "the model's weights were cast, and its buffers were not. Call `model.half()`, which casts "
+        "both",
+        edits={
+            HALF: "self.model = model\nfor p in model.parameters():\n    p.data = p.data.half()"
+        },
         violates="turns the model into fp16",
     ),
     Mistake(
         "loss not scaled",
-        "backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * "
+        "backward started from an unscaled loss and lost the smallest gradients. Call `(loss * "
         "scale).backward()`",
         edits={BACKWARD: "loss.backward()"},
         violates="scales it",
     ),
     Mistake(
         "loss in fp16",
-        "the loss or its scale is in fp16, where 65,536 is inf. From `self.model(…).float()` on, "
-        "keep float32",
+        "the loss or its scale is in fp16, where 65,536 is inf. Compute both in float32, from "
+        "`self.model(…).float()` on",
         edits={BACKWARD: "(loss.half() * scale).backward()"},
         violates="the loss in float32",
     ),
     Mistake(
         "not unscaled",
-        "the gradients were not unscaled: divide them by the scale, in float32",
+        "the gradients were not unscaled. Divide them by the scale, in float32",
         edits={UNSCALE: "master.grad = p.grad.float()"},
         violates="unscales the gradients",
     ),
@@ -264,38 +233,33 @@ mistakes = [
     ),
     Mistake(
         "not cleared after a skipped step",
-        "after a skipped step, later ones are skipped too: clear the model's gradients in each "
+        "after a skipped step, later ones are skipped too. Clear the model's gradients in each "
         "step, skipped or not, and keep no flag from step to step",
-        edits={CLEAR: "if finite:\n    self.model.zero_grad()"},
+        edits={CLEAR: f"if finite:\n    {CLEAR}"},
     ),
     Mistake(
         "model's gradients never cleared",
-        "the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only "
-        "the masters",
+        "the model's gradients add up. Call `self.model.zero_grad()`; the optimizer's `zero_grad` "
+        "clears only the masters",
         edits={CLEAR: "self.optimizer.zero_grad()"},
     ),
     Mistake(
         "not cleared after a step that is taken",
-        "gradients of a step that was taken are added to those of the next. Clear them, whether "
-        "it is taken or not",
-        edits={CLEAR: "if not finite:\n    self.model.zero_grad()"},
+        "gradients of a step that was taken are added to those of the next. Clear them in each "
+        "step, skipped or not",
+        edits={CLEAR: f"if not finite:\n    {CLEAR}"},
     ),
     Mistake(
         "masters' gradients add up",
         "the masters' gradients add up from step to step. Assign `master.grad` at each step, or "
         "clear it",
-        edits={
-            UNSCALE: "new = p.grad.float() / scale\nmaster.grad = new if master.grad is None else "
-            "master.grad + new"
-        },
+        edits={UNSCALE: f"old = master.grad\n{UNSCALE} + (0 if old is None else old)"},
     ),
     Mistake(
         "masters keep their first gradient",
-        "the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It "
-        "is empty by then",
-        edits={
-            UNSCALE: "master.grad = p.grad.float() / scale if master.grad is None else master.grad"
-        },
+        "the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It is "
+        "empty by then",
+        edits={UNSCALE: f"{UNSCALE} if master.grad is None else master.grad"},
     ),
     Mistake(
         "never skips",
@@ -306,29 +270,26 @@ mistakes = [
     ),
     Mistake(
         "looks at the loss only",
-        "a step was taken although gradients overflowed: the loss is finite, but they are not. "
-        "Test every `p.grad`",
+        "a step was taken although gradients had overflowed. They can where the loss is finite, so "
+        "test every `p.grad`",
         edits={FINITE: "finite = bool(loss.isfinite())"},
     ),
     Mistake(
         "looks at a norm",
-        "a step was skipped although every gradient is finite: the norm or the sum of fp16 "
-        "gradients can be inf where none of them is. Test each element, by "
+        "a step was skipped although every gradient is finite. The norm or the sum of fp16 "
+        "gradients can be inf where none of them is, so test each element with "
         "`p.grad.isfinite().all()`",
         edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
     ),
-    Mistake(
-        "looks for NaN only",
-        "a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for "
-        "both",
-        edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
-        violates="inf or NaN",
-    ),
-    Mistake(
-        "looks for inf only",
-        "a step with inf was skipped, and one with NaN was taken. `torch.isfinite` is False for "
-        "both",
-        edits={FINITE: "finite = not any(p.grad.isinf().any() for p, _ in pairs)"},
+    *(
+        Mistake(
+            f"looks for {found} only",
+            f"a step with {found} was skipped, and one with {other} was taken. `torch.isfinite` is "
+            "False for both",
+            edits={FINITE: f"finite = not any(p.grad.is{found.lower()}().any() for p, _ in pairs)"},
+            violates="inf or NaN",
+        )
+        for found, other in (("NaN", "inf"), ("inf", "NaN"))
     ),
     Mistake(
         "tests the first gradient only",
@@ -339,9 +300,9 @@ mistakes = [
     ),
     Mistake(
         "no copy back",
-        "after the step, the model's weights are not the masters. Copy each back then: "
+        "after the step, the model's weights are not the masters. Copy each one back: "
         "`parameter.copy_(master)`",
-        edits={COPY: "pass"},
+        edits={"p.copy_(master)": "pass"},
         violates="copies the masters back",
     ),
     Mistake(
@@ -353,4 +314,15 @@ mistakes = [
     ),
 ]
 
-o2_by_hand = Exercise(card, HalfTrainer, cases, mistakes, tolerance=1e-6, messages=SAID)
+o2_by_hand = Exercise(
+    card,
+    HalfTrainer,
+    cases,
+    mistakes,
+    tolerance=1e-6,
+    messages={
+        NO_GRADIENT: "{case}, `grad` is None for {got} of the masters. Does the loop that assigns "
+        "it run? A generator like `model.parameters()`, or a `zip`, is empty at its second pass, "
+        "so keep a list"
+    },
+)
