@@ -1,6 +1,4 @@
-"""Exercise 5 of chapter 10: average gradients over ranks in fp16,
-with nothing lost to its range.
-"""
+"""Exercise 5 of chapter 10: average gradients over ranks in fp16 without losing any to its range."""
 
 import collections
 import random
@@ -35,10 +33,9 @@ card = Card(
     "the largest one, and none may be inf or NaN. Gradients of 0 stay 0. If some rank has an inf "
     "or a NaN, so must the result, on all ranks. You may overwrite `gradient`.",
     hints=(
-        "A sum over N ranks can be N times as large as its largest term. By which factor can you "
-        "multiply before the cast, so that the sum still fits and the small elements are lifted "
-        "as far as possible?",
-        "All ranks need the same factor, so they have to agree on the largest element first: one "
+        "A sum over N ranks can be N times as large as its largest term. What is "
+        "the largest factor that you can multiply by before the cast, so that the sum still fits?",
+        "All ranks need the same factor, so they have to agree on the largest element first, one "
         "number, reduced with MAX.",
         "`largest = gradient.abs().max()`, all-reduced with MAX; `factor = 2.0**14 / largest / "
         "ranks`; cast `gradient * factor` to fp16, all-reduce it, go back to fp32, and divide by "
@@ -46,8 +43,8 @@ card = Card(
     ),
     why="A sum in fp16 overflows over many ranks, and dividing first loses the small terms: a "
     "common scale avoids both.",
-    alternative="gather the fp16 tensors with `dist.all_gather` and add up in fp32: each rank can "
-    "then have a scale of its own, but more bytes travel over many ranks.",
+    alternative="gather the fp16 tensors with `dist.all_gather` and add up in fp32: then "
+    "each rank can have its own scale, but more bytes travel if there are many ranks.",
 )
 
 
@@ -80,33 +77,25 @@ MORE_SIZES = (
     (1e-30, 1e30, "for elements up to 1e-30 on rank 0 and 1e30 on rank 1"),
     (0.0, 0.0, "for gradients of 0"),
 )
-FITS = (
-    "an fp16 number ends at 65,504, and so does the sum over the ranks. The factor has to keep "
-    "both below"
-)
-ZEROS = "does a factor that is computed from 0 come into it?"
-BAD = (("inf", 0), ("-inf", 1), ("nan", 1), ("nan", 0))  # what, and on which rank
-ELEMENTS = 960  # so many that the few extra numbers, even pickled, are fewer
-UNITS = "whose scale the result has"
+FINITE, UNITS = "whether all of the mean is finite", "whose scale the result has"
+SENT, EVERYWHERE = "what the gradient travels in", "collectives that run over all ranks"
+THROUGH = "whether an inf or a NaN came through"
 
 
 def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Case]:
-    """Let the answer average the first cases, or with `more` the others and some over a group of
-    one rank; return the turns.
-    """
-    rank, turns = dist.get_rank(), []
-    ranks = range(dist.get_world_size())
+    """Average the first sizes, or with `more` the others, in a group of one rank, and inf and NaN."""
+    rank, ranks, found = dist.get_rank(), range(dist.get_world_size()), []
     generators = [torch.Generator().manual_seed(seed + one) for one in ranks]
 
-    def spiked(size: float, rank: int = rank) -> Tensor:
-        """Return one large element among thousands of small ones of the other sign."""
-        gradient = torch.rand(6, 1000, generator=generators[rank]) * -1e-6
-        gradient[rank, 7] = 1.0
+    def drawn(size: float, rank: int = rank) -> Tensor:
+        # So many that the few extra numbers, even pickled, are fewer
+        gradient = torch.rand(6, 160, generator=generators[rank]) * 2 - 1
+        gradient[0, :2], gradient[0, 2] = 1.0, -1.0  # the largest ones meet the other rank's
         return gradient * size
 
-    def drawn(size: float, rank: int = rank) -> Tensor:
-        gradient = torch.rand(6, ELEMENTS // 6, generator=generators[rank]) * 2 - 1
-        gradient[0, :2], gradient[0, 2] = 1.0, -1.0  # the largest ones meet the other rank's
+    def spiked(size: float, rank: int) -> Tensor:
+        gradient = torch.rand(6, 1000, generator=generators[rank]) * -1e-6
+        gradient[rank, 7] = 1.0
         return gradient * size
 
     def average(case: str, gradient: Tensor, group: Any) -> tuple[Tensor, list[Collective]]:
@@ -114,196 +103,155 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Case]:
         got = read_tensor(call_on_rank(answer, case, gradient, group), case, shape=shape)
         return got, collectives_so_far()[before:]
 
-    everyones = [
+    inputs = [
         (case, [drawn(sizes[one], one) for one in ranks])
         for *sizes, case in (MORE_SIZES if more else SIZES)
     ]
-    spikes = (("positive", "negative", 1.0), ("negative", "positive", -6e4)) if more else ()
-    for sign, other, size in spikes:
-        case = (
-            f"for one {sign} element of {size:,g} on each rank, and thousands of small {other} ones"
-        )
-        everyones.append((case, [spiked(size, one) for one in ranks]))
-    for case, gradients in everyones:
+    if more:
+        words = "for one {} element of {:,g} on each rank, and thousands of small {} ones"
+        for sign, other, size in (("positive", "negative", 1.0), ("negative", "positive", -6e4)):
+            inputs.append((words.format(sign, size, other), [spiked(size, one) for one in ranks]))
+    for case, gradients in inputs:
         gradient = gradients[rank].clone()
-        elements = gradient.numel()
-        room = FITS if gradient.any() else ZEROS
+        room = (
+            "an fp16 number ends at 65,504, and so does the sum over the ranks. The factor has to "
+            "keep both below"
+            if gradient.any()
+            else "do you compute a factor from 0?"
+        )
         got, called = average(case, gradient, dist.group.WORLD)
         sums = collections.Counter[str]()  # a gradient may travel in pieces
         for one in called:
             sums[one.dtype] += one.elements
-        sent = (
-            " and ".join(sorted(dtype for dtype, count in sums.items() if count >= elements))
-            or "float16"
-        )
+        large = sorted(dtype for dtype, count in sums.items() if count >= got.numel())
+        sent = " and ".join(large) or "float16"
         outputs = {
-            "whether all of the mean is finite": bool(got.isfinite().all()),
+            FINITE: bool(got.isfinite().all()),
             UNITS: "its own" if _is_in_own_units(got, gradients, rank) else "that of all",
             "the mean": got,
-            "what the gradient travels in": sent,
+            SENT: sent,
         }
-        turns.append(Case(case, outputs, {"room": room}, {"sent": sent, "the mean": got}))
+        found.append(Case(case, outputs, {"room": room}, {"sent": sent, "the mean": got}))
     if not more:
-        return turns
-    alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
+        return found
+    alone = [dist.new_group([one]) for one in ranks][rank]
     for sizes in ((1e-9, 5e4), (5e4, 1e-9)):
         case = f"for a group of one rank, with elements up to {sizes[rank]:,g}"
         got, called = average(case, drawn(sizes[rank]), alone)
         too_many = next((one.name for one in called if len(one.group) > 1), "")
-        turns.append(Case(case, {"collectives that run over all ranks": too_many, "the mean": got}))
-    for bad, place in BAD:
-        case = f"for gradients with {'an' if bad == 'inf' else 'a'} {bad} on rank {place}"
+        found.append(Case(case, {EVERYWHERE: too_many, "the mean": got}))
+    for bad, place in (("an inf", 0), ("a -inf", 1), ("a nan", 1), ("a nan", 0)):
+        case = f"for gradients with {bad} on rank {place}"
         gradient = drawn(1.0)
         if place == rank:
-            gradient[3, 4] = float(bad)
+            gradient[3, 4] = float(bad.split()[1])
         got, _ = average(case, gradient, dist.group.WORLD)
-        turns.append(Case(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
-    return turns
+        found.append(Case(case, {THROUGH: not got.isfinite().all()}))
+    return found
 
 
 def _is_in_own_units(got: Tensor, gradients: list[Tensor], rank: int) -> bool:
     """Return True for the result of scaling each rank's gradient by its own largest element."""
     sizes = [float(one.abs().max()) for one in gradients]
-    terms = [one.double() / size for one, size in zip(gradients, sizes, strict=True) if size]
-    if len({*sizes}) == 1 or not terms:
-        return False
-    mixed = sum(terms, torch.zeros(())) * sizes[rank] / len(gradients)
-    return bool((got.double() - mixed).abs().max() <= 0.01 * mixed.abs().max()) and bool(
-        got.isfinite().all()
-    )
+    terms = [one.double() / (size or 1.0) for one, size in zip(gradients, sizes, strict=True)]
+    mixed = torch.stack(terms).mean(dim=0) * sizes[rank]
+    error = (got.double() - mixed).abs().max()
+    return len({*sizes}) > 1 and bool(error <= 0.01 * mixed.abs().max())
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Gradients of all sizes, equal and unequal ones, zeros, a group of one rank, inf and NaN."""
     seed = draw.randrange(10_000)
-    for more in (False, True):  # two pieces, for most mistakes are told apart by the first
+    for more in (False, True):  # in two calls, since the first sizes identify most mistakes
         yield from cases_on_ranks(on_rank, answer, seed, more)
 
 
-def _largest_over_all_ranks(gradient: Tensor, group: Any) -> Tensor:
-    ranks = dist.get_world_size(group)
-    largest = gradient.abs().max()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    if largest == 0:
-        return torch.zeros_like(gradient)
-    factor = 2.0**14 / largest / ranks
-    short = (gradient * factor).half()
-    dist.all_reduce(short, group=group)
-    return short.float() / factor / ranks
-
-
-def _leaves_with_zeros(gradient: Tensor, group: Any) -> Tensor:
-    return right(gradient, group) if gradient.any() else torch.zeros_like(gradient)
-
-
-def _by_a_fixed_scale(scale: float) -> Callable[..., Tensor]:
-    def average(gradient: Tensor, group: Any) -> Tensor:
-        ranks = dist.get_world_size(group)
-        short = (gradient * scale / ranks).half()
-        dist.all_reduce(short, group=group)
-        return short.float() / scale
-
-    return average
-
-
-def _sum_first(gradient: Tensor, group: Any) -> Tensor:
-    short = gradient.half()
-    dist.all_reduce(short, group=group)
-    return short.float() / dist.get_world_size(group)
-
-
-OWN_LARGEST = "largest = gradient.abs().max()"
+RANKS, OWN_LARGEST = "ranks = dist.get_world_size(group)", "largest = gradient.abs().max()"
 LARGEST = "dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)"
-ZERO = "if largest == 0:\n    return torch.zeros_like(gradient)"
-FACTOR = "factor = 2.0**14 / largest / ranks"
-SHORT = "short = (gradient * factor).half()"
-REDUCE = "dist.all_reduce(short, group=group)"
+FACTOR, SHORT = "factor = 2.0**14 / largest / ranks", "short = (gradient * factor).half()"
 BACK = "return short.float() / factor / ranks"
-RANKS = "ranks = dist.get_world_size(group)"
 
 mistakes = [
     Mistake(
         "adds up, then divides",
-        "the gradients are cast as they are and added up in fp16: the sum overflows beyond "
-        "65,504, and what is below fp16's smallest number is lost. Scale them first",
-        answer=_sum_first,
+        "the unscaled gradients are added up in fp16: the sum overflows beyond 65,504, and what "
+        "is below fp16's smallest number is lost. Scale them before the cast",
+        edits={FACTOR: "factor = 1.0"},
         violates="none may be inf or NaN",
     ),
     Mistake(
         "divides before the cast",
         "dividing by the number of ranks before the cast protects the sum from overflow, but not "
         "the terms: small ones are lost, large ones are still inf. Scale by the largest element",
-        answer=_by_a_fixed_scale(1.0),
+        edits={FACTOR: "factor = 1.0 / ranks"},
         violates="right to within 0.2 % of the largest one",
     ),
     Mistake(
         "a fixed scale",
-        "a fixed factor of 1,024 lifts some small elements and makes large ones overflow: compute "
+        "a fixed factor of 1,024 saves some small elements but makes large ones overflow: compute "
         "the factor from the largest element",
-        answer=_by_a_fixed_scale(2.0**10),
+        edits={FACTOR: "factor = 1024.0 / ranks"},
     ),
     Mistake(
         "ignores the group",
-        "the collective that adds up runs over all ranks and not over `group`: pass `group=group` "
-        "to it",
-        edits={REDUCE: "dist.all_reduce(short)"},
+        "the sum is taken over all ranks, not over `group`: pass `group=group` to that collective",
+        edits={"dist.all_reduce(short, group=group)": "dist.all_reduce(short)"},
     ),
     Mistake(
         "the largest over all ranks",
-        "the largest element is reduced over all ranks and not over `group`, to which some of "
-        "them do not belong: pass `group=group` to that collective too",
-        answer=_largest_over_all_ranks,
+        "the largest element is reduced over all ranks, not over `group`: pass `group=group` to "
+        "that collective too",
+        edits={LARGEST: LARGEST.replace(", group=group", "")},
     ),
     Mistake(
         "the largest without abs",
-        "`gradient.max()` is the largest positive element: where a negative one is larger in "
-        "magnitude, the factor comes out far too large, or negative. Take `gradient.abs().max()`",
+        "`gradient.max()` is the largest positive element. Where a negative one is larger in "
+        "magnitude, the factor is far too large, or negative: take `gradient.abs().max()`",
         edits={OWN_LARGEST: "largest = gradient.max()"},
         violates="The largest element",
     ),
     Mistake(
         "the mean and not the largest",
-        "the factor is computed from a typical magnitude, such as the mean, and one element can "
+        "the factor is computed from a typical magnitude, such as the mean, but one element can "
         "be thousands of times as large: take the largest, `gradient.abs().max()`",
         edits={OWN_LARGEST: "largest = gradient.abs().mean()"},
     ),
     Mistake(
         "an epsilon",
-        "a constant that is added to the largest element, or is its least value, is larger itself "
-        "than gradients as small as these, which are then lost: treat the largest element 0 on "
-        "its own, and nothing else",
+        "a constant that is added to the largest element, or is its lower limit, is larger than "
+        "these small gradients, which are lost: treat only a largest element of 0 separately",
         edits={FACTOR: "factor = 2.0**14 / (largest + 1e-12) / ranks"},
     ),
     Mistake(
         "a rank with zeros leaves",
         "a rank whose gradients are all 0 returns before the collective, and the others wait "
         "there forever: decide by the largest element of all ranks",
-        answer=_leaves_with_zeros,
+        edits={OWN_LARGEST: f"{OWN_LARGEST}\nif largest == 0:\n    return gradient"},
     ),
     Mistake(
         "each rank its own factor",
-        "every rank scales by its own largest element, so terms in different units are added up: "
-        "all-reduce the largest with MAX first",
+        "every rank scales by its own largest element, so the sum mixes different units: "
+        "all-reduce the largest element with MAX first",
         edits={LARGEST: "pass"},
         violates="on one rank or on all",
     ),
     Mistake(
         "rank 0's largest",
-        "the factor comes from one rank's largest element, and another rank's can be larger, so "
-        "that it overflows: all-reduce the largest with MAX",
+        "the factor comes from one rank's largest element, and a larger one on another rank "
+        "overflows: all-reduce the largest with MAX",
         edits={LARGEST: "dist.broadcast(largest, dist.get_global_rank(group, 0), group=group)"},
         violates="on one rank or on all",
     ),
     Mistake(
         "the least of the largest",
-        "the factor comes from the smallest of the ranks' largest elements, so that larger ones "
+        "the factor comes from the smallest of the ranks' largest elements, so larger ones "
         "overflow: reduce with MAX",
         edits={LARGEST: LARGEST.replace("MAX", "MIN")},
     ),
     Mistake(
         "no room for the sum",
         "the factor brings the largest element to just below 65,504, so the sum of two such "
-        "overflows: divide the factor by the number of ranks",
+        "elements overflows: divide the factor by the number of ranks",
         edits={FACTOR: "factor = 2.0**15.9 / largest"},
     ),
     Mistake(
@@ -315,8 +263,8 @@ mistakes = [
     ),
     Mistake(
         "travels in bf16",
-        "the gradient travels in bf16, which keeps only 8 bits of each element: the errors are 8 "
-        "times those of fp16",
+        "the gradient travels in bf16, which has only 8 significant bits: the errors are 8 times "
+        "those of fp16",
         edits={SHORT: "short = (gradient * factor).bfloat16()"},
     ),
     Mistake(
@@ -332,33 +280,32 @@ mistakes = [
     ),
     Mistake(
         "divides in fp16",
-        "the factor is taken out while the sum is still in fp16, so what was saved is lost there: "
-        "call `.float()` first",
+        "the sum is divided by the factor while it is still in fp16, so the result has fp16's "
+        "range again: call `.float()` first",
         edits={BACK: "return (short / factor / ranks).float()"},
     ),
     Mistake(
         "NaN for zeros",
         "where all gradients are 0, the factor is 1/0 = inf, and 0 · inf is NaN: treat that case "
-        "on its own",
+        "separately",
         edits={"if largest == 0:": "if False:"},
         violates="Gradients of 0 stay 0",
     ),
     Mistake(
         "hides inf and NaN",
-        "inf and NaN come out as plain numbers, so that no scaler can skip the step: let them "
-        "through",
+        "inf and NaN come out as finite numbers, so no scaler can skip the step: let them through",
         edits={BACK: "return (short.float() / factor / ranks).nan_to_num(0.0, 0.0, 0.0)"},
         violates="If some rank has an inf or a NaN, so must the result",
     ),
     Mistake(
         "counts two ranks",
-        "the mean is always taken over 2 ranks: ask `dist.get_world_size(group)`",
+        "the mean is always taken over 2 ranks: use `dist.get_world_size(group)`",
         edits={RANKS: "ranks = 2"},
         violates="over these ranks",
     ),
     Mistake(
         "returns fp16",
-        "the result is cast to fp16 at the end, so its range is that of fp16 again: return fp32",
+        "the result is cast to fp16 at the end, and has its range again: return fp32",
         edits={BACK: "return (short.float() / factor / ranks).half()"},
         violates="in fp32",
     ),
@@ -371,15 +318,14 @@ average_fp16 = Exercise(
     mistakes,
     tolerance=2e-3,
     messages={
-        "whether all of the mean is finite": "{case}, the result holds an inf or a NaN: {room}",
-        UNITS: "{case}, the result is what comes of scaling each rank's gradient by its own "
-        "largest element, so numbers in different units were added up: agree on one largest "
-        "element first, by an all-reduce with MAX",
-        "what the gradient travels in": "{case}, the gradient travels in {got}: what a collective "
-        "sends has to be fp16",
-        "collectives that run over all ranks": "{case}, `{got}` runs over all ranks and not over "
-        "`group` alone: pass `group=group` to it",
-        "whether an inf or a NaN came through": "{case}, all of the result is finite: an inf or a "
-        "NaN of any rank has to come out on all of them, for a scaler to skip the step",
+        FINITE: "{case}, the result holds an inf or a NaN: {room}",
+        UNITS: "{case}, the result is what you get if each rank scales by its own largest "
+        "element, so the sum mixes different units: agree on one largest element first, by an "
+        "all-reduce with MAX",
+        SENT: "{case}, the gradient travels in {got}: collectives have to send fp16",
+        EVERYWHERE: "{case}, `{got}` runs over all ranks, not only over `group`: pass "
+        "`group=group` to it",
+        THROUGH: "{case}, all of the result is finite: an inf or a NaN on any rank has to show "
+        "on all ranks, so that a scaler can skip the step",
     },
 )

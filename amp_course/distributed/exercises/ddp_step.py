@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,17 +30,16 @@ card = Card(
     "`max_norm`. DDP may all-reduce the gradients **once**, with the last micro-batch. Your "
     "function clears the gradients afterwards, not only when it is called again.",
     hints=(
-        "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What "
-        "is left for you to divide by?",
-        "`with model.no_sync():` keeps a backward pass to this rank. It has to be around the "
-        "forward pass too: that is where DDP gets ready to reduce.",
+        "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What do "
+        "you still have to divide by?",
+        "`with model.no_sync():` keeps the gradients of a backward pass on this rank. Put it around "
+        "the forward pass too: that is where DDP decides whether to reduce.",
         "`last = number == len(batches) - 1`, `with contextlib.nullcontext() if last else "
         "model.no_sync():` around forward and `scaler.scale(loss / len(batches)).backward()`. "
         "Then, once: unscale, clip, step, update, zero_grad.",
     ),
-    why="With k micro-batches, the gradients travel once and not k times, and the result is the "
-    "same.",
-    alternative="a `contextlib.ExitStack()` that enters `model.no_sync()` for all but the last; "
+    why="With k micro-batches, the gradients travel once instead of k times, with the same result.",
+    alternative="a `contextlib.ExitStack()` that enters `model.no_sync()` for all but the last, "
     "or `model.require_backward_grad_sync = last`, which is what `no_sync` sets.",
 )
 
@@ -65,8 +64,7 @@ def right(
     optimizer.zero_grad()
 
 
-# How many micro-batches, max_norm, the rank and the micro-batch that overflow, and the case in
-# words
+# How many micro-batches, max_norm, the rank and the micro-batch that overflow, the case in words
 STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
     (3, 100.0, None, "in a step of 3 micro-batches"),
     (4, 100.0, (1, 2), "in a step of 4 micro-batches, of which the third overflows on rank 1"),
@@ -74,24 +72,23 @@ STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
     (1, 100.0, None, "in a step of one micro-batch"),
     (3, 0.02, None, "in a step of 3 micro-batches, with `max_norm` 0.02"),
 )
+REDUCED, SCALE_AFTER = (
+    "how often the gradients were all-reduced",
+    "the loss scale after the step",
+)
 
 
 def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
-    """Let the answer take some of STEPS in a training of its own, with this rank's batches;
-    return its turns.
-    """
+    """Take some of STEPS in one training, with this rank's batches."""
     generator = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(
-        nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
-    )  # no kink, where answers that round differently could part
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) / 2)
+    # No kinks (ReLU), at which answers that round differently could diverge
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    for weight in net.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator) / 2
     model, dtypes, wrapped = DistributedDataParallel(net), list[torch.dtype](), list[bool]()
     model.register_forward_pre_hook(lambda *_: wrapped.append(True))
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.3, momentum=0.9
-    )  # moves weights on gradients of 0
+    # Momentum moves the weights even if the gradients are 0.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
     used: list[Tensor] = []
     optimizer.register_step_pre_hook(lambda *_: used.append(_gradient(net)))
@@ -101,7 +98,7 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
         dtypes.append(output.dtype)
         return nn.functional.cross_entropy(output.float(), targets)
 
-    turns = []
+    found = []
     for count, max_norm, overflow, case in STEPS[steps]:
         batches = [
             (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator))
@@ -113,50 +110,41 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
             record.clear()
         before = len(collectives_so_far())
         call_on_rank(answer, case, model, batches, loss_fn, optimizer, scaler, max_norm)
-        reduced = sum(
-            one.elements for one in collectives_so_far()[before:] if one.name == "all_reduce"
-        )
-        trips = reduced // _gradient(net).numel()  # in one bucket or in several
+        called = [one for one in collectives_so_far()[before:] if one.name == "all_reduce"]
+        # In one bucket or in several
+        trips = sum(one.elements for one in called) // _gradient(net).numel()
         outputs = {
             "the number of forward passes": len(dtypes),
             "the dtype of the model's output": dtypes[0] if dtypes else None,
             "the number of optimizer steps": len(used),
             "the gradient at the step": used[0] if used else None,
-            "the weights after the step": torch.cat(
-                [weight.detach().flatten() for weight in net.parameters()]
-            ),
-            "the loss scale after the step": scaler.get_scale(),
+            "the weights after the step": _flat(net.parameters()),
+            SCALE_AFTER: scaler.get_scale(),
             "the gradient left after the step": _gradient(net),
-            "how often the gradients were all-reduced": trips,
+            REDUCED: trips,
         }
         evidence = {
             "gradients": [*used],
             "trips": trips,
             "forward passes through DDP": len(wrapped),
-            "the loss scale after the step": scaler.get_scale(),
+            SCALE_AFTER: scaler.get_scale(),
         }
-        turns.append(Case(case, outputs, {"count": count, "trips": trips}, evidence))
-    return turns
+        found.append(Case(case, outputs, {"count": count, "trips": trips}, evidence))
+    return found
 
 
 def _gradient(net: nn.Module) -> Tensor:
-    return torch.cat(
-        [
-            (torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone()
-            for p in net.parameters()
-        ]
-    )
+    return _flat(torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters())
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in tensors])
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Steps of 3, 4, 2 and 1 micro-batches, one that overflows on one rank,
-    and one that is clipped.
-    """
+    """Steps of 3, 4, 2 and 1 micro-batches, with an overflow on one rank, and with clipping."""
     seed = draw.randrange(10_000)
-    for steps in (
-        slice(1),
-        slice(1, None),
-    ):  # two pieces, for most mistakes are told apart by the first
+    for steps in (slice(1), slice(1, None)):  # the first identifies most mistakes
         yield from cases_on_ranks(on_rank, answer, seed, steps)
 
 
@@ -167,32 +155,28 @@ FORWARD = "loss = loss_fn(model(inputs), targets)"
 SCALE, UNSCALE = "scaler.scale(loss / len(batches)).backward()", "scaler.unscale_(optimizer)"
 CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optimizer)"
 UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
-AVERAGE = "for p in model.parameters():\n    p.grad /= dist.get_world_size()"
-AROUND_BACKWARD = (
-    "with contextlib.nullcontext() if number == len(batches) else model.no_sync():\n    "
-    "scaler.scale(loss / len(batches)).backward()"
-)
+ALL = "for p in model.parameters():"
 
 mistakes = [
     Mistake(
         "syncs each micro-batch",
         "DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times "
-        "in this step: run all but the last under `model.no_sync()`. The forward pass belongs "
-        "under it too, for there DDP decides whether it will all-reduce",
+        "in this step: run all but the last under `model.no_sync()`, forward pass included, since "
+        "DDP decides there whether to all-reduce",
         edits={QUIET: "if True:"},
         violates="DDP may all-reduce the gradients **once**",
     ),
     Mistake(
         "never syncs",
-        "the gradients are never all-reduced, so each rank trains a model of its own: the last "
-        "micro-batch must not run under `model.no_sync()`",
+        "the gradients are never all-reduced, so each rank trains its own model: run the last "
+        "micro-batch outside of `model.no_sync()`",
         edits={QUIET: "with model.no_sync():"},
         violates="over all micro-batches of all ranks",
     ),
     Mistake(
         "syncs the first",
         "DDP all-reduces with the first micro-batch, and what the others add stays on its rank: "
-        "it has to be the last",
+        "all-reduce with the last",
         edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
     ),
     Mistake(
@@ -200,27 +184,25 @@ mistakes = [
         "`unscale_` runs before the last micro-batch, whose gradients are then added `scale` "
         "times too large: unscale once, after the last backward pass",
         edits={
-            SCALE: SCALE
-            + "\nif number == max(1, len(batches) - 1):\n    scaler.unscale_(optimizer)",
+            SCALE: f"{SCALE}\nif number == max(1, len(batches) - 1):\n    {UNSCALE}",
             UNSCALE: "pass",
         },
     ),
     Mistake(
         "divides by the world size twice",
-        "the gradients are divided by the number of ranks twice. DDP has done it already, for its "
-        "all-reduce takes the mean: do not divide by the world size, neither the loss nor the "
-        "gradients",
-        edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
+        "the gradients are divided by the number of ranks twice, since the all-reduce of DDP "
+        "takes the mean: divide neither the loss nor the gradients by the world size",
+        edits={UNSCALE: f"{UNSCALE}\n{ALL}\n    p.grad /= dist.get_world_size()"},
     ),
     Mistake(
         "divides by the world size instead",
-        "the losses are divided by the number of ranks, which DDP has done already, and not by "
-        "the number of micro-batches, {count}: divide by that",
+        "the losses are divided by the number of ranks, which DDP does already: divide by the "
+        "number of micro-batches, {count}",
         edits={SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
     ),
     Mistake(
         "adds up the micro-batches",
-        "the gradients of the micro-batches are added up: for their mean, divide each loss by the "
+        "the gradients of the micro-batches are added up: for the mean, divide each loss by the "
         "number of micro-batches, {count}",
         edits={SCALE: "scaler.scale(loss).backward()"},
     ),
@@ -232,44 +214,41 @@ mistakes = [
     ),
     Mistake(
         "does not clip",
-        "the gradients are not clipped",
+        "the gradients are not clipped: call `clip_grad_norm_` after `unscale_`",
         edits={CLIP: "pass"},
         violates="clipped to `max_norm`",
     ),
     Mistake(
         "clips each micro-batch",
         "the sum is clipped after each micro-batch: clip once, when it is complete and unscaled",
-        edits={
-            SCALE: SCALE
-            + "\nif number < len(batches):\n    clip_grad_norm_(model.parameters(), max_norm)"
-        },
+        edits={SCALE: f"{SCALE}\nif number < len(batches):\n    {CLIP}"},
     ),
     Mistake(
         "clips each element",
-        "each element is clipped on its own, which changes the direction of the step: "
+        "each element is clipped separately, which changes the direction of the step: "
         "`clip_grad_norm_` multiplies all gradients by one factor",
-        edits={CLIP: "for p in model.parameters():\n    p.grad.clamp_(-max_norm, max_norm)"},
+        edits={CLIP: f"{ALL}\n    p.grad.clamp_(-max_norm, max_norm)"},
     ),
     Mistake(
         "clips each parameter",
-        "each parameter is clipped by its own norm, which changes the direction of the step: one "
-        "norm for all, `clip_grad_norm_(model.parameters(), max_norm)`",
-        edits={CLIP: "for p in model.parameters():\n    clip_grad_norm_([p], max_norm)"},
+        "each parameter is clipped by its own norm, which changes the direction of the step: use "
+        "one norm for all, `clip_grad_norm_(model.parameters(), max_norm)`",
+        edits={CLIP: f"{ALL}\n    clip_grad_norm_([p], max_norm)"},
     ),
     Mistake(
         "scales up to the norm",
-        "gradients whose norm is below `max_norm` are scaled up to it: clip only what is above, "
+        "gradients whose norm is below `max_norm` are scaled up to it: clip only if it is above, "
         "as `clip_grad_norm_` does",
         edits={
-            CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\nfor p "
-            "in model.parameters():\n    p.grad.mul_(max_norm / norm)"
+            CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
+            f"{ALL}\n    p.grad.mul_(max_norm / norm)"
         },
     ),
     Mistake(
         "clears only at the start",
-        "the gradients are cleared at the start of the step, and are still there at its end: move "
+        "the gradients are cleared at the start of the step, but not at its end: move "
         "`optimizer.zero_grad()` to the end",
-        edits={FIRST: "optimizer.zero_grad()\n" + FIRST, CLEAR: "pass"},
+        edits={FIRST: f"{CLEAR}\n{FIRST}", CLEAR: "pass"},
     ),
     Mistake(
         "leaves the gradients",
@@ -282,12 +261,12 @@ mistakes = [
         "clears before every micro-batch",
         "the gradients are cleared before every micro-batch, so only the last one counts: clear "
         "them once per step",
-        edits={FORWARD: "optimizer.zero_grad()\n" + FORWARD},
+        edits={FORWARD: f"{CLEAR}\n{FORWARD}"},
     ),
     Mistake(
         "no scaler",
-        "the scaler is not used: a gradient that overflows goes into the weights, and one that "
-        "underflows is lost",
+        "the scaler is not used, so gradients that overflow go into the weights, and gradients "
+        "that underflow are lost: scale the loss, and step with the scaler",
         edits={
             SCALE: "(loss / len(batches)).backward()",
             UNSCALE: "pass",
@@ -299,25 +278,25 @@ mistakes = [
     Mistake(
         "steps past the scaler",
         "`optimizer.step()` steps even if the scaler has found an inf: call "
-        "`scaler.step(optimizer)`, which then leaves the step out",
+        "`scaler.step(optimizer)`, which then skips the step",
         edits={STEP: "optimizer.step()"},
     ),
     Mistake(
         "no update",
-        "`scaler.update()` is missing: after a step the scale is never adjusted, and the next "
-        "`unscale_` fails",
+        "`scaler.update()` is missing after the step: without it, the scale is never adjusted and "
+        "the next `unscale_` fails",
         edits={UPDATE: "pass"},
     ),
     Mistake(
         "no autocast",
-        "the forward passes run in fp32: put them into `torch.autocast(inputs.device.type, "
+        "the forward passes run in fp32: run them under `torch.autocast(inputs.device.type, "
         "dtype=torch.float16)`",
         edits={REGION: "if True:"},
         violates="under fp16 autocast",
     ),
     Mistake(
         "the wrapped module",
-        "the forward pass goes through `model.module`, past DDP, so nothing is ever all-reduced: "
+        "the forward pass calls `model.module` and bypasses DDP, so nothing is ever all-reduced: "
         "call `model` itself",
         edits={FORWARD: "loss = loss_fn(model.module(inputs), targets)"},
     ),
@@ -330,7 +309,7 @@ ddp_step = Exercise(
     mistakes,
     tolerance=5e-3,
     messages={
-        "how often the gradients were all-reduced": "{case}, the gradients were all-reduced {got} "
-        "times; it should be {want}, with the last micro-batch"
+        REDUCED: "{case}, the gradients were all-reduced {got} times, instead of {want}, with the "
+        "last micro-batch"
     },
 )

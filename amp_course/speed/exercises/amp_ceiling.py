@@ -21,8 +21,8 @@ card = Card(
     "times as fast it gets. A factor below 1 makes the part slower; `math.inf` makes it take no "
     "time. Time that no pair names stays as it is.",
     hints=(
-        "Let the step take 1 second. How long does a part with share 0.6 take afterwards, if it "
-        "gets 4 times as fast?",
+        "Let the step take 1 second. How long does a part with share 0.6 take if it gets 4 times "
+        "as fast?",
         "Each part takes `share / factor` afterwards, and the rest takes 1 minus all shares. Then "
         "compare before and after.",
         "`after = 1 - sum(share for share, _ in parts) + sum(share / factor for share, factor in "
@@ -45,39 +45,31 @@ def _rest(parts: Parts) -> float:
     return 1 - sum(share for share, _ in parts)
 
 
-CASES: tuple[list[tuple[float, float]], ...] = (
-    [(0.5, 2.0)],
-    [(0.1, 2.0), (0.6, 8.0)],
-    [(0.6, 8.0), (0.1, 0.5), (0.05, 0.25)],
-    [(0.4, 0.05)],
-    [(0.75, 4.0), (0.25, 2.0)],
-    [
-        (0.4, math.inf),
-        (0.1, 0.5),
-    ],  # with a second part, so that leaving out the rest divides by no zero
-    [(0.5, math.inf), (0.3, 3.0)],
-    [(0.2, 2.0), (0.2, 4.0)],
-    [(0.2, 2.0), (0.2, 2.0)],
-    [(0.3, 3.0), (0.03, 40.0), (0.02, 0.1), (0.25, 1.5), (0.1, 16.0)],
-)
-
-
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """One part, several, slower ones, no rest, infinite factors, and drawn parts."""
-    drawn = [
-        [(draw.uniform(0.05, 0.3), draw.uniform(0.3, 12.0)) for _ in range(count)]
-        for count in (1, 2, 3)
-    ]
     for parts in (
-        *CASES,
-        *([(round(share, 2), round(factor, 1)) for share, factor in one] for one in drawn),
+        [(0.5, 2.0)],
+        [(0.1, 2.0), (0.6, 8.0)],
+        [(0.6, 8.0), (0.1, 0.5), (0.05, 0.25)],
+        [(0.4, 0.05)],
+        [(0.75, 4.0), (0.25, 2.0)],
+        [(0.4, math.inf), (0.1, 0.5)],  # not inf alone: "forgets the rest" would divide by 0
+        [(0.5, math.inf), (0.3, 3.0)],
+        [(0.2, 2.0), (0.2, 4.0)],
+        [(0.2, 2.0), (0.2, 2.0)],
+        [(0.3, 3.0), (0.03, 40.0), (0.02, 0.1), (0.25, 1.5), (0.1, 16.0)],
+        *(
+            [(draw.randint(5, 30) / 100, draw.randint(3, 120) / 10) for _ in range(count)]
+            for count in (1, 2, 3)
+        ),
     ):
         case = f"for {parts}"
         number = read_number(call_answer(answer, case, list(parts)), case)
-        factors = " and ".join(f"{factor:g}" for _, factor in parts)
         after = [f"{share:g} / {factor:g}" for share, factor in parts]
-        sums = " + ".join([*after, f"{_rest(parts):.3g}"] if _rest(parts) > 1e-9 else after)
-        yield Case(case, {"the speed-up": number}, {"factors": factors, "after": sums})
+        after += [f"{_rest(parts):.3g}"] if _rest(parts) > 1e-9 else []
+        factors = " and ".join(f"{factor:g}" for _, factor in parts)
+        facts = {"factors": factors, "after": " + ".join(after)}
+        yield Case(case, {"the speed-up": number}, facts)
 
 
 def _gains(parts: Parts) -> list[float]:
@@ -85,20 +77,20 @@ def _gains(parts: Parts) -> list[float]:
     return [right([part]) for part in parts]
 
 
-AFTER = "after, the step takes {after} of its time"
+AFTER = "the step then takes {after} of its old time"
 
 mistakes = [
     Mistake(
         "averages the factors",
-        "this is the mean of the factors, weighted by the shares. Times add up, factors do not: "
-        "divide each share by its factor",
+        "this is the mean of the factors, weighted by the shares. Times add up, but factors do "
+        "not: divide each share by its factor",
         answer=lambda parts: _rest(parts) + sum(s * f for s, f in parts),
         violates="how many times as fast does a step get",
     ),
     Mistake(
         "averages the factors, without the rest",
-        "this multiplies shares by factors. A part that gets faster takes less time: divide its "
-        "share by its factor",
+        "this multiplies shares by factors, but a part that gets faster takes less time: divide "
+        "its share by its factor",
         answer=lambda parts: sum(s * f for s, f in parts),
     ),
     Mistake(
@@ -109,24 +101,23 @@ mistakes = [
     ),
     Mistake(
         "the largest factor",
-        "this is the largest factor, as if the whole step got that much faster: it speeds up only "
-        "its own share",
+        "this is the largest factor, but it speeds up only its own share, not the whole step",
         answer=lambda parts: max(f for _, f in parts),
     ),
     Mistake(
         "adds the factors",
-        "this is the sum of the factors: speed-ups cannot be added. Add up times, and divide at "
+        "this is the sum of the factors, but speed-ups do not add up: add up times, and divide at "
         "the end",
         answer=lambda parts: sum(f for _, f in parts),
     ),
     Mistake(
         "the mean factor",
-        "this is the plain mean of the factors: it does not depend on the shares, and they decide",
+        "this is the plain mean of the factors: each factor counts by its share of the time",
         answer=lambda parts: sum(f for _, f in parts) / len(parts),
     ),
     Mistake(
         "forgets the rest",
-        f"the rest of the step is missing, which runs as before: {AFTER}",
+        f"the rest of the step is missing, but it runs as before: {AFTER}",
         answer=lambda parts: 1 / sum(s / f for s, f in parts),
         violates="Time that no pair names stays as it is",
     ),
@@ -143,14 +134,12 @@ mistakes = [
     ),
     Mistake(
         "the time that is left",
-        "this is the time after, as a share of the time before. The speed-up is the time before "
-        "divided by it",
+        "this is the new time as a share of the old: return the old time divided by the new",
         answer=lambda parts: 1 / right(parts),
     ),
     Mistake(
         "the time that is saved",
-        "this is the share of the time that is saved. The speed-up is the time before divided by "
-        "the time after",
+        "this is the share of the time that is saved: return the old time divided by the new",
         answer=lambda parts: 1 - 1 / right(parts),
     ),
     Mistake(
@@ -165,27 +154,26 @@ mistakes = [
     ),
     Mistake(
         "one part after the other",
-        "this multiplies the speed-ups that the parts bring one by one. The shares are of today's "
-        "step, and a part's "
-        f"share grows when another shrinks: {AFTER}",
+        "this multiplies the speed-ups of the parts, but the shares are of today's step, and a "
+        f"part's share grows when another shrinks: {AFTER}",
         answer=lambda parts: math.prod(_gains(parts)),
     ),
     Mistake(
         "adds speed-ups",
-        "this adds up what each part would gain alone. Add up the times that are left instead, "
-        "and divide at the end",
+        "this adds up what each part would gain alone: add up the times that are left, and divide "
+        "at the end",
         answer=lambda parts: 1 + sum(gain - 1 for gain in _gains(parts)),
     ),
     Mistake(
         "ignores slower parts",
-        f"a factor below 1 counts too: the part takes longer. {AFTER[0].upper()}{AFTER[1:]}",
+        f"a part with a factor below 1 takes longer: {AFTER}",
         answer=lambda parts: right([(s, max(f, 1.0)) for s, f in parts]),
         violates="makes the part slower",
     ),
     Mistake(
         "skips infinite factors",
-        "a part with an infinite factor is left as it was: it takes no time at all, since share / "
-        "inf is 0",
+        "you leave a part with an infinite factor as it was: it takes no time, since share / inf "
+        "is 0",
         answer=lambda parts: right([(s, f) for s, f in parts if f < math.inf]),
         violates="`math.inf` makes it take no time",
     ),
@@ -196,7 +184,7 @@ mistakes = [
     ),
     Mistake(
         "the best part alone",
-        f"this is the best of the parts alone, and all of them change: {AFTER}",
+        f"this is the best of the parts alone, but all of them change: {AFTER}",
         answer=lambda parts: max(_gains(parts)),
     ),
 ]

@@ -1,9 +1,8 @@
-"""Note where Python asks for a tensor's value. On a GPU, that is where the host waits until all
-queued work is done.
+"""Record where Python asks for a tensor's value. On a GPU, the host waits there until all queued
+work is done.
 
-It works on a CPU's tensors too, so a training loop can be examined where there is no GPU. Where
-there is one, `torch.cuda.set_sync_debug_mode("warn")` warns at most of these places, and also sees
-those inside libraries.
+This works for tensors on a CPU too, so it needs no GPU. With a GPU,
+`torch.cuda.set_sync_debug_mode("warn")` warns at most of these places, also inside libraries.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class Read:
     """One value that the host asked for.
 
     call:  the method or function: "item", "__bool__"
-    kind:  what it was for: "value", "condition" (an `if`), "text" (a print), or "shape" (of a
-           result that depends on values)
+    kind:  "value", "condition" (an `if`), "text" (a print), or "shape" (which depends on values)
     place: what `HostReads.place()` returned at that time
     """
 
@@ -44,10 +42,10 @@ class Read:
 
 
 class HostReads(TorchFunctionMode):
-    """Note every read in `reads`. What `.cpu()` or `.to("cpu")` has copied to the host can be read
-    again for free.
+    """Record every read in `reads`. What `.cpu()` or `.to("cpu")` has copied to the host can be
+    read again for free.
 
-    place: tells where in the training the read happens: the number of the step, say
+    place: returns where in the training the read happens, such as the number of the step
 
     Example: with HostReads() as host: loss.item() → host.reads == [Read("item", "value", 0)]
     """
@@ -56,12 +54,11 @@ class HostReads(TorchFunctionMode):
         super().__init__()
         self.place = place
         self.reads: list[Read] = []
-        self._arrays: list[
-            Tensor
-        ] = []  # NumPy has just asked these for their arrays, and asks for their numbers next
+        # NumPy has just asked these for their arrays, and asks for their numbers next.
+        self._arrays: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the function, and note what it reads."""
+        """Run the function and record what it reads."""
         kwargs = kwargs or {}
         out, name = func(*args, **kwargs), getattr(func, "__name__", "")
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
@@ -74,10 +71,8 @@ class HostReads(TorchFunctionMode):
         kinds = [] if on_host or again else _kinds(name, args, kwargs)
         self.reads += [Read(name, kind, self.place()) for kind in kinds]
         if kinds and isinstance(out, Tensor) and name in ("cpu", "to"):
-            out, on_host = (
-                out.view_as(out),
-                True,
-            )  # a new object: on a CPU, `.cpu()` returns the tensor itself
+            # A new object: on a CPU, `.cpu()` returns the tensor itself.
+            out, on_host = out.view_as(out), True
         if on_host:
             for one in tree_leaves(out):
                 if isinstance(one, Tensor):
@@ -93,9 +88,7 @@ def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
         return [VALUE for one in (*args[1:], *kwargs.values()) if _is_host(one)]
     if name == "type":
         return [VALUE for one in args[1:] if _is_host(one)]
-    if (
-        name in ("tensor", "as_tensor") and args and isinstance(args[0], (list, tuple))
-    ):  # reads each tensor in the list
+    if name in ("tensor", "as_tensor") and args and isinstance(args[0], (list, tuple)):
         return [VALUE for one in tree_leaves(args[0]) if isinstance(one, Tensor)]
     masks = name == "__getitem__" and any(
         isinstance(one, Tensor) and one.dtype == torch.bool for one in tree_leaves(args[1])
@@ -105,10 +98,8 @@ def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
 
 def _is_host(target: Any) -> bool:
     """Return True if what was passed to `.to()` or `.type()` names the CPU: "cpu:0",
-    torch.FloatTensor, "torch.FloatTensor".
-
-    A torch.device does not count: here `.to(inputs.device)` gives the CPU, and on a GPU it means
-    that.
+    torch.FloatTensor, "torch.FloatTensor". A torch.device does not count: `.to(inputs.device)`
+    means the GPU on a GPU.
     """
     if isinstance(target, str):
         is_type = target.startswith("torch.") and target.endswith("Tensor") and "cuda" not in target

@@ -1,6 +1,4 @@
-"""Exercise 3 of chapter 02: a softmax in fp16 with large logits and masked rows,
-against one in float64.
-"""
+"""Exercise 3 of chapter 02: a softmax in fp16 with large logits and masked rows."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -22,20 +20,20 @@ card = Card(
     lines=6,
     task="Write `safe_softmax(logits, mask)`: the softmax of each row, right to fp16's precision, "
     "for fp16 logits between −100 and 100 and a mask, both (rows, n) and left unchanged. Rows may "
-    "be long. True in the mask means visible. What is masked gets exactly 0, a row in which "
-    "everything is masked is all 0, and fp16 comes back.",
+    "be long. True in the mask means visible. Masked elements get exactly 0, a row in which "
+    "everything is masked is all 0, and the result is fp16.",
     hints=(
-        "Two traps: exp(100) is inf even in float32; and in a row of nothing but −inf, what is "
-        "the maximum?",
-        "Compute in float32. Fill what is masked with a finite number that lies far below every "
+        "There are two traps: exp(100) is inf even in float32, and what is the maximum of a row "
+        "that contains only −inf?",
+        "Compute in float32. Fill what is masked with a finite number far below every "
         "logit: `torch.finfo(…).min` of the dtype you compute in.",
         "`x = logits.float().masked_fill(~mask, torch.finfo(torch.float32).min)`, then subtract "
         "the row's maximum, exp, divide by the row's sum (or `torch.softmax`, which does all "
         "that). Last, `masked_fill(~mask, 0)` and back to fp16.",
     ),
-    why="One sequence of nothing but padding gives a row of NaN, and the mean over the batch, the "
-    "loss, is NaN with it.",
-    alternative="fill with −inf, as torch's own attention does, and put 0 into the empty rows "
+    why="One sequence that is only padding gives a row of NaN, and makes the loss, a mean over the "
+    "batch, NaN too.",
+    alternative="fill with −inf, as torch's own attention does, and set the empty rows to 0 "
     "with `torch.where`.",
 )
 
@@ -50,7 +48,7 @@ def right(logits: Tensor, mask: Tensor) -> Tensor:
     return shares.to(logits.dtype)
 
 
-CASES = {  # rows of logits; for each row what is visible
+CASES = {  # rows of logits; for each row, which logits are visible
     "for small logits": (
         [[1, 2, 3, 0], [0.5, -1, 0, 2], [-2, -1, -3, -3]],
         ["1101", "0111", "1011"],
@@ -71,17 +69,21 @@ CASES = {  # rows of logits; for each row what is visible
         ["0111", "1100"],
     ),
     "for 65,537 equal logits, one of them masked": ([[7] * 65_537], ["0" + "1" * 65_536]),
-    "for 3,813 equal logits": (
-        [[7] * 3813],
-        ["1" * 3813],
-    ),  # where bf16 rounds most, and an fp16 log too
+    # Here, bf16 rounds most, and so does a logarithm in fp16.
+    "for 3,813 equal logits": ([[7] * 3813], ["1" * 3813]),
+    # Here, fp16 rounds x − top.
     "where some shares are small": (
         [[8.5] + [2**-8] * 3, [-1, 0, -0.5, 8.5]],
         ["1111", "1011"],
-    ),  # fp16 rounds x − top
+    ),
     "where fp16 holds tiny shares": ([[0, -14, -16.5]], ["111"]),  # 8.3e-7 and 6e-8
     "where everything in one row is masked": ([[1, 2, 3, 4], [5, 20, 7, 8]], ["1110", "0000"]),
 }
+NAN, SINGLE, CHANGES = (
+    "the rows of NaN",
+    "the share of a single visible logit",
+    "what changes",
+)
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
@@ -93,38 +95,31 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         logits = torch.tensor(rows, dtype=torch.float16)
         mask = torch.tensor([[place == "1" for place in row] for row in places])
         far = mask & (logits < logits.masked_fill(~mask, -torch.inf).amax(dim=-1, keepdim=True) - 7)
+        some = mask.any(dim=-1)
         given = logits.clone(), mask.clone()
         got = read_tensor(call_answer(answer, case, *given), case, shape=logits.shape)
-        shares = got.double().where(
-            got.isfinite().all(dim=-1, keepdim=True), torch.nan
-        )  # NaN in a row: all of it
+        # One NaN in a row counts as a row of NaN.
+        shares = got.double().where(got.isfinite().all(dim=-1, keepdim=True), torch.nan)
+        single = shares[mask & (mask.sum(-1, keepdim=True) == 1)]
+        outputs = {
+            NAN: int((shares.isnan().any(dim=-1) & some).sum()),
+            "the softmax": shares[some],
+            "the small shares": shares[far],
+            SINGLE: bool((single == 1).all()),
+            "the row that is masked entirely": shares[~some].flatten(),
+            "the largest share of anything masked": shares.masked_fill(mask, 0).abs().max().item(),
+            "the dtype that comes back": got.dtype,
+            CHANGES: [not torch.equal(given[0], logits), not torch.equal(given[1], mask)],
+        }
         yield Case(
-            case,
-            {
-                "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
-                "the softmax": shares[mask.any(dim=-1)],
-                "the small shares": shares[far],
-                "the share of a single visible logit": bool(
-                    (shares[mask & (mask.sum(-1, keepdim=True) == 1)] == 1).all()
-                ),
-                "the row that is masked entirely": shares[~mask.any(dim=-1)].flatten(),
-                "the largest share of anything masked": shares.masked_fill(mask, 0)
-                .abs()
-                .amax()
-                .item(),
-                "the dtype that comes back": got.dtype,
-                "what changes": [
-                    not torch.equal(one, kept)
-                    for one, kept in zip(given, (logits, mask), strict=True)
-                ],
-            },
-            evidence={"small shares that are 0": int((shares[far] == 0).sum())},
+            case, outputs, evidence={"small shares that are 0": int((shares[far] == 0).sum())}
         )
 
 
 WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.float32).min)"
 TOP, EXP = "top = x.amax(dim=-1, keepdim=True)", "e = torch.exp(x - top)"
 SHARES = "shares = e / e.sum(dim=-1, keepdim=True)"
+LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
 MASKED = {FILL: "pass", EXP: "e = torch.exp(x - top) * mask"}
 OVERFLOW = (
     "exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's "
@@ -133,16 +128,6 @@ OVERFLOW = (
 AS_ZERO = (
     "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
 )
-SAID = {
-    "the rows of NaN": "{case}, NaN comes out in {got} of the rows in which something is visible. "
-    "Look for inf / inf and 0 / 0: from each row, subtract the maximum of what is visible before "
-    "exp",
-    "the share of a single visible logit": "{case}, its share is not exactly 1. If you add an eps "
-    "to the sum, take less",
-    "what changes": "{case}, your function changes a tensor that it is given, the logits or the "
-    "mask: work on a copy",
-}
-LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
 
 mistakes = [
     Mistake(
@@ -158,28 +143,27 @@ mistakes = [
     Mistake("no maximum", OVERFLOW, edits={EXP: "e = torch.exp(x)"}),
     Mistake(
         "one maximum for all rows",
-        "a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, "
-        "keepdim=True)`",
+        "a row far below the others becomes 0 / 0: subtract each row's own maximum, "
+        "`x.amax(dim=-1, keepdim=True)`",
         edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
         violates="of each row",
     ),
     Mistake(
         "maximum of what is masked",
-        "NaN comes out where the largest logit of a row is masked: mask the logits before the "
+        "you get NaN where the largest logit of a row is masked: mask the logits before the "
         "maximum and exp",
         edits=MASKED,
     ),
     Mistake(
         "masked, but it counts",
-        "a row comes out as 0 where what is masked is far larger than the rest: fill it before "
-        "the maximum and exp",
+        "a row becomes 0 where a masked logit is far larger than the rest: fill it before the "
+        "maximum and exp",
         edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
     ),
     Mistake(
         "NaN in an empty row",
-        "a row in which everything is masked comes out as NaN, as −inf − (−inf) and 0 / 0 do. "
-        "Fill with a finite number, `torch.finfo(dtype).min`, and set what is masked to 0 at the "
-        "end",
+        "a row in which everything is masked becomes NaN, like −inf − (−inf) and 0 / 0. Fill with "
+        "a finite number, `torch.finfo(dtype).min`, and set what is masked to 0 at the end",
         edits={FILL: "x = x.masked_fill(~mask, -torch.inf)", LAST: "pass"},
         violates="a row in which everything is masked is all 0",
     ),
@@ -196,20 +180,19 @@ mistakes = [
     ),
     Mistake(
         "mask inverted",
-        "the mask is used the wrong way round: True marks what is visible",
+        "you use the mask the wrong way round: True means visible",
         edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},
         violates="True in the mask means visible",
     ),
     Mistake(
         "no mask",
-        "the mask has no effect: what is masked has to get a share of 0, and to add nothing to "
-        "the sum",
+        "the mask has no effect: what is masked gets a share of 0, and must not count in the sum",
         edits={FILL: "pass", LAST: "pass"},
         violates="and a mask",
     ),
     Mistake(
         "masks the result",
-        "the visible logits get their shares of the whole row, masked ones included: mask the "
+        "the visible logits get their shares of the whole row, including masked logits: mask the "
         "logits too",
         edits={FILL: "pass"},
     ),
@@ -224,17 +207,30 @@ mistakes = [
     ),
     Mistake(
         "float32 comes back",
-        "the values are right, but float32 comes back: end with `.to(logits.dtype)`",
+        "the values are right, but the result is float32: end with `.to(logits.dtype)`",
         edits={RETURN: "return shares"},
-        violates="fp16 comes back",
+        violates="the result is fp16",
     ),
     Mistake(
         "a sum in fp16",
-        "in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in "
-        "float32, the sum too, and round only the result",
+        "in a long row every share is 0, since a sum beyond fp16's range is inf: compute in "
+        "float32, including the sum, and round only the result",
         edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
         violates="right to fp16's precision",
     ),
 ]
 
-safe_softmax = Exercise(card, right, cases, mistakes, tolerance=1.25e-3, messages=SAID)
+safe_softmax = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1.25e-3,
+    messages={
+        NAN: "{case}, {got} of the rows with something visible are NaN. Look for inf / inf and "
+        "0 / 0: from each row, subtract the maximum of what is visible before exp",
+        SINGLE: "{case}, its share is not exactly 1. If you add an eps to the sum, use a smaller "
+        "one",
+        CHANGES: "{case}, your function changes its logits or its mask: work on a copy",
+    },
+)

@@ -1,6 +1,4 @@
-"""Exercise 6 of chapter 02: rounding at random, against its two neighbours and the chance of
-each.
-"""
+"""Exercise 6 of chapter 02: round at random, to either neighbour with the right probability."""
 
 import math
 import random
@@ -26,17 +24,17 @@ card = Card(
     "to be within 6 standard errors. Draw from the generator: for each element independently of "
     "the others, and new numbers on every call.",
     hints=(
-        "A number 0.3 of the way from its lower neighbour to the upper one: how often should it "
-        "go up?",
-        "Count in spacings: `steps = x / spacing`. Add noise, uniform from 0 to 1, a draw for "
-        "each element; then which rounding?",
-        "`torch.floor(x / spacing + torch.rand(x.shape, generator=generator)) * spacing`. `floor` "
-        "and not `trunc`: they differ below zero.",
+        "How often should a number go up that lies 0.3 of the way from its lower neighbour to the "
+        "upper one?",
+        "Count in spacings: `steps = x / spacing`. Add noise, uniform from 0 to 1, with a draw "
+        "for each element. Which rounding do you need then?",
+        "`torch.floor(x / spacing + torch.rand(x.shape, generator=generator)) * spacing`. Use "
+        "`floor`, not `trunc`: they differ below zero.",
     ),
     why="With it, pure bf16 weights can learn without master copies: an update of a tenth of a "
     "spacing moves one weight in ten.",
     alternative="on bits: add a random 16-bit integer to the float32 pattern and clear its low 16 "
-    "bits, which gives bf16. There the sign is a bit of its own, so cutting off rounds both signs "
+    "bits, which gives bf16. The sign is a separate bit there, so clearing rounds both signs "
     "alike.",
 )
 
@@ -50,7 +48,9 @@ def right(x: Tensor, spacing: Tensor, generator: torch.Generator) -> Tensor:
     return rounded * spacing
 
 
-DRAWS, FEW, CALLS = 20_000, 20, 600
+DRAWS = 20_000
+SAME = f"the same in all {DRAWS:,} draws"
+# A number, in spacings: its spacing
 NUMBERS = {
     2.3: 0.25,
     5.7: 1.0,
@@ -62,23 +62,18 @@ NUMBERS = {
     3.0037: 0.5,
     -1.0041: 2.0,
 }
-RARE, EXACT = (
-    {-2.9998: 0.5, -4.9998: 0.25, 1.0002: 0.5, 5.0002: 2.0},
-    {3.0: 1.0, 0.0: 4096.0, -2.0: 0.25},
-)
-GRID = torch.tensor(
-    [k + f / 1000 for k in (-3, -2, 1, 2) for f in (1, 200, 400, 499, 501, 600, 800, 999)]
-)
-SAME = f"the same in all {DRAWS:,} draws"
+RARE = {-2.9998: 0.5, -4.9998: 0.25, 1.0002: 0.5, 5.0002: 2.0}
+EXACT = {3.0: 1.0, 0.0: 4096.0, -2.0: 0.25}
+FRACTIONS = (1, 200, 400, 499, 501, 600, 800, 999)
+GRID = torch.tensor([k + f / 1000 for k in (-3, -2, 1, 2) for f in FRACTIONS])
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Round the same numbers 20,000 times in one call, then find out in small calls where the draws
-    come from.
+    """Round the same numbers 20,000 times in one call, then look at the draws in small calls.
 
-    A right answer fails, and one whose chance to go up is off by 0.04 passes, less than once in
-    100,000 checks. Noise of 8 bits, as bf16's, never moves 3.0037 up if it is added, and moves
-    −2.9998 up too often if it is compared with.
+    A right answer fails, and one whose probability is off by 0.04 passes, less than once in 100,000
+    checks. Noise of 8 bits, as in bf16, never moves 3.0037 up if it is added, and moves −2.9998 up
+    too often if it is compared.
     """
 
     def call(steps: Tensor, spacing: Tensor, generator: torch.Generator) -> Tensor:
@@ -86,50 +81,33 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         return read_tensor(got, shape=steps.shape).double() / spacing
 
     seed = draw.getrandbits(31)
-    size = torch.tensor(
-        [1.0, 2.0 ** draw.randint(-6, -1)]
-    )  # of spacings: the first, smallest and largest are not 1
-    table = (
-        (size * torch.tensor([*(NUMBERS | RARE | EXACT).items()]))
-        .unsqueeze(2)
-        .expand(-1, -1, DRAWS)
-    )
+    numbers = NUMBERS | RARE | EXACT
+    size = torch.tensor([1.0, 2.0 ** draw.randint(-6, -1)])
+    table = (size * torch.tensor([*numbers.items()])).unsqueeze(2).expand(-1, -1, DRAWS)
     rows = call(table[:, 0], table[:, 1], torch.Generator().manual_seed(seed))
-    values, exact, shares, odd, seen = dict[str, str](), dict[str, str](), dict[str, str](), "", ""
-    for row, number in zip(rows, NUMBERS | RARE | EXACT, strict=True):
-        case, share, chance = (
-            f"for {number:g} spacings",
-            (row > number).double().mean().item(),
-            number % 1,
-        )
+    values, exact, shares = dict[str, str](), dict[str, str](), dict[str, str]()
+    odd = seen = ""
+    for row, number in zip(rows, numbers, strict=True):
+        case, chance = f"for {number:g} spacings", number % 1
+        share = (row > number).double().mean().item()
         if number not in RARE:
             want = f"{math.floor(number)} or {math.ceil(number)}" if chance else f"{number:g}"
             got = (values if chance else exact)[case] = _values(row, number)
-            rare = f", the latter in {100 * chance:.3g} % of the draws" if got == SAME else ""
-            odd = odd or (
-                ""
-                if got == want
-                else f"{case}, the result in spacings is {got}; only {want} is right{rare}"
-            )
-        shares[case] = _compare(share, chance) if chance else ""
-        seen = seen or (
-            shares[case]
-            and f"{case}, {100 * share:.4g} % of the draws go up, and {100 * chance:.4g} % is right"
-        )
+            if got != want and not odd:
+                odd = f"{case}, the result in spacings is {got}; only {want} is right"
+                odd += f", the latter in {100 * chance:.3g} % of the draws" if got == SAME else ""
+        if chance:
+            shares[case] = _compare(share, chance)
+            if shares[case] and not seen:
+                seen = f"{case}, {100 * share:.4g} % of the draws go up instead of {100 * chance:.4g} %"
 
-    same, generator = (
-        (torch.full((2, 64), 2.5), torch.full((2, 64), 0.25)),
-        torch.Generator().manual_seed(seed),
-    )
-    first, second, again = (
-        call(*same, generator),
-        call(*same, generator),
-        call(*same, generator.manual_seed(seed)),
-    )
-    ups = torch.stack([(call(*same, generator) > 2.5).sum() for _ in range(CALLS)]).double()
-    spread = (
-        ups - 64
-    ).square().mean().item() / 32  # 1 on average; beyond 0.6 and 1.4 less than once in 10⁸ checks
+    same = torch.full((2, 64), 2.5), torch.full((2, 64), 0.25)
+    generator = torch.Generator().manual_seed(seed)
+    first, second = call(*same, generator), call(*same, generator)
+    again = call(*same, generator.manual_seed(seed))
+    ups = torch.stack([(call(*same, generator) > 2.5).sum() for _ in range(600)]).double()
+    # 1 on average; below 0.6 or above 1.4 less than once in 10⁸ checks
+    spread = (ups - 64).square().mean().item() / 32
     outputs = {
         "the values": values,
         "the shares": shares,
@@ -139,34 +117,28 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         "two equal rows": "the same" if torch.equal(first[0], first[1]) else "different",
         "the spread": "too little" if spread < 0.6 else "too much" if spread > 1.4 else "",
     }
-    one_way = set(values.values()) == {
-        SAME
-    }  # then see which way each number goes, if that is the same in every call
+    # If nothing is random: which numbers go up, if these are the same in every call
     ways = {
         tuple((call(GRID, torch.ones_like(GRID), generator) > GRID).tolist())
-        for _ in range(60 if one_way else 0)
+        for _ in range(60 if set(values.values()) == {SAME} else 0)
     }
     yield Case("", outputs, {"seen": seen, "odd": odd}, {"way": ways if len(ways) == 1 else set()})
 
 
 def _values(row: Tensor, number: float) -> str:
-    """Say what a number became: "2 or 3". What lies beyond its neighbours is summed up,
-    and a few are ignored.
-    """
+    """Name the results for a number: "2 or 3". All beyond its neighbours count as one."""
     below, above = math.floor(number), math.ceil(number)
     if not bool(row.isfinite().all()):
         return "inf or NaN"
     if len(between := row[row != row.round()].unique()):
         often = "always" if bool((row == row[0]).all()) else "sometimes"
-        return (
-            "one of thousands of numbers"
-            if len(between) > DRAWS / 20
-            else f"{often} {between[0].item():.4g}"
-        )
-    # subtle: in float32 floor(x + noise), which is right, moves an exact number once in 10⁶ draws
+        many = len(between) > DRAWS / 20
+        return "one of thousands of numbers" if many else f"{often} {between[0].item():.4g}"
     masks = {f"{below}": row == below, f"{above}": row == above}
     masks |= {f"below {below}": row < below, f"above {above}": row > above}
-    found = [kind for kind, mask in masks.items() if int(mask.sum()) > FEW]
+    # A few are ignored: floor(x + noise) in float32, which is right, moves an exact number once in
+    # 10⁶ draws.
+    found = [kind for kind, mask in masks.items() if int(mask.sum()) > 20]
     if below < above and found in ([f"{below}"], [f"{above}"]):
         return SAME
     beyond = [kind for kind in found if " " in kind]
@@ -175,7 +147,7 @@ def _values(row: Tensor, number: float) -> str:
 
 
 def _compare(share: float, chance: float) -> str:
-    """Say how a share of ups compares with the chance: "" if it is within 6 standard errors."""
+    """Compare a share with the right probability: "" if it is within 6 standard errors."""
     for name, one in (("", chance), ("half", 0.5), ("the other neighbour's", 1 - chance)):
         if abs(share - one) <= 6 * math.sqrt(one * (1 - one) / DRAWS):
             return name
@@ -183,65 +155,49 @@ def _compare(share: float, chance: float) -> str:
 
 
 STEPS, NOISE = "steps = x / spacing", "noise = torch.rand(x.shape, generator=generator)"
-UP, ROUNDED, RETURN = (
-    "up = noise < steps - below",
-    "rounded = below + up",
-    "return rounded * spacing",
-)
-
-SAID = {
-    **dict.fromkeys(("the values", "the exact values"), "{odd}"),
-    "the shares": "{seen}",
-    "the second call": "a second call with the same generator gives the same result: each call "
-    "has to draw new numbers from it",
-    "the same seed": "a generator with the same seed gives another result: draw from that "
-    "generator alone",
-    "two equal rows": "two equal rows of `x` come out the same in one call: each element needs a "
-    "draw of its own",
-    "the spread": "the number of elements that go up, among 128, varies {got} from call to call, "
-    "so the draws for different elements are not independent",
-}
+UP, ROUNDED = "up = noise < steps - below", "rounded = below + up"
+RETURN = "return rounded * spacing"
 
 mistakes = [
     Mistake(
         "rounds to nearest",
-        "this rounds to nearest, the same way on every call: less than half a spacing never gets "
-        "through",
+        "this rounds to nearest, the same way on every call, so less than half a spacing is "
+        "always lost: round up or down at random",
         edits={ROUNDED: "rounded = torch.round(steps)"},
         violates="up or down",
     ),
     Mistake(
         "one draw for all",
-        "equal numbers in a row all go the same way: draw for each element on its own, "
+        "equal numbers in a row all go the same way: draw for each element separately, with "
         "`torch.rand(x.shape, …)`",
         edits={NOISE: "noise = torch.rand((), generator=generator)"},
         violates="for each element independently",
     ),
     Mistake(
         "the same draws on every call",
-        "every call draws the same numbers. Draw from the given generator itself, do not set its "
-        "seed or state, and do not draw from a copy of it or from another one with its seed",
+        "every call draws the same numbers. Draw from the given generator, not from a copy or "
+        "another one with its seed, and do not set its seed or state",
         edits={NOISE: "noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))"},
         violates="new numbers on every call",
     ),
     Mistake(
         "draws from elsewhere",
-        "the generator's seed does not decide the result: write `torch.rand(x.shape, "
+        "the generator's seed does not determine the result: use `torch.rand(x.shape, "
         "generator=generator)`",
         edits={NOISE: "noise = torch.rand(x.shape)"},
         violates="Draw from the generator",
     ),
     Mistake(
         "truncates negative numbers the wrong way",
-        "negative numbers come out one too near to zero: use `torch.floor`, not `.trunc()` or "
-        "`.int()`",
+        "negative numbers are rounded one spacing too close to zero: use `torch.floor`, not "
+        "`.trunc()` or `.int()`",
         edits={ROUNDED: "rounded = torch.trunc(steps + noise)"},
         violates="so that the mean is x",
     ),
     Mistake(
         "no rounding",
-        "many different numbers come out: divide by the spacing, round to a whole number, "
-        "multiply again",
+        "many different numbers come out: divide by the spacing, round to a whole number, then "
+        "multiply by the spacing",
         edits={RETURN: "return x + (noise - 0.5) * spacing"},
         violates="to a multiple of its spacing",
     ),
@@ -254,23 +210,39 @@ mistakes = [
     ),
     Mistake(
         "not multiplied back",
-        "you return how many spacings it is, and not the number: multiply by the spacing again at "
-        "the end",
+        "you return the number of spacings: multiply it by the spacing at the end",
         edits={RETURN: "return rounded"},
     ),
     Mistake(
         "tosses a coin",
-        "both neighbours come up equally often, and the nearer one has to come up more often: "
-        "{seen}",
+        "both neighbours are equally likely, but the nearer one should be more likely: {seen}",
         edits={UP: "up = noise < 0.5"},
         violates="mean of 20,000 draws",
     ),
     Mistake(
         "the other neighbour's chance",
-        "this is the other neighbour's chance: go up if the draw is below what `floor` cuts off. "
-        "Here, {seen}",
+        "this is the other neighbour's probability: go up if the draw is below what `floor` cuts "
+        "off. Here, {seen}",
         edits={UP: "up = noise > steps - below"},
     ),
 ]
 
-stochastic_rounding = Exercise(card, right, cases, mistakes, messages=SAID)
+stochastic_rounding = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    messages={
+        "the values": "{odd}",
+        "the exact values": "{odd}",
+        "the shares": "{seen}",
+        "the second call": "a second call with the same generator gives the same result: draw new "
+        "numbers from it on each call",
+        "the same seed": "a generator with the same seed gives another result: draw only from "
+        "that generator",
+        "two equal rows": "two equal rows of `x` give the same result in one call: draw for each "
+        "element",
+        "the spread": "the number of elements that go up, among 128, varies {got} from call to "
+        "call, so the draws for different elements are not independent",
+    },
+)

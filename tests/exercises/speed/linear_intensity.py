@@ -4,6 +4,27 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from torch.nn.functional import linear
+
+from amp_course.speed.counting import MATMUL, count_ops, fake_tensors, totals
+
+DTYPES = {1: torch.float8_e5m2, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+
+
+def counted(batch, inputs, outputs, itemsize):
+    """Counts the ops that PyTorch calls."""
+    with fake_tensors():
+        x, weight = (
+            torch.empty(rows, inputs, dtype=DTYPES[itemsize], requires_grad=True)
+            for rows in (batch, outputs)
+        )
+        with count_ops() as forward:
+            y = linear(x, weight)
+        grad_y = torch.empty_like(y)
+        with count_ops() as backward:
+            y.backward(grad_y)
+    counts = [totals(counter.calls, MATMUL) for counter in (forward, backward)]
+    return [(count.flops, count.bytes, count.flops / count.bytes) for count in counts]
 
 
 def matmuls(m, k, n, size, count):
@@ -42,6 +63,7 @@ def perfect_cache(batch, inputs, outputs, itemsize):
 
 
 RIGHT = {
+    "the ops that PyTorch calls": counted,
     "matmul by matmul": nested,
     "numpy arrays": with_numpy,
     "lists, from tensors": with_tensors,
