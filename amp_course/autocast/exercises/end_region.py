@@ -1,6 +1,4 @@
-"""Exercise 3 of chapter 04: a training loop with one region for each step,
-which ends before the backward pass.
-"""
+"""Exercise 3 of chapter 04: one region for each step, which ends before the backward pass."""
 
 import numbers
 import random
@@ -10,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from amp_course.checking import (
     Card,
@@ -42,8 +40,8 @@ card = Card(
     "step uses the weights that the previous step left, and all else stays as it is. `batches` "
     "may be a generator. Return the losses as a list of floats, one for each batch.",
     hints=(
-        "What belongs in the region, and what does not? And how long do the copies of the weights "
-        "live that autocast makes?",
+        "What belongs in the region, and what does not? How long does autocast keep its copies of "
+        "the weights?",
         "The `with` block goes inside the `for` loop and holds two lines: the model's call and "
         "the loss.",
         "After the block, `loss.backward()`, `optimizer.step()`, `optimizer.zero_grad()`, "
@@ -70,75 +68,59 @@ def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any) -> Any:
     return losses
 
 
-EARLIER, LAYER = (
-    "whether the list holds the losses of an earlier call",
-    "the dtype that the first layer computes in",
-)
+LAYER = "the dtype that the first layer computes in"
+EARLIER = "whether the list holds the losses of an earlier call"
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Three steps, in one call; one layer is in eval mode."""
-    scene, values, inside, before = (
-        Scene(draw, 3),
-        list[float](),
-        list[bool](),
-        list[tuple[int, int]](),
-    )
-    where, modes, dtypes, model = list[str](), list[list[bool]](), list[str](), scene.model
+    """Three steps in one call, with one layer in eval mode; a second call; a loss of NaN."""
+    scene = Scene(draw, 3)
+    model, optimizer = scene.model, scene.optimizer
     model[1].eval()
-    found, names = [one.training for one in model.modules()], set(vars(model))
+    found, attributes = _modes(model), set(vars(model))
+    values, inside = list[float](), list[bool]()
+    where, modes, dtypes = list[str](), list[list[bool]](), list[str]()
+    before = list[tuple[int, int]]()  # losses and backward passes before each step
     model[0].register_forward_pre_hook(lambda _, args: dtypes.append(dtype_name(args[0].dtype)))
-    scene.optimizer.register_step_pre_hook(
-        lambda *_: before.append((max(len(values), 1), len(inside)))
-    )
+    optimizer.register_step_pre_hook(lambda *_: before.append((max(len(values), 1), len(inside))))
 
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
         loss = scene.loss_fn(outputs, targets)
         values.append(loss.item())
         where.append("in a region" if torch.is_autocast_enabled("cpu") else "outside of a region")
-        modes.append([one.training for one in model.modules()])
-        if loss.requires_grad:  # `torch.autograd.grad` runs hooks too
+        modes.append(_modes(model))
+        if loss.requires_grad:  # a hook, as `torch.autograd.grad` runs it too
             loss.register_hook(lambda gradient: inside.append(torch.is_autocast_enabled("cpu")))
         return loss
 
     with scene.watch() as update:
-        got = call_answer(
-            answer, "", model, (batch for batch in scene.batches), loss_fn, scene.optimizer
-        )
+        got = call_answer(answer, "", model, (one for one in scene.batches), loss_fn, optimizer)
     if not values:
         raise Wrong(
             "`loss_fn` never ran: does your function `yield`, or were the batches used up before "
             "the loop?"
         )
-    outputs = {
-        **scene.outputs(update),
+    outputs = scene.outputs(update)
+    gradients = outputs.pop("the gradient at the step")
+    weights = outputs.pop("the weights after the step")
+    outputs |= {
         "the number of backward passes inside the autocast region": sum(inside),
+        LAYER: re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", outputs[LAYER]),
+        "where the loss is computed": " and ".join(sorted(set(where))),
+        "the number of forward passes": len(scene.layer_dtypes),
+        "the number of losses computed before the first step": before[0][0] if before else 0,
+        "the dtype of the inputs that the model gets": " and ".join(sorted(set(dtypes))),
+        "`training` of the model and its layers": next((m for m in modes if m != found), found),
+        "`training` of the model and its layers after the call": _modes(model),
+        "what the model has after the call": sorted(set(vars(model)) - attributes) or "nothing new",
     }
-    gradients, weights = (
-        outputs.pop("the gradient at the step"),
-        outputs.pop("the weights after the step"),
-    )
-    outputs[LAYER] = re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", outputs[LAYER])
-    outputs["where the loss is computed"] = " and ".join(sorted(set(where)))
-    outputs["the number of forward passes"] = len(scene.layer_dtypes)
-    outputs["the number of losses computed before the first step"] = before[0][0] if before else 0
-    outputs["the dtype of the inputs that the model gets"] = " and ".join(sorted(set(dtypes)))
-    outputs["`training` of the model and its layers"] = next(
-        (mode for mode in modes if mode != found), found
-    )
-    outputs["`training` of the model and its layers after the call"] = [
-        one.training for one in model.modules()
-    ]
-    outputs["what the model has after the call"] = sorted(set(vars(model)) - names) or "nothing new"
-    evidence = {
-        "losses": values,
-        "regions": bool([*update.of(Region)]),
-        "passes before": before[:1],
-    }
-    yield Case("in three steps", outputs, {}, evidence)
-    for number, gradient in enumerate(gradients):
-        yield Case(f"at step {number + 1}", {"the gradient": gradient})
+    regions = bool([*update.of(Region)])
+    evidence = {"losses": values, "regions": regions, "passes before": before[:1]}
+    yield Case("in three steps", outputs, evidence=evidence)
+    for number, gradient in enumerate(gradients, 1):
+        yield Case(f"at step {number}", {"the gradient": gradient})
     yield Case("after three steps", {"the weights": weights})
+
     if not isinstance(got, Iterable) or isinstance(got, Iterator):
         raise Wrong("your function has to return a list of losses, one for each batch")
     losses = list(got)
@@ -147,42 +129,39 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     read = [read_number(loss, subject="your list holds") for loss in losses]
     short = read != values and all(loss == round(loss, 6) for loss in read)
     rounded = alike(read, values, 0.01) and (short or not alike(read, values, 1e-5))
-    again = call_answer(
-        answer, "at a second call", model, scene.batches[:1], scene.loss_fn, scene.optimizer
-    )
-    yield Case(
-        "", {"the digits of the losses": rounded, EARLIER: alike(list(again)[-4:-1], read[-3:])}
-    )
+    case = "at a second call"
+    again = call_answer(answer, case, model, scene.batches[:1], scene.loss_fn, optimizer)
+    earlier = alike(list(again)[-4:-1], read[-3:])
+    yield Case("", {"the digits of the losses": rounded, EARLIER: earlier})
     yield Case("after three steps", {"the list of losses": read})
-    taken, batch = len(before), (scene.batches[0][0] * float("inf"), scene.batches[0][1])
+    taken, (inputs, targets) = len(before), scene.batches[0]
     with suppress(Failed):  # an assert is fine
-        lost = call_answer(answer, "", model, [batch], scene.loss_fn, scene.optimizer)
-        yield Case(
-            "for a loss of NaN",
-            {"the numbers of losses and steps": [len(list(lost)), len(before) - taken]},
-        )
+        batches = [(inputs * torch.inf, targets)]
+        lost = list(call_answer(answer, "", model, batches, scene.loss_fn, optimizer))
+        counts = [len(lost), len(before) - taken]
+        yield Case("for a loss of NaN", {"the numbers of losses and steps": counts})
 
 
+def _modes(model: nn.Module) -> list[bool]:
+    return [one.training for one in model.modules()]
+
+
+START = "losses = []"
+LOOP = "for inputs, targets in batches:"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
-LOSS, BACKWARD = "loss = loss_fn(outputs, targets)", "loss.backward()"
-CLEAR, KEEP, LOOP = (
-    "optimizer.zero_grad()",
-    "losses.append(loss.item())",
-    "for inputs, targets in batches:",
-)
-OFF, BF16 = (
-    'with torch.autocast("cpu", enabled=False):',
-    'with torch.autocast("cpu", dtype=torch.bfloat16):',
-)
+LOSS = "loss = loss_fn(outputs, targets)"
+BACKWARD = "loss.backward()"
+CLEAR = "optimizer.zero_grad()"
+KEEP = "losses.append(loss.item())"
+OFF = 'with torch.autocast("cpu", enabled=False):'
 WIDE = {
-    "losses = []": "losses, region = [], torch.autocast('cpu', "
-    "dtype=torch.bfloat16)\nregion.__enter__()",
+    START: "region = torch.autocast('cpu', dtype=torch.bfloat16)\nregion.__enter__()\nlosses = []",
     REGION: "if True:",
     "return losses": "region.__exit__(None, None, None)\nreturn losses",
 }
 STALE = (
-    "from step 2 on, forward uses the weights of step 1: autocast's copies live until the "
-    "outermost region ends"
+    "from step 2 on, forward uses the weights of step 1, because autocast keeps its copies until "
+    "the outermost region ends"
 )
 
 mistakes = [
@@ -193,32 +172,32 @@ mistakes = [
     ),
     Mistake(
         "backward inside",
-        "`backward()` runs in the region, which lowers what an island kept in float32: end the "
+        "`backward()` runs in the region, which lowers what an island kept in float32. End the "
         "region before it",
-        edits={BACKWARD: f"{BF16}\n    {BACKWARD}"},
+        edits={BACKWARD: f"with torch.autocast('cpu', dtype=torch.bfloat16):\n    {BACKWARD}"},
         violates="backward does not",
     ),
     Mistake(
         "one region around all steps",
-        f"{STALE}. Leave no region open around the loop: open one for each step, inside it",
+        f"{STALE}. Leave no region open around the loop, but open one for each step",
         edits=WIDE | {BACKWARD: f"{OFF}\n    {BACKWARD}"},
         violates="every step uses the weights that the previous step left",
     ),
     Mistake(
         "no region",
-        "forward runs outside of autocast, in float32: put the model's call and the loss into the "
+        "forward runs outside of autocast, in float32. Put the model's call and the loss into the "
         "region",
         edits={REGION: "if True:"},
     ),
     Mistake(
         "a region that is off",
-        "autocast is off in forward: is the region around it, enabled, and for the CPU "
+        "autocast is off in forward. Is the region around it, enabled, and for the CPU "
         "(`inputs.device.type`)?",
         edits={REGION: OFF},
     ),
     Mistake(
         "an fp16 region",
-        "the region is in fp16, and fp16 gradients need a scaler: use `dtype=torch.bfloat16`",
+        "the region is in fp16, and fp16 gradients need a scaler. Use `dtype=torch.bfloat16`",
         edits={REGION: REGION.replace("bfloat", "float")},
         violates="one bf16 region",
     ),
@@ -230,33 +209,33 @@ mistakes = [
     ),
     Mistake(
         "float and loss outside",
-        "the loss is computed where autocast is off: put `loss_fn` into the region, and leave all "
-        "casts to it",
+        "the loss is computed where autocast is off. Put `loss_fn` into the region, and leave all "
+        "casts to autocast",
         edits={LOSS: f"{OFF}\n    loss = loss_fn(outputs.float(), targets)"},
         violates="forward and loss run under autocast",
     ),
     Mistake(
         "eval mode",
-        "all layers are put into eval mode, without dropout: leave the modes to the caller",
+        "all layers are put into eval mode, without dropout. Leave the modes to the caller",
         edits={LOOP: f"model.eval()\n{LOOP}"},
         violates="all else stays as it is",
     ),
     Mistake(
         "train mode",
-        "all layers are put into train mode, even one that was in eval mode: leave the modes to "
+        "all layers are put into train mode, even one that was in eval mode. Leave the modes to "
         "the caller",
         edits={LOOP: f"model.train()\n{LOOP}"},
     ),
     Mistake(
         "needs a list",
-        "a generator has no length and no indices: write `for inputs, targets in batches:`",
-        edits={"losses = []": "losses, number = [], len(batches)"},
+        "a generator has no length and no indices. Write `for inputs, targets in batches:`",
+        edits={START: f"{START}\nlen(batches)"},
         violates="may be a generator",
     ),
     Mistake(
         "never clears",
-        "gradients stay from step to step, and add up: call `optimizer.zero_grad()` in the loop, "
-        "for each batch",
+        "gradients add up from step to step. Call `optimizer.zero_grad()` in the loop, for each "
+        "batch",
         edits={CLEAR: "pass"},
     ),
     Mistake(
@@ -267,7 +246,7 @@ mistakes = [
     ),
     Mistake(
         "returns in the loop",
-        "the function returns after the first batch: move `return losses` out of the `for` loop",
+        "the function returns after the first batch. Move `return losses` out of the `for` loop",
         edits={KEEP: f"{KEEP}\nreturn losses"},
         violates="one for each batch",
     ),
@@ -281,11 +260,11 @@ end_region = Exercise(
     tolerance=2e-3,
     show=lambda one: f"{one:.4g}" if isinstance(one, float) else show_value(one),
     messages={
-        EARLIER: "your list still holds the losses of an earlier call: make a new list in each (a "
-        "default is made only once)",
-        "the digits of the losses": "the losses that you return are rounded: keep all the digits "
+        EARLIER: "your list still holds the losses of an earlier call. Make a new list in each "
+        "call (a default is made only once)",
+        "the digits of the losses": "the losses that you return are rounded. Keep all the digits "
         "of `loss.item()`",
-        "the items of the list": "your list holds values of type {got}: keep `loss.item()`, a "
+        "the items of the list": "your list holds values of type {got}. Keep `loss.item()`, a "
         "float without a graph",
     },
 )

@@ -1,6 +1,4 @@
-"""Exercise 2 of chapter 04: autocast as a mode, op by op, with its cache,
-its gradients and its way out.
-"""
+"""Exercise 2 of chapter 04: autocast as a mode, with its cache, its gradients and its exit."""
 
 import gc
 import random
@@ -45,15 +43,15 @@ card = Card(
     "kept.",
     hints=(
         "Start without the cache: cast the tensors in `args` and `kwargs`, return `func(*args, "
-        "**kwargs)`. Which stay uncast?",
+        "**kwargs)`. Which tensors stay uncast?",
         "`tree_map(cast, (args, kwargs))` reaches tensors in lists and keywords. Cast float32, "
-        "bfloat16 and float16 only, with `.to(dtype)`, which autograd records. The widest list: "
-        "all become float32 if one is, and without one, none is cast.",
-        "The cache is a dict from (parameter, dtype) to copy: for a leaf that requires grad, "
-        "while `torch.is_grad_enabled()`. `__exit__` empties it and returns "
+        "bfloat16 and float16 only, with `.to(dtype)`, which autograd records. For the widest "
+        "list, cast all to float32 if one is float32, else none.",
+        "The cache is a dict from (parameter, dtype) to copy, for a leaf that requires grad, "
+        "and only while `torch.is_grad_enabled()`. `__exit__` empties it and returns "
         "`super().__exit__(*error)`.",
     ),
-    why="Autocast is three lists, one cast and one dict; it has no idea what your model does.",
+    why="Autocast is three lists, one cast and one dict. It knows nothing about your model.",
     alternative="`functools.reduce(torch.promote_types, dtypes)` for the widest list; "
     "`(id(parameter), dtype)` as the key.",
 )
@@ -88,78 +86,10 @@ FP32_OPS = frozenset(
 )
 WIDEST_OPS = frozenset({torch.cat, torch.stack, torch.index_copy, Tensor.index_copy})
 
-BF16, FP16, CASTABLE = torch.bfloat16, torch.float16, (torch.float32, torch.bfloat16, torch.float16)
-OWN, FOREIGN = (LOWER_OPS, FP32_OPS, WIDEST_OPS), ({torch.exp}, {torch.mm}, {torch.mv})
-LINES = (
-    "torch.mm(ids, ids)",
-    "fp64 @ fp64",
-    "torch.mm(fp32, fp32)",
-    "torch.mm(fine, ones)",
-    "torch.mm(fp16, fp16)",
-    "fp32.exp()",
-    'torch.einsum("ij,jk->ik", pair)',
-    'torch.einsum("ij,jk->ik", (fp32, fp32))',
-    "F.mse_loss(large, -large)",
-    "torch.arange(3)",
-    "torch.cat([low, low])",
-    "torch.cat([low, fp32])",
-    "torch.cat([fp32, low])",
-    "torch.cat([low, low, fp32])",
-    "low * row[0]",
-    "torch.cat([fp16, fp16])",
-    "torch.cat([ids, ids])",
-    "torch.index_copy(low, 0, classes, low)",
-    "F.mse_loss(fp64, fp64)",
-)
-OTHER = " with the lists `{torch.exp}`, `{torch.mm}` and `{torch.mv}`"
-REGIONS = (  # the last lines are those that raise where a cast is forgotten
-    (BF16, OWN, LINES, ""),
-    (FP16, OWN, (LINES[2], LINES[7], "bf16 @ bf16", "F.mse_loss(bf16, -bf16)"), ""),
-    (
-        BF16,
-        FOREIGN,
-        ("torch.exp(fp32)", "torch.exp(weight)", "fp32.exp()", "fp32 @ fp32", "torch.mv(low, row)"),
-        OTHER,
-    ),
-    (
-        BF16,
-        OWN,
-        (
-            "F.mse_loss(fp16, -fp16)",
-            "F.linear(fp32, weight=fp32, bias=row)",
-            "low @ fp32",
-            "torch.index_copy(low, 1, classes, fp32)",
-            "torch.index_copy(low, 1, index=classes, source=fp32)",
-            "F.scaled_dot_product_attention(0 * fp32, fp32, fp32, mask)",
-        ),
-        "",
-    ),
-)
-# What runs in one region, in this order, and where a weight was already cast, so that it should not
-# be cast again.
-WEIGHT, CACHED = "F.linear(x, weight)", True
-USES = (
-    (WEIGHT, " under `no_grad`", False),
-    (WEIGHT, ", its first use with a graph", False),
-    (WEIGHT, " after `x` was changed", CACHED),
-    (WEIGHT, " under `no_grad` again", False),
-    (WEIGHT, ", used after `no_grad`", CACHED),
-    (WEIGHT, ", after a float16 region of another object in this one", CACHED),
-    ("torch.mm(x, weight)", ", another op with this weight", CACHED),
-    ("F.linear(x, other)", ", where `other` is a float16 weight", False),
-    ("F.mse_loss(other, ones)", " with that weight", False),
-    ("F.linear(x, frozen)", ", with a frozen weight", False),
-    ("F.linear(x, frozen)", " after `frozen` was changed", False),
-    ("F.linear(x, leaf)", ", where `leaf` requires grad and is no `nn.Parameter`", False),
-    ("F.linear(x, leaf)", " after `x` was changed", CACHED),
-    ("F.linear(x, leaf.T)", "", False),
-    ("F.linear(hidden, weight)", ", where `hidden` is the output of another layer", False),
-    ("F.linear(hidden, weight)", " after `hidden` was changed", False),
-    ("F.linear(x, alias)", ", with a detached `alias` of the weight", False),
-    (WEIGHT, ", used after an op that raised", CACHED),
-    ("torch.addmm(bias, x, frozen)", ", where `bias` is a weight", False),
-    ("torch.addmm(bias, x, frozen)", " again", CACHED),
-)
+BF16, FP16 = torch.bfloat16, torch.float16
+CASTABLE = torch.float32, BF16, FP16
+OWN = LOWER_OPS, FP32_OPS, WIDEST_OPS
+OTHER = {torch.exp}, {torch.mm}, {torch.mv}
 
 
 class MiniAutocast(TorchFunctionMode):
@@ -194,49 +124,86 @@ class MiniAutocast(TorchFunctionMode):
         return super().__exit__(*error)
 
 
-class _Copies(TorchDispatchMode):
-    """Hold weak references to what kernels make of tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        super().__init__()
-        self.memory, self.made = {tensor.data_ptr() for tensor in tensors}, list[Any]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        reads = {
-            leaf.data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-        }
-        if (
-            self.memory & reads
-            and isinstance(result, Tensor)
-            and result.data_ptr() not in self.memory
-        ):
-            self.made.append(weakref.ref(result))
-        return result
-
-
-def _left_on(depth: int) -> int:
-    """Switch off the modes beyond a depth; return how many there were."""
-    return len([_pop_mode() for _ in range(_len_torch_function_stack() - depth)])
-
-
+LINES = (
+    "torch.mm(ids, ids)",
+    "fp64 @ fp64",
+    "torch.mm(fp32, fp32)",
+    "torch.mm(fine, ones)",
+    "torch.mm(fp16, fp16)",
+    "fp32.exp()",
+    'torch.einsum("ij,jk->ik", pair)',
+    'torch.einsum("ij,jk->ik", (fp32, fp32))',
+    "F.mse_loss(large, -large)",
+    "torch.arange(3)",
+    "torch.cat([low, low])",
+    "torch.cat([low, fp32])",
+    "torch.cat([fp32, low])",
+    "torch.cat([low, low, fp32])",
+    "low * row[0]",
+    "torch.cat([fp16, fp16])",
+    "torch.cat([ids, ids])",
+    "torch.index_copy(low, 0, classes, low)",
+    "F.mse_loss(fp64, fp64)",
+)
+FP16_LINES = LINES[2], LINES[7], "bf16 @ bf16", "F.mse_loss(bf16, -bf16)"
+OTHER_LINES = (
+    "torch.exp(fp32)",
+    "torch.exp(weight)",
+    "fp32.exp()",
+    "fp32 @ fp32",
+    "torch.mv(low, row)",
+)
+RAISING_LINES = (  # where a cast is forgotten
+    "F.mse_loss(fp16, -fp16)",
+    "F.linear(fp32, weight=fp32, bias=row)",
+    "low @ fp32",
+    "torch.index_copy(low, 1, classes, fp32)",
+    "torch.index_copy(low, 1, index=classes, source=fp32)",
+    "F.scaled_dot_product_attention(0 * fp32, fp32, fp32, mask)",
+)
+WITH_OTHER = " with the lists `{torch.exp}`, `{torch.mm}` and `{torch.mv}`"
+REGIONS = (
+    (BF16, OWN, LINES, ""),
+    (FP16, OWN, FP16_LINES, ""),
+    (BF16, OTHER, OTHER_LINES, WITH_OTHER),
+    (BF16, OWN, RAISING_LINES, ""),
+)
+WEIGHT = "F.linear(x, weight)"
+USES = (  # in one region, in this order; whether the weight was cast before
+    (WEIGHT, " under `no_grad`", False),
+    (WEIGHT, ", its first use with a graph", False),
+    (WEIGHT, " after `x` was changed", True),
+    (WEIGHT, " under `no_grad` again", False),
+    (WEIGHT, ", used after `no_grad`", True),
+    (WEIGHT, ", after a float16 region of another object in this one", True),
+    ("torch.mm(x, weight)", ", another op with this weight", True),
+    ("F.linear(x, other)", ", where `other` is a float16 weight", False),
+    ("F.mse_loss(other, ones)", " with that weight", False),
+    ("F.linear(x, frozen)", ", with a frozen weight", False),
+    ("F.linear(x, frozen)", " after `frozen` was changed", False),
+    ("F.linear(x, leaf)", ", where `leaf` requires grad and is no `nn.Parameter`", False),
+    ("F.linear(x, leaf)", " after `x` was changed", True),
+    ("F.linear(x, leaf.T)", "", False),
+    ("F.linear(hidden, weight)", ", where `hidden` is the output of another layer", False),
+    ("F.linear(hidden, weight)", " after `hidden` was changed", False),
+    ("F.linear(x, alias)", ", with a detached `alias` of the weight", False),
+    (WEIGHT, ", used after an op that raised", True),
+    ("torch.addmm(bias, x, frozen)", ", where `bias` is a weight", False),
+    ("torch.addmm(bias, x, frozen)", " again", True),
+)
 LEFT_ON = "the number of modes that are still on after the region"
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Ops one by one, in regions of two dtypes and of other lists;
-    then many uses in one region, and what is there after it.
-    """
-    numbers = [
-        draw.choice((-1.0, 1.0, 2.0)) * (number % 7 - 3) for number in range(16)
-    ]  # whole: sums are exact
+    """Single ops in several regions, then many uses of weights in one region and after it."""
+    # Whole numbers, whose sums are exact
+    numbers = [draw.choice((-1.0, 1.0, 2.0)) * (number % 7 - 3) for number in range(16)]
+    matrix = torch.tensor(numbers).view(4, 4)
     for dtype, lists, lines, where in REGIONS:
         for line in lines:
-            names, before = _names(numbers, dtype), _names(numbers, dtype)
-            case, depth = (
-                f"for `{line}` in a region of {dtype_name(dtype)}{where}",
-                _len_torch_function_stack(),
-            )
+            names, before = _names(matrix, dtype), _names(matrix, dtype)
+            case = f"for `{line}` in a region of {dtype_name(dtype)}{where}"
+            depth = _len_torch_function_stack()
             mode = call_answer(answer, case, dtype, *lists)
             if not isinstance(mode, TorchFunctionMode):
                 raise Wrong(
@@ -244,90 +211,85 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
                     "calls it"
                 )
             with mode:
-                on = _len_torch_function_stack() - depth
+                on = _len_torch_function_stack() > depth
                 got = call_answer(eval, case, line, {"torch": torch, "F": F, **names})
             left_on, result = _left_on(depth), read_tensor(got, case, subject="the op returned")
-            changed = next(
-                (f"`{name}`" for name in names if not alike(names[name], before[name])), "nothing"
-            )
-            yield Case(
-                case,
-                {
-                    "what was changed": changed,
-                    "the dtype of the result": dtype_name(result.dtype),
-                    "the norm of the result": result.double().norm().item(),
-                    LEFT_ON: left_on,
-                },
-                {},
-                {"switched on": on > 0, "overflowed": not result.isfinite().all()},
-            )
+            changed = [f"`{name}`" for name in names if not alike(names[name], before[name])]
+            outputs = {
+                "what was changed": (*changed, "nothing")[0],
+                "the dtype of the result": dtype_name(result.dtype),
+                "the norm of the result": result.double().norm().item(),
+                LEFT_ON: left_on,
+            }
+            overflowed = not result.isfinite().all()
+            yield Case(case, outputs, evidence={"switched on": on, "overflowed": overflowed})
     for error in (None, ZeroDivisionError()):
-        yield from _region(
-            lambda *other: answer(*(other or (BF16, *OWN))), torch.tensor(numbers).view(4, 4), error
-        )
+        yield from _region(lambda *other: answer(*(other or (BF16, *OWN))), matrix, error)
 
 
-def _names(numbers: list[float], dtype: torch.dtype) -> dict[str, Any]:
+def _names(matrix: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     """Return the tensors that the lines name."""
-    matrix = torch.tensor(numbers).view(4, 4)
     return {
-        "fp32": matrix,
+        "fp32": matrix.clone(),
         "fp64": matrix.double(),
         "fp16": matrix.half(),
+        "bf16": matrix.bfloat16(),
+        "low": matrix.T.to(dtype),
         "row": matrix[0].clone(),
         "ids": torch.arange(4).diag(),
         "classes": torch.arange(4),
         "fine": torch.tensor([[1 + 2**-9, -1.0]]),
         "ones": torch.ones(2, 1),
-        "low": matrix.T.to(dtype),
         "large": torch.tensor([150.0, 0.0, 0.0, 0.0], dtype=dtype),
-        "pair": [matrix, matrix * 2],
+        "pair": [matrix.clone(), matrix * 2],
         "weight": nn.Parameter(matrix.clone()),
         "mask": torch.eye(4).bool(),
-        "bf16": matrix.bfloat16(),
     }
 
 
+def _left_on(depth: int) -> int:
+    """Switch off the modes beyond a depth; return how many there were."""
+    return len([_pop_mode() for _ in range(_len_torch_function_stack() - depth)])
+
+
+class _Copies(TorchDispatchMode):
+    """Hold weak references to what kernels make of tensors."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__()
+        self.memory, self.made = {one.data_ptr() for one in tensors}, list[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        reads = self.memory & {one.data_ptr() for one in leaves}
+        if reads and isinstance(result, Tensor) and result.data_ptr() not in self.memory:
+            self.made.append(weakref.ref(result))
+        return result
+
+    def alive(self) -> int:
+        return sum(copy() is not None for copy in self.made)
+
+
 def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Case]:
-    """Use weights and other tensors in a region, step the optimizer,
-    and use a weight in other regions.
-    """
-    ones, x, leaf, bias = (
-        torch.ones(4, 4),
-        matrix.clone(),
-        (matrix * 2).requires_grad_(),
-        nn.Parameter(matrix[1] + 3),
-    )
-    weight, first, frozen = (
-        nn.Parameter(matrix.T + 1),
-        nn.Parameter(matrix - 1),
-        nn.Parameter(matrix + 2, False),
-    )
-    other, hidden, alias = (
-        nn.Parameter(ones.half() + 2**-10),
-        first * 2.0,
-        weight.detach().requires_grad_(),
-    )
+    """Use weights in a region, step the optimizer, and use a weight in other regions."""
+    x, ones = matrix.clone(), torch.ones(4, 4)
+    weight, first, bias = (nn.Parameter(one) for one in (matrix.T + 1, matrix - 1, matrix[1] + 3))
+    other, frozen = nn.Parameter(ones.half() + 2**-10), nn.Parameter(matrix + 2, False)
+    leaf, alias = (matrix * 2).requires_grad_(), weight.detach().requires_grad_()
+    hidden = first * 2.0
     names = {"torch": torch, "F": F, **locals()}
-    outputs, casts, caught, mode, depth = (
-        list[Tensor](),
-        [0],
-        None,
-        make(),
-        _len_torch_function_stack(),
-    )
+    outputs, casts, caught = list[Tensor](), [0], None
+    mode, depth = make(), _len_torch_function_stack()
     try:
         with _Copies(weight, leaf, bias) as copies, mode:
             for line, words, _ in USES:
-                with (
-                    suppress(RuntimeError),
-                    make(FP16, *FOREIGN) if "another" in words else nullcontext(),
-                ):
+                inner = make(FP16, *OTHER) if "another object" in words else nullcontext()
+                with suppress(RuntimeError), inner:
                     torch.mm(x, x[:3]) if "raised" in words else None
                 with torch.set_grad_enabled("under" not in words):
-                    outputs.append(
-                        call_answer(eval, f"in one region, for `{line}`{words}", line, names)
-                    )
+                    case = f"in one region, for `{line}`{words}"
+                    outputs.append(call_answer(eval, case, line, names))
                 casts.append(len(copies.made))
                 for changed in (x, frozen, hidden):
                     changed.data.copy_(1.0 - changed.data)
@@ -335,34 +297,35 @@ def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Case
                 raise error
     except ZeroDivisionError as same:
         caught = same
-    left_on, case = (
-        _left_on(depth),
-        "after an exception in the region" if error else "after the region",
-    )
+    left_on = _left_on(depth)
     total = torch.stack([output.float().sum() for output in outputs]).sum()
-    total.backward() if total.requires_grad else None
-    if any(copy() is not None for copy in copies.made):
+    if total.requires_grad:
+        total.backward()
+    if copies.alive():
         gc.collect(1)  # they may be in a cycle
-    kept = sum(copy() is not None for copy in copies.made)
+    kept = copies.alive()
+
     for number, ((line, words, cached), output) in enumerate(zip(USES, outputs, strict=True)):
         compared: dict[str, Any] = {"the output": output.detach()}
         if cached:
-            compared["the number of times that the weight is cast again"] = (
-                casts[number + 1] - casts[number]
-            )
+            again = casts[number + 1] - casts[number]
+            compared["the number of times that the weight is cast again"] = again
         yield Case(f"in one region, for `{line}`{words}", compared)
-    for name, one in (
-        ("the weight of the layer before, behind `hidden`,", first),
-        ("the float16 weight `other`", other),
-        ("a weight that was first used under `no_grad`", weight),
-        ("`leaf`, which is no `nn.Parameter`", leaf),
-        ("`bias`", bias),
-        ("`alias = weight.detach().requires_grad_()`", alias),
-    ):
-        gradient = {f"the gradient of {name}": "None" if one.grad is None else one.grad.clone()}
-        yield Case(
-            "after the region", gradient, {}, {"lost": [first.grad is None, leaf.grad is None]}
-        )
+    leaves = {
+        "the weight of the layer before, behind `hidden`,": first,
+        "the float16 weight `other`": other,
+        "a weight that was first used under `no_grad`": weight,
+        "`leaf`, which is no `nn.Parameter`": leaf,
+        "`bias`": bias,
+        "`alias = weight.detach().requires_grad_()`": alias,
+    }
+    gradients = {
+        f"the gradient of {name}": "None" if one.grad is None else one.grad.clone()
+        for name, one in leaves.items()
+    }
+    lost = [first.grad is None, leaf.grad is None]
+    yield Case("after the region", gradients, evidence={"lost": lost})
+    case = "after an exception in the region" if error else "after the region"
     yield Case(case, {"the exception that leaves the region": repr(caught), LEFT_ON: left_on})
     with torch.no_grad():
         weight.add_(1.0)
@@ -375,42 +338,33 @@ def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Case
     yield Case(case, {"the number of copies of the weights that are still there": kept})
 
 
-VALUES, CALL, CLEAR = (
-    "values = (args, kwargs or {})",
-    "return func(*values[0], **values[1])",
-    "self.copies.clear()",
-)
-IF_LOWER, IF_FP32 = (
-    "if func in self.lower:",
-    "elif func in self.fp32 or (func in self.widest and wide):",
-)
+VALUES = "values = (args, kwargs or {})"
+IF_LOWER = "if func in self.lower:"
+IF_FP32 = "elif func in self.fp32 or (func in self.widest and wide):"
 TO_LOWER = "values = tree_map(lambda value: self.cast(value, self.dtype), values)"
 TO_FP32 = "values = tree_map(lambda value: self.cast(value, torch.float32), values)"
+CALL = "func(*values[0], **values[1])"
 IS_OTHER = "if not isinstance(value, Tensor) or value.dtype not in CASTABLE:"
 IS_WEIGHT = "if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):"
-KEY, COPY, CAST = (
-    "key: Any = (value, dtype)",
-    "self.copies[key] = value.to(dtype)",
-    "return value.to(dtype)",
-)
+KEY = "key: Any = (value, dtype)"
 LEAVE = "return super().__exit__(*error)"
 
 mistakes = [
     Mistake(
         "kwargs may be None",
-        "`kwargs` is None where an op has no keyword arguments: write `func(*args, **(kwargs or "
+        "`kwargs` is None where an op has no keyword arguments. Write `func(*args, **(kwargs or "
         "{{}}))`",
         edits={VALUES: "values = (args, kwargs)"},
     ),
     Mistake(
         "casts integers",
-        "integer tensors are cast. They are ids, masks and counts: cast float32 and the 16-bit "
-        "dtypes only",
+        "integer tensors are cast. They are ids, masks and counts, so cast only float32 and the "
+        "16-bit dtypes",
         edits={IS_OTHER: "if not isinstance(value, Tensor):"},
     ),
     Mistake(
         "casts float64",
-        "float64 is cast, and autocast leaves it alone: cast float32 and the 16-bit dtypes only",
+        "float64 is cast, but autocast leaves it alone. Cast only float32 and the 16-bit dtypes",
         edits={IS_OTHER: "if not isinstance(value, Tensor) or not value.is_floating_point():"},
     ),
     Mistake(
@@ -420,28 +374,28 @@ mistakes = [
     ),
     Mistake(
         "no lower list",
-        "an op of the lower list runs in float32: cast its arguments to `dtype`",
+        "an op of the lower list runs in float32. Cast its arguments to `dtype`",
         edits={IF_LOWER: "if False:"},
         violates="their ops run in `dtype`",
     ),
     Mistake(
         "casts the result only",
-        "only the result is cast, and the op itself ran in float32. Cast the arguments, then call "
+        "only the result is cast, so the op itself runs in float32. Cast the arguments, then call "
         "`func`",
         edits={
-            TO_LOWER: f"return self.cast({CALL[7:]}, self.dtype)",
-            TO_FP32: f"return self.cast({CALL[7:]}, torch.float32)",
+            TO_LOWER: f"return self.cast({CALL}, self.dtype)",
+            TO_FP32: f"return self.cast({CALL}, torch.float32)",
         },
     ),
     Mistake(
         "forgets keyword arguments",
-        "`F.linear(fp32, weight=fp32, bias=row)` raises: cast its keyword arguments too, with "
+        "`F.linear(fp32, weight=fp32, bias=row)` raises. Cast keyword arguments too, with "
         "`tree_map`",
         edits={TO_LOWER: f"args = {TO_LOWER[9:-7]}args)\nvalues = args, values[1]"},
     ),
     Mistake(
         "forgets lists",
-        "tensors inside lists and tuples are not cast: `torch.utils._pytree.tree_map` reaches them",
+        "tensors inside lists and tuples are not cast. `torch.utils._pytree.tree_map` reaches them",
         edits={
             TO_LOWER: f"values = [self.cast(one, self.dtype) for one in args], "
             f"{TO_LOWER[9:-7]}values[1])"
@@ -449,94 +403,95 @@ mistakes = [
     ),
     Mistake(
         "no fp32 list",
-        "ops of the fp32 list run in 16 bits: cast their arguments to float32",
+        "ops of the fp32 list run in 16 bits. Cast their arguments to float32",
         edits={IF_FP32: IF_FP32.replace("self.fp32", "()")},
         violates="in float32",
     ),
     Mistake(
         "no widest list",
-        "an op of the widest list gets two dtypes, and refuses them: with a float32 tensor, cast "
-        "all to float32",
+        "an op of the widest list gets two dtypes, and refuses them. If one tensor is float32, "
+        "cast all to float32",
         edits={IF_FP32: "elif func in self.fp32:"},
         violates="in the widest dtype among their tensors",
     ),
     Mistake(
         "casts unlisted ops",
-        "an op on none of the three lists is cast: leave its arguments unchanged",
+        "an op on none of the three lists is cast. Leave its arguments unchanged",
         edits={IF_LOWER: "if func not in self.fp32 | self.widest:"},
     ),
     Mistake(
         "detaches",
-        "weights get no gradient: make their copies with an op that autograd records, `.to(dtype)`",
-        edits={COPY: COPY.replace("value.to", "value.detach().to")},
+        "weights get no gradient. Make their copies with an op that autograd records, `.to(dtype)`",
+        edits={"self.copies[key] = value.to(dtype)": "self.copies[key] = value.detach().to(dtype)"},
         violates="gets its gradient",
     ),
     Mistake(
         "detaches activations",
-        "layers before get no gradient: cast activations with `.to(dtype)` alone, not detached or "
-        "under `no_grad`",
-        edits={CAST: "return value.detach().to(dtype)"},
+        "earlier layers get no gradient. Cast activations with `.to(dtype)` alone, neither "
+        "detached nor under `no_grad`",
+        edits={"return value.to(dtype)": "return value.detach().to(dtype)"},
     ),
     Mistake(
         "caches under no_grad",
-        "a copy made under `no_grad` has no graph: keep copies only while "
+        "a copy made under `no_grad` has no graph. Cache copies only while "
         "`torch.is_grad_enabled()`",
         edits={IS_WEIGHT: "if not (value.is_leaf and value.requires_grad):"},
     ),
     Mistake(
         "caches all leaves",
-        "an input is a leaf too, but its cached copy goes stale: keep copies of leaves that "
-        "require grad",
+        "an input is a leaf too, but its cached copy goes stale. Cache only leaves that require "
+        "grad",
         edits={IS_WEIGHT: "if not (value.is_leaf and torch.is_grad_enabled()):"},
     ),
     Mistake(
         "caches activations",
-        "an activation is cached too, and its old values are used: keep copies only of leaves "
-        "that require grad",
+        "an activation is cached too, so its old values are used. Cache only leaves that require "
+        "grad",
         edits={IS_WEIGHT: "if not (value.requires_grad and torch.is_grad_enabled()):"},
     ),
     Mistake(
         "caches nn.Parameter only",
-        "a leaf that is no `nn.Parameter` is cast at each use: ask for `value.is_leaf and "
+        "a leaf that is no `nn.Parameter` is cast at each use. Ask for `value.is_leaf and "
         "value.requires_grad`",
         edits={IS_WEIGHT: IS_WEIGHT.replace("is_leaf", "__class__ is nn.Parameter")},
     ),
     Mistake(
         "a cache without the dtype",
-        "the weight's 16-bit copy is used where float32 is right: the key is `(parameter, dtype)`",
+        "the weight's 16-bit copy is used where float32 is right. Use `(parameter, dtype)` as the "
+        "key",
         edits={KEY: "key = value"},
     ),
     Mistake(
         "casts at each use",
-        "the weight is cast at each use: keep the copy of a leaf that requires grad until the "
+        "the weight is cast at each use. Keep the copy of a leaf that requires grad until the "
         "region ends",
         edits={KEY: "return value.to(dtype)\nkey = 0"},
         violates="is cast once per region",
     ),
     Mistake(
         "never leaves",
-        "the mode is still on after its `with` block: `__exit__` has to call "
+        "the mode is still on after its `with` block. `__exit__` has to call "
         "`super().__exit__(*error)`",
         edits={LEAVE: "return None"},
         violates="nothing is cast",
     ),
     Mistake(
         "never clears",
-        "the next region uses old weights: the copies outlive their region. Clear them in "
+        "the copies outlive their region, so the next one uses old weights. Clear them in "
         "`__exit__`",
-        edits={CLEAR: "pass"},
+        edits={"self.copies.clear()": "pass"},
         violates="nothing is kept",
     ),
     Mistake(
         "swallows exceptions",
-        "an exception in the region disappears: a true value from `__exit__` swallows it. Return "
+        "an exception in the region disappears, because `__exit__` returns a true value. Return "
         "None",
         edits={LEAVE: "super().__exit__(*error)\nreturn True"},
     ),
     Mistake(
         "stays on after an exception",
-        "an exception leaves the mode on, for every later cell: `super().__exit__(*error)` "
-        "belongs there too",
+        "after an exception the mode stays on, for every later cell. Call "
+        "`super().__exit__(*error)` then, too",
         edits={LEAVE: f"if not error[0]:\n    {LEAVE}"},
         violates="an exception ended it",
     ),
@@ -549,7 +504,7 @@ mini_autocast = Exercise(
     mistakes,
     tolerance=5e-4,
     messages={
-        "what was changed": "an op changes the caller's own {got}: cast a copy of it, and leave it "
-        "as it is. This is {case}"
+        "what was changed": "{case}, an op changes the caller's own {got}. Cast a copy, and leave "
+        "the original alone"
     },
 )

@@ -19,22 +19,20 @@ card = Card(
     lines=12,
     takes="value",
     task="Which dtype does each of twelve lines give under bf16 autocast on the CPU? Fill in the "
-    "dict `predict_dtypes`: a "
-    'torch dtype for each line, or "raises" if the line raises an exception. The check runs the '
-    "lines.",
+    'dict `predict_dtypes`: a torch dtype for each line, or "raises" if the line raises an '
+    "exception. The check runs the lines.",
     hints=(
-        "Ask of each line: is its op on one of autocast's lists? What does PyTorch do if not? "
-        "Which tensors stay as they are?",
+        "Is the line's op on one of autocast's lists? What does PyTorch do if not? Which tensors "
+        "stay as they are?",
         "Matmuls and linear layers are lowered, losses go to float32, cat goes to the widest. On "
         "the CPU, softmax and layer_norm are on no list. float64 and integers are never cast, and "
         "a matmul never promotes.",
-        "Two of the twelve raise: one mixes a dtype that is lowered with one that is not, the "
+        "Two of the twelve raise. One mixes a dtype that is lowered with one that is not, the "
         "other is in a region that is off.",
     ),
     why="Most surprises with AMP are one of these twelve: an op on no list, a tensor that is not "
     "cast, a region that is off.",
-    alternative="ask the machine: run the line under `torch.autocast` and print `.dtype`, as the "
-    "check does.",
+    alternative="run each line under `torch.autocast` and print `.dtype`, as the check does.",
 )
 
 SETUP = """\
@@ -52,7 +50,7 @@ def gradient():
     layer(a).sum().backward()
     return layer.weight.grad
 """
-# A line's name → the line, and for each tempting answer why it is not right.
+# A line's name → the line, and why each tempting answer is wrong
 LINES = {
     "mm": (
         "torch.mm(a, a)",
@@ -106,15 +104,15 @@ LINES = {
         "F.mse_loss(h, h)",
         {
             "raises": "the inputs are cast up to float32 and the loss is computed there",
-            "bfloat16": "losses are on the fp32 list, as a mean of many squares needs it, so both "
-            "inputs are cast up",
+            "bfloat16": "losses are on the fp32 list, because a mean of many squares needs it, so "
+            "both inputs are cast up",
         },
     ),
     "double": (
         "d @ d",
         {
-            "raises": "both matrices are float64, and stay so",
-            "float32": "float64 is not lowered, to no dtype",
+            "raises": "both matrices are float64, and stay float64",
+            "float32": "float64 is never lowered",
             "bfloat16": "a matmul is on the lower list, but autocast casts only float32 and the "
             "16-bit formats, so float64 stays",
         },
@@ -123,10 +121,9 @@ LINES = {
         "d @ a",
         {
             "bfloat16": "only the float32 side is lowered, and a matmul needs one dtype",
-            "float64": "a matmul does not promote, and autocast lowers one side and leaves the "
-            "other alone, so they still differ",
-            "float32": "autocast does not meet in the middle: it lowers the float32 side and "
-            "leaves float64 alone",
+            "float64": "a matmul does not promote, and autocast lowers only the other side, so the "
+            "dtypes still differ",
+            "float32": "autocast lowers the float32 side and leaves float64 alone",
         },
     ),
     "integers": (
@@ -142,8 +139,8 @@ LINES = {
         "outside(layer, layer(a))",
         {
             "bfloat16": "in the inner block, nothing lowers the float32 weight",
-            "float32": "nothing is cast in the nested region, where the input, lowered before, "
-            "has to meet a float32 weight",
+            "float32": "nothing is cast in the nested region, where a bfloat16 input meets a "
+            "float32 weight",
         },
     ),
     "gradient": (
@@ -157,17 +154,9 @@ LINES = {
 }
 TWELVE = SETUP + "\n" + "\n".join(f"{f'{name}:':10} {code}" for name, (code, _) in LINES.items())
 
-_SHORT = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "int": "int64",
-}
-
 
 def right(truth: dict[str, str]) -> dict[str, str]:
-    """Predict what the lines do when they run: no table says what is right."""
+    """Return what the lines give when they run."""
     return truth
 
 
@@ -188,29 +177,24 @@ def run_lines() -> dict[str, str]:
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Read the twelve predictions, in the order of the lines."""
     truth = run_lines()
-    said = read_dict(
-        answer(truth) if callable(answer) else answer, LINES, subject="`predict_dtypes` is"
-    )
-    dtypes = {name: _read(name, said[name]) for name in LINES}
+    given = answer(truth) if callable(answer) else answer
+    values = read_dict(given, LINES, subject="`predict_dtypes` is")
+    dtypes = {name: _read(name, values[name]) for name in LINES}
     count = sum(dtypes[name] == truth[name] for name in LINES)
-    yield Case(
-        "", {f"`{code}`": dtypes[name] for name, (code, _) in LINES.items()}, {"count": count}
-    )
+    outputs = {f"`{code}`": dtypes[name] for name, (code, _) in LINES.items()}
+    yield Case("", outputs, {"count": count})
 
 
 def _read(name: str, value: Any) -> str:
-    """Return the name of the dtype that was written down:
-    torch.float32, "float32" and "fp32" are one.
-    """
-    text = (
-        str(value).strip().lower().removeprefix("torch.")
-        if isinstance(value, (torch.dtype, str))
-        else ""
-    )
-    dtype = getattr(torch, _SHORT.get(text, text or "no name"), None)
-    if text != "raises" and not isinstance(dtype, torch.dtype):
+    """Return the name of a dtype: torch.float32, "float32" and "fp32" are the same."""
+    text = str(value).strip().lower().removeprefix("torch.")
+    if text == "raises":
+        return text
+    short = text.replace("bf16", "bfloat16").replace("fp", "float") if text != "int" else "int64"
+    dtype = getattr(torch, short, None)
+    if not isinstance(value, (torch.dtype, str)) or not isinstance(dtype, torch.dtype):
         raise Wrong(f'{name}: write a dtype such as torch.float32, or "raises", not {value!r:.40}')
-    return text if text == "raises" else str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.")
 
 
 mistakes = [

@@ -1,6 +1,4 @@
-"""Exercise 6 of chapter 04: probabilities and their loss, for logits small and large,
-in any region.
-"""
+"""Exercise 6 of chapter 04: probabilities and their loss, for logits small and large."""
 
 import random
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_pair, read_tensor
+from amp_course.kit.dtypes import dtype_name
 
 card = Card(
     chapter="autocast",
@@ -27,27 +26,16 @@ card = Card(
     "the features may be in 16 bits. `head(features)` has the shape (batch, 1), probabilities and "
     "targets (from 0 to 1) the shape (batch,).",
     hints=(
-        "Where does a large logit get lost: in the head, in sigmoid, or in the logarithm?",
+        "Where is a large logit lost: in the head, in sigmoid, or in the logarithm?",
         "Sigmoid and logarithm in one function: `F.binary_cross_entropy_with_logits`, which takes "
         "logits, not probabilities.",
         "`logits = head(features).squeeze(-1)`, then return `torch.sigmoid(logits)` and the loss "
         "of `logits` and `targets`.",
     ),
-    why="CUDA's autocast refuses BCELoss; the CPU's takes it, and a confident mistake gets no "
+    why="CUDA's autocast refuses BCELoss. The CPU's accepts it, and a confident mistake gets no "
     "gradient, or NaN in fp16.",
     alternative="`(F.softplus(z) - z * targets).mean()` with `z = logits.float()`: the same "
     "formula, written out.",
-)
-
-# Exact in 16 bits. The model is sure of the last nine, and wrong about seven of them.
-LOGITS = torch.tensor(
-    [1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0, 9.0, -13.0, 14.0]
-)
-TARGETS = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
-# Not exact: 16 bits round them by a thousandth, and a small loss changes as much.
-MODERATE, SURE = (
-    torch.tensor([-5.0019, -2.0009, 2.0009, 5.0019]),
-    torch.tensor([0.0, 0.0, 1.0, 1.0]),
 )
 
 
@@ -58,43 +46,37 @@ def right(head: Any, features: Any, targets: Any) -> Any:
     return probabilities, loss
 
 
-def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Moderate logits, large ones outside of autocast and in two regions, one example at a time,
-    and drawn ones.
-    """
-    yield _turn(answer, "for moderate logits", MODERATE, SURE, exact=True)
-    for region in (None, torch.bfloat16, torch.float16):
-        case = (
-            f"in a region of {str(region).removeprefix('torch.')}"
-            if region
-            else "outside of autocast"
-        )
-        yield _turn(answer, f"for logits from ±1 to ±60 {case}", LOGITS, TARGETS, region)
-        for one in (6, 7):  # logits of 60 and -60
-            logit, target = LOGITS[one : one + 1], TARGETS[one : one + 1]
-            yield _turn(
-                answer,
-                f"for a batch of one with logit {logit.item():g} {case}",
-                logit,
-                target,
-                region,
-            )
-    case = "for bfloat16 features, as the layer before gives them in a region of bfloat16"
-    yield _turn(answer, case, LOGITS, TARGETS, torch.bfloat16, dtype=torch.bfloat16)
-    yield _turn(
-        answer, "for soft targets", MODERATE, torch.tensor([0.25, 0.1, 0.4, 0.8]), exact=True
-    )
-    logits = torch.tensor(
-        [draw.randint(-24, 23) / 4 + 0.125 for _ in range(10)]
-    )  # not 0, where formulas have a kink
-    targets = torch.tensor([float(draw.random() < 0.5) for _ in range(10)])
-    yield _turn(answer, "for ten drawn logits", logits, targets, exact=True)
-
-
+# Exact in 16 bits. The model is sure of the last nine, and wrong about seven of them.
+LOGITS = torch.tensor(
+    [1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0, 9.0, -13.0, 14.0]
+)
+TARGETS = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+# Not exact: 16 bits round them by a thousandth, and a small loss changes as much.
+MODERATE = torch.tensor([-5.0019, -2.0009, 2.0009, 5.0019])
 CAPPED = "whether the loss is too small and without a gradient where the model is sure and wrong"
 
 
-def _turn(
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
+    """Moderate logits; large ones in each region and alone; 16-bit features; drawn logits."""
+    sure, soft = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0.25, 0.1, 0.4, 0.8])
+    yield _call(answer, "for moderate logits", MODERATE, sure, exact=True)
+    for region in (None, torch.bfloat16, torch.float16):
+        where = f"in a region of {dtype_name(region)}" if region else "outside of autocast"
+        yield _call(answer, f"for logits from ±1 to ±60 {where}", LOGITS, TARGETS, region)
+        for one in (6, 7):
+            logit, target = LOGITS[one : one + 1], TARGETS[one : one + 1]
+            case = f"for a batch of one with logit {logit.item():g} {where}"
+            yield _call(answer, case, logit, target, region)
+    case = "for bfloat16 features, as the layer before gives them in a region of bfloat16"
+    yield _call(answer, case, LOGITS, TARGETS, torch.bfloat16, dtype=torch.bfloat16)
+    yield _call(answer, "for soft targets", MODERATE, soft, exact=True)
+    # Not 0, where formulas have a kink
+    logits = torch.tensor([draw.randint(-24, 23) / 4 + 0.125 for _ in range(10)])
+    targets = torch.tensor([float(draw.random() < 0.5) for _ in range(10)])
+    yield _call(answer, "for ten drawn logits", logits, targets, exact=True)
+
+
+def _call(
     answer: Any,
     case: str,
     logits: Tensor,
@@ -116,138 +98,128 @@ def _turn(
     gradient: Any = "None"
     if loss.requires_grad and loss.numel() == 1:
         call_answer(loss.backward, case)
-        if (
-            features.grad is not None
-        ):  # the head's weights are 1, so this is the gradient at the logits
+        if features.grad is not None:  # that at the logits, as the head's weights are 1
             gradient = features.grad[:, 0].float() * len(logits)
-            gradient = gradient if exact else (gradient * 10).round() / 10
-    least = 0.95 * float(F.binary_cross_entropy_with_logits(logits, targets))
     flat = isinstance(gradient, Tensor) and not gradient[logits.abs() == 60].any()
-    return Case(
-        case,
-        {
-            "the tensor of probabilities": probabilities
-            if exact
-            else (probabilities * 10).round() / 10,  # as 16 bits have them
-            **({} if exact else {CAPPED: flat and bool((value < least).all())}),
-            "the loss": value.reshape(()) if value.numel() == 1 else value,
-            "the gradient of the summed loss at the logits": gradient,
-            "the number of calls of `head`": max(len(calls), 1),
-            "autocast after the call": state,
-            "the mode of `head`": "unchanged" if {*calls, head.training} == {exact} else "changed",
-        },
-    )
+    outputs: dict[str, Any] = {"the tensor of probabilities": probabilities}
+    if not exact:  # as 16 bits have them
+        outputs["the tensor of probabilities"] = (probabilities * 10).round() / 10
+        gradient = (gradient * 10).round() / 10 if isinstance(gradient, Tensor) else gradient
+        least = 0.95 * float(F.binary_cross_entropy_with_logits(logits, targets))
+        outputs[CAPPED] = flat and bool((value < least).all())
+    outputs |= {
+        "the loss": value.reshape(()) if value.numel() == 1 else value,
+        "the gradient of the summed loss at the logits": gradient,
+        "the number of calls of `head`": max(len(calls), 1),
+        "autocast after the call": state,
+        "the mode of `head`": "unchanged" if {*calls, head.training} == {exact} else "changed",
+    }
+    return Case(case, outputs)
 
 
-PROBABILITIES, LOGIT = (
-    "probabilities = torch.sigmoid(logits)",
-    "logits = head(features).squeeze(-1)",
-)
-LOSS, RETURN = (
-    "loss = F.binary_cross_entropy_with_logits(logits, targets)",
-    "return probabilities, loss",
-)
+LOGIT = "logits = head(features).squeeze(-1)"
+PROBABILITIES = "probabilities = torch.sigmoid(logits)"
+LOSS = "loss = F.binary_cross_entropy_with_logits(logits, targets)"
+RETURN = "return probabilities, loss"
 BCE = "loss = F.binary_cross_entropy(probabilities, targets)"
-GIVE = "Give the logits to `F.binary_cross_entropy_with_logits`"
-ISLAND = 'with torch.autocast("cpu", enabled=False):'
-FORMULA = "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()"
+CUT = "and BCELoss cuts log(0) at −100. Give the logits to `F.binary_cross_entropy_with_logits`"
 
 mistakes = [
     Mistake(
         "the given loss",
-        f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at "
-        f"−100. {GIVE}",
+        f"sigmoid saturates: it is 1 for large logits, its slope is 0, {CUT}",
         edits={LOSS: BCE},
         violates="for logits of ±60 it is still right",
     ),
     Mistake(
         "BCELoss in float32",
-        f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at "
-        f"−100. {GIVE}",
+        f"float32 does not help: from 17 on its sigmoid is exactly 1, {CUT}",
         edits={PROBABILITIES: PROBABILITIES.replace("logits", "logits.float()"), LOSS: BCE},
     ),
     Mistake(
         "BCELoss in float64",
-        f"float64 does not help: from 37 on its sigmoid is exactly 1, and BCELoss cuts log(0) at "
-        f"−100. {GIVE}",
+        f"float64 does not help: from 37 on its sigmoid is exactly 1, {CUT}",
         edits={LOSS: "loss = F.binary_cross_entropy(logits.double().sigmoid(), targets.double())"},
     ),
     Mistake(
         "probabilities for logits",
-        "the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it "
-        "the logits",
+        "the loss was given probabilities, but `…_with_logits` applies sigmoid itself. Give it the "
+        "logits",
         edits={LOSS: LOSS.replace("logits,", "probabilities,")},
         violates="For moderate logits the loss equals the given one",
     ),
     Mistake(
         "swapped arguments",
-        "the arguments of the loss are swapped: the logits come first, then the targets",
+        "the arguments of the loss are swapped. The logits come first, then the targets",
         edits={LOSS: LOSS.replace("logits, targets", "targets, logits")},
     ),
     Mistake(
         "the sum",
-        "the loss is the sum over the examples, which grows with the batch: take the mean, as "
+        "the loss is the sum over the examples, which grows with the batch. Take the mean, as "
         "BCELoss does",
         edits={LOSS: LOSS.replace(")", ', reduction="sum")')},
         violates="their mean binary cross-entropy",
     ),
     Mistake(
         "a formula in 16 bits",
-        "the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and "
+        "the formula is right, but in a region its loss has 16 bits. Use `logits.float()`, and "
         "keep float32",
-        edits={LOSS: FORMULA},
+        edits={
+            LOSS: "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()",
+        },
         violates="both hold in any region",
     ),
     Mistake(
         "the head in an island",
-        "the head runs where autocast is off, and there 16-bit features meet its float32 weights: "
-        "call it in the caller's region, and take `.float()` of its logits",
-        edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
+        "the head runs where autocast is off, and there 16-bit features meet its float32 weights. "
+        "Call it in the caller's region, and apply `.float()` to its logits",
+        edits={LOGIT: f"with torch.autocast('cpu', enabled=False):\n    {LOGIT}"},
         violates="the features may be in 16 bits",
     ),
     Mistake(
         "a column of probabilities",
-        "the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`",
+        "the probabilities have the shape (batch, 1). Give sigmoid the logits after `squeeze(-1)`",
         edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
         violates="the shape (batch,)",
     ),
     Mistake(
         "a column of logits",
-        "the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits",
+        "the logits have the shape (batch, 1), and the targets (batch,). Apply `squeeze(-1)` to "
+        "the logits",
         edits={LOGIT: "logits = head(features)"},
     ),
     Mistake(
         "squeezes the batch away",
-        "in a batch of one, the batch is lost with the last dimension: squeeze that one alone, "
+        "in a batch of one, the batch is lost with the last dimension. Squeeze only that one, "
         "`squeeze(-1)`",
         edits={LOGIT: "logits = head(features).squeeze()"},
     ),
     Mistake(
         "all pairs",
-        "(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs: give both the "
-        "shape (batch,)",
+        "(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs. Give both the shape "
+        "(batch,)",
         edits={
             LOSS: "loss = (F.softplus(logits.float()) - logits.float() * targets[:, None]).mean()"
         },
     ),
     Mistake(
         "logits for probabilities",
-        "what you return first are the logits, which only the loss takes: return "
+        "what you return first are the logits. Only the loss takes them, so return "
         "`torch.sigmoid(logits)`",
         edits={RETURN: "return logits, loss"},
         violates="return the probabilities",
     ),
     Mistake(
         "the loss first",
-        "the pair is in the wrong order: first the probabilities, one for each example, then the "
-        "loss",
+        "the pair is in the wrong order. The probabilities come first, one for each example, then "
+        "the loss",
         edits={RETURN: "return loss, probabilities"},
     ),
     Mistake(
         "detached",
-        "no gradient reaches the head: the graph is cut before the loss, by `.detach()` or "
-        "`no_grad` perhaps",
-        edits={LOGIT: "logits = head(features).squeeze(-1).detach()"},
+        "no gradient reaches the head, because the graph is cut before the loss. Is there a "
+        "`.detach()` or `no_grad`?",
+        edits={LOGIT: f"{LOGIT}.detach()"},
     ),
 ]
 
@@ -258,7 +230,7 @@ safe_loss = Exercise(
     mistakes,
     tolerance=1e-4,
     messages={
-        CAPPED: f"where the model is sure and wrong, the loss is too small and flat, as after a "
-        f"clamp or with an eps. {GIVE}"
+        CAPPED: "where the model is sure and wrong, the loss is too small and flat, as after a "
+        "clamp or with an eps. Give the logits to `F.binary_cross_entropy_with_logits`"
     },
 )

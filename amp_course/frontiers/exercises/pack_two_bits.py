@@ -1,11 +1,10 @@
-"""Exercise 4 of chapter 12: four codes to a byte and back, against bytes that are known."""
+"""Exercise 4 of chapter 12: four codes to a byte and back."""
 
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
 from amp_course.checking import (
@@ -36,8 +35,8 @@ card = Card(
     "last byte is 0. `unpack(packed, count)` returns the first `count` codes of such bytes, flat, "
     "in uint8. Neither changes what it is given. `[1, 2, 3, 0]` ↔ `[0b00111001]`.",
     hints=(
-        "By how many bits does each of the four have to move? And what is in the other bits when "
-        "you move it back?",
+        "By how many bits do you have to shift each of the four? What is in the other bits when "
+        "you shift back?",
         "Pad to a multiple of 4, with zeros, and take `view(-1, 4)`: column k belongs to bits 2k "
         "and 2k + 1.",
         "`rows[:, 0] | rows[:, 1] << 2 | rows[:, 2] << 4 | rows[:, 3] << 6`, with rows in uint8. "
@@ -51,8 +50,6 @@ card = Card(
 
 
 def pair() -> tuple[Any, Any]:
-    """Make both functions."""
-
     def pack(codes: Any) -> Any:
         small = codes.to(torch.uint8)
         padded = pad(small, (0, -len(small) % 4))
@@ -81,9 +78,7 @@ CASES: dict[str, tuple[int, ...]] = {
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Pack codes of each length modulo 4, in uint8 and in int64;
-    unpack what the right answer packed.
-    """
+    """Pack codes of each length modulo 4, in uint8 and int64; unpack what is packed right."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(map(callable, answer)):
         raise Wrong("the check expects both functions as a pair, `(pack, unpack)`")
     if any(map(is_blank, answer)):
@@ -91,250 +86,205 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     pack, unpack = answer
     drawn = tuple(draw.randint(0, 3) for _ in range(4 * draw.randint(10, 20) + 1))
     for case, numbers in {**CASES, f"for {len(drawn)} drawn codes": drawn}.items():
-        packed = as_bytes(numbers)
+        groups = [numbers[start : start + 4] for start in range(0, len(numbers), 4)]
+        values = [sum(code * 4**n for n, code in enumerate(group)) for group in groups]
+        packed = torch.tensor(values, dtype=torch.uint8)
         for dtype in (torch.uint8, torch.int64):
             codes = torch.tensor(numbers, dtype=dtype)
             before, kind = codes.clone(), case if dtype == torch.uint8 else f"{case} in int64"
             got = read_tensor(call_answer(pack, kind, codes), kind, subject="`pack` returned")
-            same = torch.equal(codes, before)
-            evidence = (
-                {}
-                if torch.equal(got, packed)
-                else {"round trip": _round_trip(pack, unpack, before)}
-            )
-            yield Case(
-                kind,
-                {"the packed tensor": got, "codes": "unchanged" if same else "changed"},
-                evidence=evidence,
-            )
-        kept = packed.clone()
+            round_trip = "not asked"
+            if not torch.equal(got, packed):
+                try:
+                    back = unpack(pack(before.clone()), len(codes)).to(dtype)
+                    round_trip = "right" if torch.equal(back, before) else "wrong"
+                except Exception:
+                    round_trip = "raises"
+            changed = "unchanged" if torch.equal(codes, before) else "changed"
+            outputs = {"the packed tensor": got, "codes": changed}
+            yield Case(kind, outputs, evidence={"round trip": round_trip})
+        before = packed.clone()
         got = call_answer(unpack, case, packed, len(numbers))
         codes = read_tensor(got, case, subject="`unpack` returned")
-        yield Case(
-            case,
-            {
-                "the unpacked tensor": codes,
-                "packed": "unchanged" if torch.equal(packed, kept) else "changed",
-            },
-        )
+        changed = "unchanged" if torch.equal(packed, before) else "changed"
+        yield Case(case, {"the unpacked tensor": codes, "packed": changed})
 
 
-def _round_trip(pack: Any, unpack: Any, codes: Tensor) -> str:
-    """Return True if two functions undo each other; asked only where `pack` alone is wrong."""
-    try:
-        return (
-            "right"
-            if torch.equal(unpack(pack(codes), len(codes)).to(codes.dtype), codes)
-            else "wrong"
-        )
-    except Exception:
-        return "raises"
+def mistake(name: str, feedback: str, edits: dict[str, str], violates: str = "") -> Mistake:
+    return Mistake(name, feedback, answer=edited(pair, edits)(), violates=violates)
 
 
-def as_bytes(numbers: tuple[int, ...]) -> Tensor:
-    """Pack in plain Python: each byte is a number in base 4, its first digit the lowest."""
-    groups = [numbers[start : start + 4] for start in range(0, len(numbers), 4)]
-    return torch.tensor(
-        [sum(one * 4**n for n, one in enumerate(group)) for group in groups], dtype=torch.uint8
-    )
-
-
-def wrong(edits: dict[str, str]) -> Any:
-    """Make both functions, with lines edited."""
-    return edited(pair, edits)()
-
-
-SMALL, PADDED, ROWS = (
-    "small = codes.to(torch.uint8)",
-    "padded = pad(small, (0, -len(small) % 4))",
-    "rows = padded.view(-1, 4)",
-)
-PACKED, RETURN = (
-    "packed = rows[:, 0] | rows[:, 1] << 2 | rows[:, 2] << 4 | rows[:, 3] << 6",
-    "return packed",
-)
-SHIFTS, FIELDS = (
-    "shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)",
-    "fields = packed[:, None] >> shifts",
-)
-CODES, CUT = "codes = fields & 3", "return codes.flatten()[:count]"
+SMALL = "small = codes.to(torch.uint8)"
+PADDED = "padded = pad(small, (0, -len(small) % 4))"
+ROWS = "rows = padded.view(-1, 4)"
+PACKED = "packed = rows[:, 0] | rows[:, 1] << 2 | rows[:, 2] << 4 | rows[:, 3] << 6"
+SHIFTS = "shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)"
+FIELDS = "fields = packed[:, None] >> shifts"
+CODES = "codes = fields & 3"
+CUT = "return codes.flatten()[:count]"
 REVERSED = {PACKED: "packed = rows[:, 0] << 6 | rows[:, 1] << 4 | rows[:, 2] << 2 | rows[:, 3]"}
 REVERSED_BACK = {SHIFTS: SHIFTS.replace("0, 2, 4, 6", "6, 4, 2, 0")}
 OVERLAPPING = {PACKED: "packed = rows[:, 0] | rows[:, 1] << 1 | rows[:, 2] << 2 | rows[:, 3] << 3"}
 OVERLAPPING_BACK = {SHIFTS: SHIFTS.replace("0, 2, 4, 6", "0, 1, 2, 3")}
 
 mistakes = [
-    Mistake(
+    mistake(
         "the first in the highest bits",
-        "the first code of four is in the highest bits of its byte. Your two functions agree, but "
-        "the card puts it into the lowest ones",
-        answer=wrong(REVERSED | REVERSED_BACK),
-        violates="the first in its lowest bits",
+        "your two functions agree, but the first code of four is in the highest bits of its byte. "
+        "It has to be in the lowest",
+        REVERSED | REVERSED_BACK,
+        "the first in its lowest bits",
     ),
-    Mistake(
+    mistake(
         "packs in the wrong order",
         "`pack` puts the first code of four into the highest bits, and `unpack` takes it from the "
-        "lowest: the lowest are right",
-        answer=wrong(REVERSED),
+        "lowest. The lowest are right",
+        REVERSED,
     ),
-    Mistake(
+    mistake(
         "unpacks in the wrong order",
-        "`unpack` takes the first code of four from the highest bits: `pack` puts it into the "
-        "lowest ones",
-        answer=wrong(REVERSED_BACK),
+        "`unpack` takes the first code of four from the highest bits, but `pack` puts it into the "
+        "lowest",
+        REVERSED_BACK,
     ),
-    Mistake(
+    mistake(
         "overlapping shifts",
-        "the codes are shifted by 0, 1, 2 and 3, and overlap: a code has two bits, so shift by 0, "
+        "the codes are shifted by 0, 1, 2 and 3, and overlap. A code has two bits, so shift by 0, "
         "2, 4 and 6",
-        answer=wrong(OVERLAPPING | OVERLAPPING_BACK),
+        OVERLAPPING | OVERLAPPING_BACK,
     ),
-    Mistake(
+    mistake(
         "packs with overlapping shifts",
-        "`pack` shifts by 0, 1, 2 and 3, and the codes overlap: a code has two bits, so shift by "
-        "0, 2, 4 and 6",
-        answer=wrong(OVERLAPPING),
+        "`pack` shifts by 0, 1, 2 and 3, so the codes overlap. A code has two bits, so shift by 0, "
+        "2, 4 and 6",
+        OVERLAPPING,
     ),
-    Mistake(
+    mistake(
         "unpacks with overlapping shifts",
-        "`unpack` shifts by 0, 1, 2 and 3: a code has two bits, so shift by 0, 2, 4 and 6",
-        answer=wrong(OVERLAPPING_BACK),
+        "`unpack` shifts by 0, 1, 2 and 3. A code has two bits, so shift by 0, 2, 4 and 6",
+        OVERLAPPING_BACK,
     ),
-    Mistake(
+    mistake(
         "no mask",
-        "after the shift, the bits of later codes are still there: keep the lowest two, `& 3`",
-        answer=wrong({CODES: "codes = fields"}),
+        "after the shift, the bits of later codes are still there. Keep the lowest two with `& 3`",
+        {CODES: "codes = fields"},
     ),
-    Mistake(
+    mistake(
         "a mask of 2",
-        "`& 2` keeps one bit, the second: both lowest bits are `& 3`, which is 0b11",
-        answer=wrong({CODES: "codes = fields & 2"}),
+        "`& 2` keeps only the second bit. Keep both lowest bits with `& 3`, which is 0b11",
+        {CODES: "codes = fields & 2"},
     ),
-    Mistake(
+    mistake(
         "a mask of 1",
-        "`& 1` keeps one bit, the lowest: both lowest bits are `& 3`, which is 0b11",
-        answer=wrong({CODES: "codes = fields & 1"}),
+        "`& 1` keeps only the lowest bit. Keep both lowest bits with `& 3`, which is 0b11",
+        {CODES: "codes = fields & 1"},
     ),
-    Mistake(
+    mistake(
         "the tail is lost",
-        "codes past the last multiple of 4 are lost: pad with zeros before you pack",
-        answer=wrong({PADDED: "padded = small[: len(small) // 4 * 4]"}),
-        violates="of any length",
+        "codes past the last multiple of 4 are lost. Pad with zeros before you pack",
+        {PADDED: "padded = small[: len(small) // 4 * 4]"},
+        "of any length",
     ),
-    Mistake(
+    mistake(
         "multiples of 4 only",
-        "`pack` takes only a multiple of 4 codes: pad with zeros up to one",
-        answer=wrong({PADDED: "padded = small"}),
+        "`pack` takes only a multiple of 4 codes. Pad with zeros up to one",
+        {PADDED: "padded = small"},
     ),
-    Mistake(
+    mistake(
         "one group too many",
-        "a length that is a multiple of 4 gets another byte: `-n % 4` is how many are missing, "
-        "and 0 there",
-        answer=wrong({PADDED: "padded = pad(small, (0, 4 - len(small) % 4))"}),
+        "a length that is a multiple of 4 gets an extra byte. Pad by `-n % 4`, which is 0 there",
+        {PADDED: "padded = pad(small, (0, 4 - len(small) % 4))"},
     ),
-    Mistake(
+    mistake(
         "pads in front",
-        "`pack` pads in front, so the first code is not in the lowest bits of the first byte: pad "
+        "`pack` pads in front, so the first code is not in the lowest bits of the first byte. Pad "
         "at the end",
-        answer=wrong(
-            {
-                PADDED: "padded = pad(small, (-len(small) % 4, 0))",
-                CUT: "return codes.flatten()[codes.numel() - count :]",
-            }
-        ),
+        {
+            PADDED: "padded = pad(small, (-len(small) % 4, 0))",
+            CUT: "return codes.flatten()[codes.numel() - count :]",
+        },
     ),
-    Mistake(
+    mistake(
         "pads with 3",
         "the rest of the last byte is not filled with zeros",
-        answer=wrong({PADDED: "padded = pad(small, (0, -len(small) % 4), value=3)"}),
-        violates="What is left over in the last byte is 0",
+        {PADDED: "padded = pad(small, (0, -len(small) % 4), value=3)"},
+        "What is left over in the last byte is 0",
     ),
-    Mistake(
+    mistake(
         "pads with the last code",
-        "the rest of the last byte is filled with the last code: fill it with zeros",
-        answer=wrong({PADDED: "padded = torch.cat([small, small[-1:].repeat(-len(small) % 4)])"}),
+        "the rest of the last byte is filled with the last code. Fill it with zeros",
+        {PADDED: "padded = torch.cat([small, small[-1:].repeat(-len(small) % 4)])"},
     ),
-    Mistake(
+    mistake(
         "the padding comes back",
-        "`unpack` returns the padding, too: cut after `count` codes",
-        answer=wrong({CUT: "return codes.flatten()"}),
-        violates="the first `count` codes",
+        "`unpack` returns the padding, too. Cut after `count` codes",
+        {CUT: "return codes.flatten()"},
+        "the first `count` codes",
     ),
-    Mistake(
+    mistake(
         "rows stay rows",
-        "`unpack` returns rows of four: flatten them, and cut after `count` codes",
-        answer=wrong({CUT: "return codes[: -(-count // 4)]"}),
-        violates="flat, in uint8",
+        "`unpack` returns rows of four. Flatten them, and cut after `count` codes",
+        {CUT: "return codes[: -(-count // 4)]"},
+        "flat, in uint8",
     ),
-    Mistake(
+    mistake(
         "a quarter apart",
-        "the four codes in a byte are a quarter of the tensor apart: neighbours share a byte, "
-        "`view(-1, 4)`",
-        answer=wrong({ROWS: "rows = padded.view(4, -1).T", CODES: "codes = (fields & 3).T"}),
-        violates="four neighbours share a byte",
+        "the four codes in a byte are a quarter of the tensor apart. Neighbours share a byte, so "
+        "use `view(-1, 4)`",
+        {ROWS: "rows = padded.view(4, -1).T", CODES: "codes = (fields & 3).T"},
+        "four neighbours share a byte",
     ),
-    Mistake(
+    mistake(
         "one code to a byte",
-        "each code takes a byte of its own: four have to share one",
-        answer=wrong(
-            {
-                PADDED: "padded = small",
-                ROWS: "rows = padded",
-                PACKED: "packed = padded",
-                FIELDS: "fields = packed",
-            }
-        ),
+        "each code takes its own byte. Four have to share one",
+        {
+            PADDED: "padded = small",
+            ROWS: "rows = padded",
+            PACKED: "packed = padded",
+            FIELDS: "fields = packed",
+        },
     ),
-    Mistake(
+    mistake(
         "int64 comes back",
-        "the bytes come back in int64, which takes eight bytes for each: convert the codes to "
+        "the bytes come back in int64, which takes eight bytes for each. Convert the codes to "
         "uint8 first",
-        answer=wrong({SMALL: "small = codes.long()"}),
-        violates="returns a flat uint8 tensor",
+        {SMALL: "small = codes.long()"},
+        "returns a flat uint8 tensor",
     ),
-    Mistake(
+    mistake(
         "keeps the dtype",
-        "the bytes have the dtype of the codes, and in int64 each takes eight bytes: convert to "
+        "the bytes have the dtype of the codes, and in int64 each takes eight bytes. Convert to "
         "uint8 first",
-        answer=wrong({SMALL: "small = codes"}),
-        violates="uint8 or int64",
+        {SMALL: "small = codes"},
+        "uint8 or int64",
     ),
-    Mistake(
+    mistake(
         "int8",
         "the bytes come back in int8, where a byte from 128 on is negative, and a shift to the "
-        "right copies the sign: take uint8",
-        answer=wrong(
-            {
-                RETURN: "return packed.view(torch.int8)",
-                FIELDS: "fields = packed.view(torch.uint8)[:, None] >> shifts",
-            }
-        ),
+        "right copies the sign. Use uint8",
+        {
+            "return packed": "return packed.view(torch.int8)",
+            FIELDS: "fields = packed.view(torch.uint8)[:, None] >> shifts",
+        },
     ),
-    Mistake(
+    mistake(
         "unpacks to int64",
-        "`unpack` returns int64, eight bytes for each code: return uint8",
-        answer=wrong({CUT: "return codes.flatten()[:count].long()"}),
+        "`unpack` returns int64, eight bytes for each code. Return uint8",
+        {CUT: f"{CUT}.long()"},
     ),
-    Mistake(
+    mistake(
         "changes the codes",
-        "`pack` shifts in place, and the caller's codes are changed: make a new tensor",
-        answer=wrong(
-            {
-                SMALL: "small = codes.mul_(4 ** (torch.arange(len(codes)) % 4)).to(torch.uint8)",
-                PACKED: "packed = rows[:, 0] | rows[:, 1] | rows[:, 2] | rows[:, 3]",
-            }
-        ),
-        violates="Neither changes what it is given",
+        "`pack` shifts in place, which changes the caller's codes. Make a new tensor",
+        {
+            SMALL: "small = codes.mul_(4 ** (torch.arange(len(codes)) % 4)).to(torch.uint8)",
+            PACKED: "packed = rows.sum(1, dtype=torch.uint8)",
+        },
+        "Neither changes what it is given",
     ),
-    Mistake(
+    mistake(
         "changes the bytes",
-        "`unpack` shifts the bytes in place, and the caller's are 0 afterwards: make a new tensor",
-        answer=wrong(
-            {
-                FIELDS: "fields = torch.empty(len(packed), 4, dtype=torch.uint8)\nfor place in "
-                "range(4):\n    fields[:, place] = packed\n    packed >>= 2"
-            }
-        ),
+        "`unpack` shifts the bytes in place, so the caller's are 0 afterwards. Make a new tensor",
+        {FIELDS: "fields = packed[:, None] >> shifts\npacked.zero_()"},
     ),
 ]
 
@@ -344,7 +294,7 @@ pack_two_bits = Exercise(
     cases,
     mistakes,
     messages={
-        "codes": "{case}, `pack` changes the codes: work on a copy",
-        "packed": "{case}, `unpack` changes the bytes: work on a copy",
+        "codes": "{case}, `pack` changes the codes. Work on a copy",
+        "packed": "{case}, `unpack` changes the bytes. Work on a copy",
     },
 )

@@ -28,10 +28,10 @@ card = Card(
         "The model's call and the loss go inside it; `backward()`, the step and `zero_grad()` "
         "come after it.",
     ),
-    why="Autocast decides about the ops of the forward pass and the loss, so the region covers "
-    "those; backward follows suit.",
-    alternative='`@torch.autocast("cuda", dtype=torch.bfloat16)` as a decorator of `forward`, the '
-    "loss in another region.",
+    why="Autocast chooses dtypes for the ops of the forward pass and the loss, so the region "
+    "covers those. Backward uses the same dtypes.",
+    alternative='`@torch.autocast("cuda", dtype=torch.bfloat16)` as a decorator of `forward`, and '
+    "the loss in another region.",
 )
 
 
@@ -44,27 +44,35 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any) -
     return loss.detach()
 
 
-UNDER, AFTER, COUNT = (
-    "what else runs under autocast",
-    "autocast after your function",
-    "the scaler's growth count",
-)
+REQUIRES = "`requires_grad` of the parameters afterwards"
+UNDER = "what else runs under autocast"
+AFTER = "autocast after your function"
+COUNT = "the scaler's growth count"
+MESSAGES = {
+    REQUIRES: "your code changed `requires_grad` of parameters. Leave it as it was",
+    UNDER: "besides the forward pass and the loss, {got} ran under autocast. End the region after "
+    "the loss",
+    AFTER: "autocast was still on after your function returned. Use `with`, which turns it off "
+    "again",
+    COUNT: "{case}, the scaler's count of clean steps is {got} afterwards, and {want} is right. "
+    "`scaler.update()` keeps that count, and `scaler.update(new_scale)` does not touch it",
+}
+ANOTHER = " of another training"
 
 
 class LoopScene(Scene):
-    """A scene that also tells in which mode the model trains, and what else runs under autocast."""
+    """A scene that also records in which mode the model trains, and what runs under autocast."""
 
     mode, on, inside, number = "", "", "", 0
 
     def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.mode = "train" if self.model.training else "eval"
-        self.on = (
-            str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
-        )
+        on = torch.is_autocast_enabled("cpu")
+        self.on = str(torch.get_autocast_dtype("cpu")) if on else "off"
         return super().loss_fn(outputs, targets)
 
-    def note(self, what: str, _: Any = None) -> None:
-        """Note what runs, if autocast is on."""
+    def record(self, what: str, _: Any = None) -> None:
+        """Record what runs, if autocast is on."""
         if torch.is_autocast_enabled("cpu") and what not in self.inside:
             self.inside += f" and {what}" if self.inside else what
 
@@ -75,28 +83,24 @@ class LoopScene(Scene):
         special: Mapping[int, str] | None = None,
         training: str = "",
     ) -> Iterator[Case]:
-        """Take a step with each batch, with settings that nobody guesses.
+        """Take a step with each batch, with unusual settings of the optimizer.
 
-        special, training: what to say about a step, by its number, and about all of them: " of
-                           another training"
+        special, training: what to say of a step, by its number, and of all of them
         """
         self.optimizer.param_groups[0].update(lr=0.03, momentum=0.75, weight_decay=0.01)
-        self.optimizer.register_step_pre_hook(lambda *_: self.note("`optimizer.step()`"))
+        self.optimizer.register_step_pre_hook(lambda *_: self.record("`optimizer.step()`"))
         clear: Any = self.optimizer.zero_grad
-        vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.note(
+        vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.record(
             "`zero_grad()`", clear(*args, **named)
         )
         for inputs, targets in self.batches:
             self.number, self.inside = self.number + 1, ""
             case = f"at step {self.number}{training}{(special or {}).get(self.number, '')}"
+            arguments = self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler
             with self.watch() as update:
-                got = call_answer(
-                    answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler
-                )
+                got = call_answer(answer, case, *arguments)
             outputs = {
-                "`requires_grad` of the parameters afterwards": [
-                    one.requires_grad for one in self.model.parameters()
-                ],
+                REQUIRES: [one.requires_grad for one in self.model.parameters()],
                 "the number of forward passes": len(self.layer_dtypes),
                 **self.outputs(update),
                 COUNT: self.scaler._get_growth_tracker() if self.scaler else 0,
@@ -107,10 +111,7 @@ class LoopScene(Scene):
                 "the loss that you return": read_number(got, case),
             }
             torch.set_autocast_enabled("cpu", False)
-            yield Case(case, outputs, {}, self.evidence(update))
-
-
-ANOTHER = " of another training"
+            yield Case(case, outputs, evidence=self.evidence(update))
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
@@ -120,59 +121,45 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
-FORWARD, BACKWARD, STEP = (
-    "loss = loss_fn(model(inputs), targets)",
-    "loss.backward()",
-    "optimizer.step()",
-)
-CLEAR, RETURN = "optimizer.zero_grad()", "return loss.detach()"
-SAID = {
-    "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of "
-    "parameters: leave it as it was",
-    UNDER: "besides the forward pass and the loss, {got} ran under autocast: end the region after "
-    "the loss",
-    AFTER: "autocast was still on after your function returned: use `with`, which turns it off "
-    "again",
-    COUNT: "{case}, the scaler's count of clean steps is {got} afterwards, and {want} is right: "
-    "`scaler.update()` keeps that count, and `scaler.update(new_scale)` does not touch it",
-}
+FORWARD = "loss = loss_fn(model(inputs), targets)"
+BACKWARD = "loss.backward()"
+STEP = "optimizer.step()"
+CLEAR = "optimizer.zero_grad()"
 
 
 def common(region: str, backward: str, step: str) -> list[Mistake]:
-    """Return mistakes that people make with a scaler, too;
-    the arguments are lines of the right answer.
-    """
+    """Return mistakes that people make with a scaler, too; the arguments are lines of `right`."""
     forward = {FORWARD: "outputs = model(inputs)"}
     return [
         Mistake(
             "loss outside the region",
-            "the loss was computed in 16 bits, with autocast off: move it into the region, where "
+            "the loss was computed in 16 bits, with autocast off. Move it into the region, where "
             "it runs in fp32",
             edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
         ),
         Mistake(
             "fp32 loss outside",
-            "autocast was off for the loss: compute it inside the region, which casts to fp32 "
+            "autocast was off for the loss. Compute it inside the region, which casts to fp32 "
             "where that is needed",
             edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
         ),
         Mistake(
             "backward inside the region",
-            "`backward()` ran inside the region: end it after the loss. Backward follows the "
+            "`backward()` ran inside the region. End it after the loss: backward uses the "
             "forward dtypes anyway",
             edits={backward: f"{region}\n    {backward}"},
             violates="and nothing else",
         ),
         Mistake(
             "step inside the region",
-            "`optimizer.step()` ran under autocast: end the region after the loss, since an "
+            "`optimizer.step()` ran under autocast. End the region after the loss, since an "
             "optimizer updates in fp32",
             edits={step: f"{region}\n    {step}"},
         ),
         Mistake(
             "an optimizer of its own",
             "the step did not use the learning rate and momentum of the optimizer that is passed "
-            "in: use that one",
+            "in. Use that one",
             edits={step: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"},
         ),
     ]
@@ -181,14 +168,14 @@ def common(region: str, backward: str, step: str) -> list[Mistake]:
 mistakes = [
     Mistake(
         "no autocast",
-        "the forward pass ran in fp32, with autocast off: call the model inside a region for "
+        "the forward pass ran in fp32, with autocast off. Call the model inside a region for "
         "`inputs.device.type`",
         edits={REGION: "if True:"},
         violates="under bf16 autocast",
     ),
     Mistake(
         "converts the model",
-        "the weights were converted to bf16: leave that out. Autocast casts copies and keeps the "
+        "the weights were converted to bf16. Leave that out: autocast casts copies and keeps the "
         "weights in fp32",
         edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
     ),
@@ -196,49 +183,49 @@ mistakes = [
     Mistake(
         "forward pass twice",
         "the model ran twice in one step, which costs time, and moves batch norm's averages "
-        "twice: call it once",
-        edits={RETURN: "return loss_fn(model(inputs), targets)"},
+        "twice. Call it once",
+        edits={"return loss.detach()": "return loss_fn(model(inputs), targets)"},
     ),
     Mistake(
         "never cleared",
-        "the gradients are never cleared, so each step adds the old ones to the new: call "
+        "the gradients are never cleared, so each step adds the old ones to the new. Call "
         "`optimizer.zero_grad()`",
         edits={CLEAR: "pass"},
     ),
     Mistake(
         "cleared before the step",
-        "the gradients were gone when the optimizer stepped: if you clear them between "
+        "the gradients were gone when the optimizer stepped. If you clear them between "
         "`backward()` and the step, do it after the step instead",
         edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
     ),
     Mistake(
         "steps before backward",
         "the optimizer stepped before `backward()`, when there were no gradients, so the weights "
-        "never change: call `backward()` first",
+        "never change. Call `backward()` first",
         edits={BACKWARD: STEP, STEP: BACKWARD},
     ),
     Mistake(
         "one batch late",
-        "each step used the gradients of the batch before, and the first step none: call "
+        "each step used the gradients of the previous batch, and the first step none. Call "
         "`backward()` first, then the step, then `zero_grad()`",
         edits={BACKWARD: STEP, STEP: CLEAR, CLEAR: BACKWARD},
     ),
     Mistake(
         "no backward",
-        "`backward()` never ran, so there were no gradients and the weights never change: call "
+        "`backward()` never ran, so there were no gradients and the weights never change. Call "
         "`loss.backward()` after the region",
         edits={BACKWARD: "pass"},
     ),
     Mistake(
         "no step",
-        "the optimizer never stepped: call `optimizer.step()` after `backward()`",
+        "the optimizer never stepped. Call `optimizer.step()` after `backward()`",
         edits={STEP: "pass"},
     ),
     Mistake(
         "fp16",
-        "the forward pass ran in fp16: the card asks for bf16, `dtype=torch.bfloat16`",
+        "the forward pass ran in fp16. Use bf16, `dtype=torch.bfloat16`",
         edits={REGION: REGION.replace("bfloat16", "float16")},
     ),
 ]
 
-add_autocast = Exercise(card, right, cases, mistakes, tolerance=1e-4, messages=SAID)
+add_autocast = Exercise(card, right, cases, mistakes, tolerance=1e-4, messages=MESSAGES)

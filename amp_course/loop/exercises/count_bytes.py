@@ -1,6 +1,4 @@
-"""Exercise 5 of chapter 06: predict the bytes per parameter.
-A test measures that the right numbers are right.
-"""
+"""Exercise 5 of chapter 06: predict the bytes per parameter. A test measures them."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ card = Card(
     lines=1,
     takes="value",
     task='Fill in `count_bytes = {"fp32": …, "amp": …, "half": …}`: how many bytes per parameter '
-    "does training with Adam keep between two steps, its gradient included: in fp32, under AMP, "
+    "does training with Adam keep between two steps, its gradient included, in fp32, under AMP, "
     "and in a model converted by `.half()` or `.bfloat16()`?",
     hints=(
         "Four numbers are kept for each parameter. One is the weight. What are the others?",
@@ -33,98 +31,95 @@ card = Card(
     "optimizer.",
 )
 
-right = {
-    "fp32": 4 + 4 + 4 + 4,
-    "amp": 4 + 4 + 4 + 4,
-    "half": 2 + 2 + 2 + 2,
-}  # weight, gradient, Adam's two averages
-IN = {"fp32": "bytes in fp32", "amp": "bytes under AMP", "half": "bytes in the converted model"}
-SAID = (
-    "{{got}} is not the number of {}: add up weight, gradient and Adam's two averages, in their "
-    "dtypes"
-)
+right = {"fp32": 4 + 4 + 4 + 4, "amp": 4 + 4 + 4 + 4, "half": 2 + 2 + 2 + 2}
+NAMES = {"fp32": "bytes in fp32", "amp": "bytes under AMP", "half": "bytes in the converted model"}
+FOUR = "there are four: weight, gradient and Adam's two averages"
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Read three numbers, one after the other."""
     got = read_dict(answer, right, subject="`count_bytes` is")
-    yield Case(
-        "", {at: read_number(got[key], "", f"the number of {at} is") for key, at in IN.items()}
-    )
+    outputs = {
+        name: read_number(got[key], "", f"the number of {name} is") for key, name in NAMES.items()
+    }
+    yield Case("", outputs)
 
 
-def _bytes(*numbers: float) -> dict[str, float]:
+def numbers(*given: float) -> dict[str, float]:
     """Return an answer with these numbers for the first keys; those after them do not matter."""
-    return dict(zip(right, (*numbers, 0, 0), strict=False))
+    return dict(zip(right, (*given, 0, 0), strict=False))
 
 
 mistakes = [
     Mistake(
         "fp32: the weight alone",
-        "4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages "
-        "take 4 each",
-        answer=_bytes(4),
+        f"4 bytes in fp32 hold one number, and {FOUR}",
+        answer=numbers(4),
         violates="its gradient included",
     ),
     Mistake(
         "fp32: three numbers",
-        "12 bytes in fp32 hold three numbers, and there are four: weight, gradient and Adam's two "
-        "averages",
-        answer=_bytes(12),
+        f"12 bytes in fp32 hold three numbers, and {FOUR}",
+        answer=numbers(12),
     ),
     Mistake(
         "fp32: two numbers",
-        "8 bytes in fp32 hold two numbers, and there are four: weight, gradient and Adam's two "
-        "averages",
-        answer=_bytes(8),
+        f"8 bytes in fp32 hold two numbers, and {FOUR}",
+        answer=numbers(8),
     ),
     Mistake(
         "AMP halves everything",
-        "8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's "
+        "8 bytes would be four numbers of 16 bits. Under AMP, weights, gradients and Adam's "
         "averages stay fp32",
-        answer=_bytes(16, 8),
+        answer=numbers(16, 8),
         violates="under AMP",
     ),
     Mistake(
         "AMP: two of four in fp32",
-        "12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both "
-        "averages stay fp32",
-        answer=_bytes(16, 12),
+        "12 bytes under AMP would put two of the four numbers into 16 bits. Weight, gradient and "
+        "both averages stay fp32",
+        answer=numbers(16, 12),
     ),
     Mistake(
         "AMP: only the weight in fp32",
-        "10 bytes under AMP would put three of the four into 16 bits: weight, gradient and both "
-        "averages stay fp32",
-        answer=_bytes(16, 10),
+        "10 bytes under AMP would put three of the four numbers into 16 bits. Weight, gradient and "
+        "both averages stay fp32",
+        answer=numbers(16, 10),
     ),
     Mistake(
         "AMP: copies kept",
-        "18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the "
+        "18 bytes are 2 too many. If they are the weight's 16-bit copy, it is gone after the "
         "backward pass",
-        answer=_bytes(16, 18),
+        answer=numbers(16, 18),
         violates="between two steps",
     ),
     Mistake(
         "half: two of four in fp32",
-        "12 bytes would keep two of the four in fp32. Gradients and Adam's averages take the "
-        "dtype of their parameters, so all four take 2 bytes each",
-        answer=_bytes(16, 16, 12),
+        "12 bytes would keep two of the four numbers in fp32. Gradients and Adam's averages take "
+        "the dtype of their parameters, so all four take 2 bytes each",
+        answer=numbers(16, 16, 12),
     ),
     Mistake(
         "half: two numbers",
-        "4 bytes hold two numbers of 16 bits, and there are four: weight, gradient and Adam's two "
-        "averages",
-        answer=_bytes(16, 16, 4),
+        f"4 bytes hold two numbers of 16 bits, and {FOUR}",
+        answer=numbers(16, 16, 4),
     ),
     Mistake(
         "half: as in fp32",
-        "16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take "
-        "2 bytes each",
-        answer=_bytes(16, 16, 16),
+        "16 bytes would be as in fp32, but a converted model keeps nothing in fp32. All four "
+        "numbers take 2 bytes each",
+        answer=numbers(16, 16, 16),
         violates="converted by `.half()` or `.bfloat16()`",
     ),
 ]
 
 count_bytes = Exercise(
-    card, right, cases, mistakes, messages={at: SAID.format(at) for at in IN.values()}
+    card,
+    right,
+    cases,
+    mistakes,
+    messages={
+        name: f"{{got}} is not the number of {name}. Add up weight, gradient and Adam's two "
+        "averages, in their dtypes"
+        for name in NAMES.values()
+    },
 )

@@ -1,6 +1,4 @@
-"""Exercise 1 of chapter 06: time a step, on pretend machines with a clock of their own,
-so that nothing is noisy.
-"""
+"""Exercise 1 of chapter 06: time a step, on simulated machines without noise."""
 
 import random
 import statistics
@@ -25,7 +23,7 @@ card = Card(
     "`warmup` steps first, which do not count, and leave out the loading of batches and any work "
     "still in the queue.",
     hints=(
-        "One line is timed, and four others surround it. Which come before the clock starts, and "
+        "One line is timed, with four others around it. Which come before the clock starts, and "
         "which before it stops?",
         "Warm up first: `warmup` times `step(next_batch())`, with no clock. Then take one sample "
         "for each of `repeats` steps.",
@@ -33,15 +31,30 @@ card = Card(
         "`synchronize()`, `clock() - start`.",
     ),
     why="One missing synchronisation, or a slow first step that counts, can make any recipe look "
-    "like the faster one.",
+    "faster.",
     alternative="on a GPU, CUDA events around each step, and one `synchronize()` at the end: "
     "`amp_course.kit.measure.StepTimer`.",
 )
 
-LAUNCH, HICCUP = (
-    0.0002,
-    0.25,
-)  # seconds: to put a step into the queue; when the operating system interrupts one
+
+def right(
+    step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int
+) -> float:
+    for _ in range(warmup):
+        step(next_batch())
+    samples = []
+    for _ in range(repeats):
+        batch = next_batch()
+        synchronize()  # the device is idle
+        start = clock()
+        step(batch)
+        synchronize()  # the work is done
+        samples.append(clock() - start)
+    return statistics.median(samples)
+
+
+LAUNCH = 0.0002  # seconds to put a step into the queue
+HICCUP = 0.25  # seconds that a step takes when the operating system interrupts it
 CASES = (  # how many warm-up steps; seconds to load a batch; how long each timed step takes
     (3, 0.03, (1.1, 1.4, 1.0, 1.5, 1.2, HICCUP, 1.3, 1.6, 1.05, 1.45, 1.25)),
     (2, 0.001, (1.1, 1.3, 1.0, 1.2, HICCUP, 1.6)),
@@ -51,12 +64,11 @@ CASES = (  # how many warm-up steps; seconds to load a batch; how long each time
 
 
 class PretendMachine:
-    """A device that works through a queue while the CPU goes on, as a GPU does; its clock is a
-    number.
+    """A device that works through a queue while the CPU goes on, as a GPU does.
 
-    costs: seconds that each step takes on the device, in order; later ones take as long as the last
-    load:  seconds to load a batch, twice as long for every second one; busy: seconds of work queued
-           at the start
+    costs: seconds that each step takes on the device; later ones take as long as the last
+    load:  seconds to load a batch, twice as long for every second one
+    busy:  seconds of work queued at the start
     """
 
     def __init__(
@@ -81,147 +93,114 @@ class PretendMachine:
                 f"`step` expects a batch from `next_batch()`, and got {type(batch).__name__}"
             )
         self.now += LAUNCH
-        self.idle_from = (
-            max(self.idle_from, self.now) + self.costs[min(self.steps, len(self.costs) - 1)]
-        )
+        cost = self.costs[min(self.steps, len(self.costs) - 1)]
+        self.idle_from = max(self.idle_from, self.now) + cost
         self.steps += 1
 
     def synchronize(self) -> None:
         self.now = max(self.now, self.idle_from)
 
 
-def right(
-    step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int
-) -> float:
-    for _ in range(warmup):
-        step(next_batch())
-    samples = []
-    for _ in range(repeats):
-        batch = next_batch()
-        synchronize()  # the device is idle
-        start = clock()
-        step(batch)
-        synchronize()  # the work is done
-        samples.append(clock() - start)
-    return statistics.median(samples)
-
-
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Time slow warm-up steps, a hiccup and times that all differ; batches load slowly or fast."""
     for warmup, load, times in CASES:
         pace = draw.uniform(0.006, 0.008)
-        costs = [
-            *[0.5, 0.2, 0.2][:warmup],
-            *(time if time == HICCUP else pace * time for time in times),
-        ]
+        costs = [0.5, 0.2, 0.2][:warmup] + [t if t == HICCUP else pace * t for t in times]
         machine = PretendMachine(costs, load, draw.uniform(0, 10), busy=0.0 if warmup else 0.4)
         calls = machine.step, machine.next_batch, machine.synchronize, machine.clock
-        case = (
-            f"with warmup={warmup} and "
-            f"repeats={len(times)}{'' if warmup else ', on a device that is busy at the start'}"
-        )
+        case = f"with warmup={warmup} and repeats={len(times)}"
+        case += "" if warmup else ", on a device that is busy at the start"
         seconds = read_number(call_answer(answer, case, *calls, warmup, len(times)), case)
-        yield Case(
-            case,
-            {
-                "the clock that you read": "`clock()`" if machine.looks else "another",
-                "the number of steps that ran": machine.steps,
-                "your time in seconds": seconds,
-            },
-            evidence={"seconds": seconds} if machine.looks else {},
-        )
+        outputs = {
+            "the clock that you read": "`clock()`" if machine.looks else "another",
+            "the number of steps that ran": machine.steps,
+            "your time in seconds": seconds,
+        }
+        yield Case(case, outputs, evidence={"seconds": seconds} if machine.looks else {})
 
 
-def _around_all(
-    step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int
-) -> float:
-    for _ in range(warmup):
-        step(next_batch())
-    synchronize()
-    start = clock()
-    for _ in range(repeats):
-        step(next_batch())
-    synchronize()
-    return (clock() - start) / repeats
-
-
-WARM, REPEAT, LOAD, STEP = (
-    "for _ in range(warmup):",
-    "for _ in range(repeats):",
-    "batch = next_batch()",
-    "step(batch)",
-)
-IDLE, DONE = "synchronize()  # the device is idle", "synchronize()  # the work is done"
+WARM = "for _ in range(warmup):"
+SAMPLES = "samples = []"
+REPEAT = "for _ in range(repeats):"
+LOAD = "batch = next_batch()"
+IDLE = "synchronize()  # the device is idle"
+START = "start = clock()"
+STEP = "step(batch)"
+DONE = "synchronize()  # the work is done"
+SAMPLE = "samples.append(clock() - start)"
 RETURN = "return statistics.median(samples)"
-SAID = {
-    "the clock that you read": "`clock()` was never read: use the `clock` that you are given, this "
-    "machine's own"
-}
 
 mistakes = [
     Mistake(
         "no warm-up",
-        "the first steps are in your measurement, and they are slow: run `warmup` steps before "
+        "the first steps are in your measurement, and they are slow. Run `warmup` steps before "
         "the clock starts",
         edits={WARM: "for _ in range(0):"},
         violates="Run `warmup` steps first",
     ),
     Mistake(
         "clock stopped too early",
-        "the clock stopped before the work was done, since `step` only queues it: call "
+        "the clock stopped before the work was done, since `step` only queues it. Call "
         "`synchronize()` after it",
         edits={DONE: "pass"},
         violates="a device that works through a queue",
     ),
     Mistake(
         "clock started on a busy device",
-        "the clock started with earlier work still in the queue: call `synchronize()` before "
+        "the clock started with earlier work still in the queue. Call `synchronize()` before "
         "`start = clock()`",
         edits={IDLE: "pass"},
         violates="any work still in the queue",
     ),
     Mistake(
         "busy without warm-up",
-        "without warm-up steps, the clock started on a busy device: call `synchronize()` first in "
+        "without warm-up steps, the clock started on a busy device. Call `synchronize()` first in "
         "any case",
         edits={IDLE: f"if warmup:\n    {IDLE}"},
     ),
     Mistake(
         "loading timed",
-        "loading the batch is in your measurement: call `next_batch()` before you read the clock",
+        "loading the batch is in your measurement. Call `next_batch()` before you read the clock",
         edits={LOAD: "pass", STEP: "step(next_batch())"},
         violates="leave out the loading of batches",
     ),
     Mistake(
         "one clock around all steps",
-        "this is the time of all steps together, loading included, divided by their number: take "
+        "this is the time of all steps together, loading included, divided by their number. Take "
         "one sample for each step, with the batch loaded before the clock starts, and return the "
         "median",
-        answer=_around_all,
+        edits={
+            SAMPLES: f"synchronize()\n{START}",
+            IDLE: "pass",
+            START: "pass",
+            DONE: "pass",
+            SAMPLE: "pass",
+            RETURN: "synchronize()\nreturn (clock() - start) / repeats",
+        },
     ),
     Mistake(
         "warm-up among the samples",
-        "the warm-up steps are among your samples: take samples only of the `repeats` steps after "
+        "the warm-up steps are among your samples. Take samples only of the `repeats` steps after "
         "them",
         edits={WARM: "for _ in range(0):", REPEAT: "for _ in range(warmup + repeats):"},
     ),
     Mistake(
         "mean instead of median",
-        "the operating system interrupted one step for 250 ms, and the mean shows it: take the "
+        "the operating system interrupted one step for 250 ms, and the mean shows it. Take the "
         "median",
         edits={RETURN: "return statistics.mean(samples)"},
         violates="the median time",
     ),
     Mistake(
         "milliseconds",
-        "this is the time in milliseconds, and the card asks for seconds",
+        "this is the time in milliseconds. Return seconds",
         edits={RETURN: "return 1000 * statistics.median(samples)"},
         violates="in seconds",
     ),
     Mistake(
         "one sample too few",
-        "this is the median without the first step after the warm-up, the first of the `repeats` "
-        "that count",
+        "this is the median without the first step after the warm-up, which is the first of the "
+        "`repeats` that count",
         edits={RETURN: "return statistics.median(samples[1:])"},
     ),
     Mistake(
@@ -231,15 +210,25 @@ mistakes = [
     ),
     Mistake(
         "the lower of two",
-        "of 6 samples, the median is the mean of the middle two: this is the smaller, which "
+        "the median of 6 samples is the mean of the middle two, and this is the smaller one, which "
         "`torch.median` gives",
         edits={RETURN: "return statistics.median_low(samples)"},
     ),
     Mistake(
         "the fastest step",
-        "this is the time of the fastest step, as `timeit` suggests: the card asks for the median",
+        "this is the time of the fastest step, as `timeit` suggests. Return the median",
         edits={RETURN: "return min(samples)"},
     ),
 ]
 
-honest_timing = Exercise(card, right, cases, mistakes, tolerance=2e-3, messages=SAID)
+honest_timing = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=2e-3,
+    messages={
+        "the clock that you read": "`clock()` was never read. Use the `clock` that is passed in, "
+        "which is this machine's own"
+    },
+)

@@ -1,6 +1,4 @@
-"""Exercise 4 of chapter 06: log the scale and the skipped steps,
-with gradients that are set by hand.
-"""
+"""Exercise 4 of chapter 06: log the scale and the skipped steps."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from amp_course.checking import (
     read_number,
     read_pair,
 )
-from amp_course.loop.exercises.add_autocast import COUNT, SAID
+from amp_course.loop.exercises.add_autocast import COUNT, MESSAGES
 from amp_course.watching.scene import flat
 
 card = Card(
@@ -36,7 +34,7 @@ card = Card(
     "this step used, whether the step was skipped), whatever the scaler's factors and the "
     "optimizer's groups are. Some parameters may have no gradient.",
     hints=(
-        "The scaler does not tell you that it skipped. What does `update()` do after a skip, and "
+        "The scaler does not report that it skipped. What does `update()` do after a skip, and "
         "only then?",
         "Call `scaler.get_scale()` before and after the update: only a skip makes it smaller.",
         "`used = scaler.get_scale()`, then step and update, then `return used, scaler.get_scale() "
@@ -57,8 +55,7 @@ def right(scaler: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 INF, NAN, LARGE = float("inf"), float("nan"), 2.5e38  # float32 ends at 3.4e38
-# What one number of the gradient of parameters 1, 2 and 3 is, unscaled. The scale grows after every
-# second clean step.
+# One number of each gradient, unscaled. The scale grows after every second clean step.
 GRADIENTS = {
     "with finite gradients": (1.0, 1.0, 1.0),
     "after which the scale grows": (2.0, 0.5, 1.0),
@@ -72,10 +69,7 @@ GRADIENTS = {
     "with finite gradients at last": (2.0, 1.0, 1.0),
     "with a new optimizer and a new scaler": (1.0, 2.0, 0.5),
 }
-LEFT, CLEARED = (
-    "the gradients that are left",
-    "your code cleared gradients: leave them, that is up to the caller",
-)
+LEFT = "the gradients that are left"
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
@@ -84,11 +78,12 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         case = f"at step {number}, {what}"
         if number == 1 or "new" in what:
             parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
-            optimizer = torch.optim.SGD(
-                [{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5
+            groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+            optimizer = torch.optim.SGD(groups, lr=0.5)
+            start = 1.5 if number == 1 else 3.0
+            scaler = torch.amp.GradScaler(
+                "cpu", start, 4.0, backoff_factor=0.9375, growth_interval=2
             )
-            factors = {"growth_factor": 4.0, "backoff_factor": 0.9375, "growth_interval": 2}
-            scaler = torch.amp.GradScaler("cpu", init_scale=1.5 if number == 1 else 3.0, **factors)  # type: ignore[arg-type]
         scaler.scale(torch.ones(()))
         if number == 5:
             scaler.update(1.25)  # so that a scale that was kept from the last call is wrong
@@ -97,118 +92,115 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             if gradient is not None:
                 other = LARGE if gradient == LARGE else draw.random() * (gradient != 0.0)
                 parameter.grad = scaler.get_scale() * torch.tensor([other, gradient])
-        scale, skipped = read_pair(
-            call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)"
-        )
-        yield Case(
-            case,
-            {
-                "the vector of weights after the step": flat(parameters),
-                LEFT: sum(parameter.grad is not None for parameter in parameters),
-                "the scale for the next step": scaler.get_scale(),
-                COUNT: scaler._get_growth_tracker(),
-                "the scale that you return": read_number(
-                    scale, case, "the scale that you return is"
-                ),
-                "what you return for “skipped”": read_bool(
-                    skipped, case, subject="what you return for “skipped” is"
-                ),
-                "the number of hooks and wrappers that you leave on the optimizer": _left(
-                    optimizer
-                ),
-            },
-        )
+        got = call_answer(answer, case, scaler, optimizer)
+        scale, skipped = read_pair(got, case, "the pair (scale, skipped)")
+        subject = "what you return for “skipped”"
+        hooks = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+        wrapped = getattr(optimizer.step, "__func__", None) is not type(optimizer).step
+        outputs = {
+            "the vector of weights after the step": flat(parameters),
+            LEFT: sum(parameter.grad is not None for parameter in parameters),
+            "the scale for the next step": scaler.get_scale(),
+            COUNT: scaler._get_growth_tracker(),
+            "the scale that you return": read_number(scale, case, "the scale that you return is"),
+            subject: read_bool(skipped, case, subject=f"{subject} is"),
+            "the number of hooks and wrappers that you leave on the optimizer": hooks + wrapped,
+        }
+        yield Case(case, outputs)
 
 
-def _left(optimizer: Any) -> int:
-    """Count the hooks on an optimizer, and a `step` that is not its own."""
-    wrapped = getattr(optimizer.step, "__func__", None) is not type(optimizer).step
-    return (
-        wrapped
-        + len(optimizer._optimizer_step_pre_hooks)
-        + len(optimizer._optimizer_step_post_hooks)
-    )
-
-
-USED, STEP, UPDATE = "used = scaler.get_scale()", "scaler.step(optimizer)", "scaler.update()"
+STEP = "scaler.step(optimizer)"
 RETURN = "return used, scaler.get_scale() < used"
-ALL = "[p for group in optimizer.param_groups for p in group['params'] if p.grad is not None]"
-DECIDE = f"grads = [p.grad for p in {ALL}]\nreturn used, "
-PARTS = {  # an own test for overflow looks only at → the test
-    "the first gradient": "not grads[0].isfinite().all()",
-    "the last gradient": "not grads[-1].isfinite().all()",
-    "the first group": "not all(g.isfinite().all() for g in grads[:2])",
-}
+
+
+def decides(test: str) -> dict[str, str]:
+    """Decide by a test of the gradients, `grads`."""
+    own = "[p.grad for group in optimizer.param_groups for p in group['params']]"
+    return {RETURN: f"grads = [g for g in {own} if g is not None]\nreturn used, {test}"}
+
 
 mistakes = [
     Mistake(
         "scale read after the update",
-        "that is the next step's scale: call `get_scale()` before the update (`scaler._scale` "
+        "that is the next step's scale. Call `get_scale()` before the update (`scaler._scale` "
         "changes in place)",
         edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
     ),
     Mistake(
         "any change is a skip",
-        "this step was taken, and then the scale grew: only a scale that became smaller means a "
+        "this step was taken, and then the scale grew. Only a scale that became smaller means a "
         "skip",
         edits={RETURN: RETURN.replace("<", "!=")},
     ),
     Mistake(
         "no update",
-        "`scaler.update()` did not run, so the scale never changes: call it after the step",
-        edits={UPDATE: "pass"},
+        "`scaler.update()` did not run, so the scale never changes. Call it after the step",
+        edits={"scaler.update()": "pass"},
     ),
     Mistake(
         "an unchanged scale is a skip",
-        "this step was taken, and the scale stayed as it was: only a scale that became smaller "
+        "this step was taken, and the scale stayed as it was. Only a scale that became smaller "
         "means a skip",
         edits={RETURN: RETURN.replace("<", "<=")},
     ),
     Mistake(
         "always skipped",
-        "“skipped” is True at every step: compare the scale before and after `update()`, for only "
-        "a skip makes it smaller",
+        "“skipped” is True at every step. Compare the scale before and after `update()`: only a "
+        "skip makes it smaller",
         edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
     ),
     Mistake(
         "whether the step was taken",
-        "your second value is True when the step was taken: the card asks for the opposite",
+        "your second value is True when the step was taken. Return the opposite",
         edits={RETURN: RETURN.replace("<", ">=")},
         violates="whether the step was skipped",
     ),
     Mistake(
         "never skipped",
-        "“skipped” misses a skip: see if `update()` made the scale smaller, by whatever factor "
-        "(not just by 0.5)",
+        "“skipped” misses a skip. Check whether `update()` made the scale smaller, by whatever "
+        "factor (not just by 0.5)",
         edits={RETURN: "return used, False"},
     ),
     Mistake(
         "looks for inf only",
-        "NaN makes the scaler skip, too, not just inf: `isfinite` finds both",
-        edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
+        "NaN makes the scaler skip, not just inf. `isfinite` finds both",
+        edits=decides("any(g.isinf().any() for g in grads)"),
     ),
     *[
         Mistake(
             f"looks at {part} only",
-            "your test missed a number that is not finite: one in any gradient of any group makes "
+            "your test missed a number that is not finite. One in any gradient of any group makes "
             "the scaler skip",
-            edits={RETURN: f"{DECIDE}{test}"},
+            edits=decides(test),
         )
-        for part, test in PARTS.items()
+        for part, test in {
+            "the first gradient": "not grads[0].isfinite().all()",
+            "the last gradient": "not grads[-1].isfinite().all()",
+            "the first group": "not all(g.isfinite().all() for g in grads[:2])",
+        }.items()
     ],
     Mistake(
         "looks at the norm",
-        "this step was taken, for each gradient is finite, even where their norm, their sum or an "
-        "fp16 copy of them is not: compare the scale before and after `update()`",
-        edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
+        "this step was taken, because each gradient is finite, even where their norm, their sum or "
+        "an fp16 copy of them is not. Compare the scale before and after `update()`",
+        edits=decides("not torch.nn.utils.get_total_norm(grads).isfinite()"),
     ),
     Mistake(
         "steps by hand",
-        "the step was not skipped, for `optimizer.step()` applies even inf: call "
+        "the step was not skipped: `optimizer.step()` applies even inf. Call "
         "`scaler.step(optimizer)`",
         edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
         violates="it does both",
     ),
 ]
 
-log_scale = Exercise(card, right, cases, mistakes, messages={COUNT: SAID[COUNT], LEFT: CLEARED})
+log_scale = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    messages={
+        COUNT: MESSAGES[COUNT],
+        LEFT: "your code cleared gradients. Leave that to the caller",
+    },
+)

@@ -1,6 +1,5 @@
 """Exercise 5 of chapter 05: clip the norm of the true gradients, under a scaler."""
 
-import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -24,19 +23,18 @@ card = Card(
     lines=6,
     task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, clip the "
     "norm of all gradients to `max_norm`, step and update. `parameters` may be a generator, as "
-    "`model.parameters()` is. Scaled gradients of earlier micro-batches may be there: they count. "
-    "Clear nothing: that is up to the caller. A step that overflows must be skipped and lower the "
-    "scale. Return the norm of the true gradients before clipping, as you would log it: after an "
-    "overflow, no finite number.",
+    "`model.parameters()` is. Scaled gradients of earlier micro-batches may be there, and they "
+    "count. Clear nothing: that is up to the caller. A step that overflows must be skipped and "
+    "lower the scale. Return the norm of the true gradients before clipping, as you would log it; "
+    "after an overflow, no finite number.",
     hints=(
         "After `backward()` the gradients carry the scale. Which norm would you clip then?",
-        "The scaler takes the scale out when you ask it to, and remembers that it did: "
-        "`scaler.unscale_(optimizer)`.",
+        "`scaler.unscale_(optimizer)` takes the scale out, and the scaler remembers that it did.",
         "Scale, `backward()`, `scaler.unscale_(optimizer)`, `norm = "
         "torch.nn.utils.clip_grad_norm_(parameters, max_norm)`, step.",
     ),
-    why="Clip scaled gradients, and every step becomes tiny: the loop runs, the loss crawls, and "
-    "nothing complains.",
+    why="If you clip scaled gradients, every step becomes tiny: the loop runs, the loss hardly "
+    "falls, and nothing complains.",
     alternative="clip the scaled gradients to `max_norm * scaler.get_scale()`, and return that "
     "norm divided by the scale.",
 )
@@ -51,101 +49,96 @@ def right(loss: Any, parameters: Any, optimizer: Any, scaler: Any, max_norm: flo
     return norm
 
 
+LEFT = "the gradients after the call"
 OVERFLOW = 2.0**124  # finite, and so is the loss; its gradient is inf once it is scaled
-# the norm of the gradients as a multiple of the limit, or what is put among them
-SIZES: tuple[Any, ...] = (5.0, 0.4, "inf", 3.0, 0.6, OVERFLOW, 1.5, 500.0, 2.0, "NaN")
-LIMITS = (2.0, 4.0, 2.0, 0.5, 4.0, 2.0, 0.5, 4.0, 1.0, 2.0)
+STEPS: tuple[tuple[Any, float], ...] = (  # the norm over the limit, or what is bad; the limit
+    (5.0, 2.0),
+    (0.4, 4.0),
+    ("inf", 2.0),
+    (3.0, 0.5),
+    (0.6, 4.0),
+    (OVERFLOW, 2.0),
+    (1.5, 0.5),
+    (500.0, 4.0),
+    (2.0, 1.0),
+    ("NaN", 2.0),
+)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Norms above and below the limit, an inf, a scale that is too large, a growth of the scale,
-    and a NaN at the end.
-    """
+    """Norms above and below the limit, inf, an overflow, a growth of the scale, and NaN."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    parameters = [
-        nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (2,), (5,))
-    ]
+    parameters = [nn.Parameter(torch.randn(n, generator=generator)) for n in ((3, 4), (2,), (5,))]
     optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
     used = watch_steps(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
     scaler.scale(torch.ones(()))  # a scaler makes its scale when it is first used
-    for number, size, limit in zip(itertools.count(1), SIZES, LIMITS, strict=False):
+    for number, (size, limit) in enumerate(STEPS, 1):
+        case = f"at step {number}, with "
         true = [torch.randn(p.shape, generator=generator) for p in parameters]
-        if bad := isinstance(size, str) or size == OVERFLOW:
+        if bad := size in ("inf", "NaN", OVERFLOW):
             true[2][3] = float(size)
-            case = (
-                f"at step {number}, with {'an overflow' if size == OVERFLOW else size} in the "
-                f"gradients"
-            )
+            case += f"{'an overflow' if size == OVERFLOW else size} in the gradients"
         else:
-            case = (
-                f"at step {number}, with gradients of norm {limit * size:g} and a limit of "
-                f"{limit:g}"
-            )
             true = [g * (limit * size / flat(true).norm()) for g in true]
+            case += f"gradients of norm {limit * size:g} and a limit of {limit:g}"
         optimizer.zero_grad()
         used.clear()
-        scale = scaler.get_scale()
         given: Any = parameters
-        if number % 2 == 0:  # a part of the gradients is there already, from an earlier micro-batch
-            earlier = [torch.randn(p.shape, generator=generator) * limit / 4 for p in parameters]
-            for p, g in zip(parameters, earlier, strict=True):
-                p.grad = g * scale
-            true = [g - part for g, part in zip(true, earlier, strict=True)]
-            given, case = (
-                (p for p in parameters),
-                f"{case}, some of them from an earlier micro-batch",
-            )
+        if number % 2 == 0:
+            case += ", some of them from an earlier micro-batch"
+            for place, p in enumerate(parameters):
+                earlier = torch.randn(p.shape, generator=generator) * limit / 4
+                p.grad = earlier * scaler.get_scale()
+                true[place] = true[place] - earlier
+            given = (p for p in parameters)
         loss = torch.stack([(p * g).sum() for p, g in zip(parameters, true, strict=True)]).sum()
         got = call_answer(answer, case, loss, given, optimizer, scaler, limit)
+        # After an overflow there may be nothing to log
+        norm = math.nan if bad and got is None else read_number(got, case)
         outputs = {
             "the number of optimizer steps": len(used),
             "the gradient at the step": list(used),
             "the weights after the step": flat(parameters),
             "the loss scale after the step": scaler.get_scale(),
+            LEFT: "there" if gradients(optimizer).any() else "cleared",
+            "the norm that you return": "inf or NaN"
+            if bad and not math.isfinite(norm)
+            else float(f"{norm:.6g}"),
         }
-        outputs["the gradients after the call"] = (
-            "there" if gradients(optimizer).any() else "cleared"
-        )
-        norm = (
-            math.nan if bad and got is None else read_number(got, case)
-        )  # then there may be nothing to log
-        outputs["the norm that you return"] = (
-            float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
-        )
         finite = [bool(one.isfinite().all()) for one in used]
-        yield Case(case, outputs, {}, {"finite": finite, "new scale": scaler.get_scale()})
+        evidence = {"finite": finite, "new scale": scaler.get_scale()}
+        yield Case(case, outputs, evidence=evidence)
 
 
-BACKWARD, UNSCALE = "scaler.scale(loss).backward()", "scaler.unscale_(optimizer)"
-STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
+BACKWARD = "scaler.scale(loss).backward()"
+UNSCALE = "scaler.unscale_(optimizer)"
 CLIP = "norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
+STEP = "scaler.step(optimizer)"
+UPDATE = "scaler.update()"
 LIST = "parameters = list(parameters)"
-NORM = f"{LIST}\nnorm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
+ONLY_NORM = "norm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
+NORM = f"{LIST}\n{ONLY_NORM}"
 EACH = "for p in parameters:\n    "
-CLEARED = (
-    "{case}, the gradients are gone after the call: clear nothing, since the caller may want to "
-    "look at them"
-)
 
 mistakes = [
     Mistake(
         "clips before unscaling",
-        "the gradients were in effect clipped to `max_norm / scale`: unscale them first, then "
+        "the gradients were in effect clipped to `max_norm / scale`. Unscale them first, then "
         "clip to `max_norm`",
         edits={UNSCALE: "pass"},
         violates="clip the norm of all gradients to `max_norm`",
     ),
     Mistake(
         "clears what was there",
-        "the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the "
+        "the gradients of an earlier micro-batch are gone. Leave `optimizer.zero_grad()` to the "
         "caller",
         edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
         violates="Clear nothing",
     ),
     Mistake(
         "no scaler",
-        "the scaler took no part, so earlier gradients kept their scale: scale, unscale, clip, "
+        "the scaler took no part, so earlier gradients kept their scale. Scale, unscale, clip, "
         "step, update",
         edits={
             BACKWARD: "loss.backward()",
@@ -156,20 +149,20 @@ mistakes = [
     ),
     Mistake(
         "unscales before backward",
-        "there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and "
+        "there were no gradients to unscale. Call `backward()` before `scaler.unscale_`, and "
         "clear none in between",
         edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
     ),
     Mistake(
         "no update",
-        "`scaler.unscale_` ran twice with no `scaler.update()` in between: update after each "
+        "`scaler.unscale_` ran twice with no `scaler.update()` in between. Update after each "
         "step, skipped or not",
         edits={UPDATE: "pass"},
     ),
     Mistake(
         "updates before the step",
-        "`scaler.update()` ran before the step, which then unscaled the gradients once more: "
-        "update last",
+        "`scaler.update()` ran before the step, which then unscaled the gradients again. Update "
+        "last",
         edits={STEP: UPDATE, UPDATE: STEP},
     ),
     Mistake(
@@ -182,30 +175,30 @@ mistakes = [
     Mistake(
         "cleans inf away",
         "inf and NaN were replaced by numbers, so the scaler could not find them and skip the "
-        "step: leave them in",
+        "step. Leave them in",
         edits={UNSCALE: f"{LIST}\n{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
     ),
     Mistake(
         "unscales by hand",
-        "the gradients were divided by the scale twice. `scaler.step` does it, unless "
+        "the gradients were divided by the scale twice. `scaler.step` divides them, unless "
         "`scaler.unscale_` has",
         edits={UNSCALE: f"{LIST}\n{EACH}p.grad /= scaler.get_scale()"},
     ),
     Mistake(
         "loss not scaled",
-        "`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: "
-        "scale the loss",
+        "`backward()` ran on the plain loss, and the gradients were divided by the scale anyway. "
+        "Scale the loss",
         edits={BACKWARD: "loss.backward()"},
     ),
     Mistake(
         "returns before the update",
-        "`scaler.update()` does not run after an overflow, so the scale does not fall: call it "
+        "`scaler.update()` does not run after an overflow, so the scale does not fall. Call it "
         "every time",
         edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
     ),
     Mistake(
         "no clipping",
-        "the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step",
+        "the optimizer got the gradients unclipped. Limit their norm to `max_norm` before the step",
         edits={CLIP: NORM},
     ),
     Mistake(
@@ -213,14 +206,12 @@ mistakes = [
         "nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it "
         "can be read only once. Begin with `parameters = list(parameters)`, or leave norm and "
         "clipping to `clip_grad_norm_`",
-        edits={
-            CLIP: f"{NORM.partition(chr(10))[2]}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"
-        },
+        edits={CLIP: f"{ONLY_NORM}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"},
         violates="may be a generator",
     ),
     Mistake(
         "always to max_norm",
-        "gradients below the limit were made larger: clip only if the norm exceeds it",
+        "gradients below the limit were made larger. Clip only if the norm exceeds it",
         edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
     ),
     Mistake(
@@ -238,7 +229,7 @@ mistakes = [
     ),
     Mistake(
         "returns the norm of the scaled gradients",
-        "the norm that you return carries the scale: log the norm of the true gradients, before "
+        "the norm that you return carries the scale. Return that of the true gradients, before "
         "clipping",
         edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
     ),
@@ -251,17 +242,25 @@ mistakes = [
     ),
     Mistake(
         "no step",
-        "no step was taken: call `scaler.step(optimizer)` before the update",
+        "no step was taken. Call `scaler.step(optimizer)` before the update",
         edits={STEP: "pass"},
     ),
     Mistake(
         "raises on an overflow",
-        "an overflow stops the training: leave `error_if_nonfinite` out, for the scaler is there "
-        "to skip that step",
-        edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
+        "an overflow stops the training. Leave `error_if_nonfinite` out, so that the scaler can "
+        "skip that step",
+        edits={CLIP: CLIP.replace("max_norm)", "max_norm, error_if_nonfinite=True)")},
     ),
 ]
 
 clip_scaled = Exercise(
-    card, right, cases, mistakes, tolerance=1e-3, messages={"the gradients after the call": CLEARED}
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1e-3,
+    messages={
+        LEFT: "{case}, the gradients are gone after the call. Clear nothing: the caller may want "
+        "to look at them"
+    },
 )

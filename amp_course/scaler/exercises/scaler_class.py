@@ -1,6 +1,4 @@
-"""Exercise 4 of chapter 05: the whole scaler, next to the course's own,
-step by step and to the last bit.
-"""
+"""Exercise 4 of chapter 05: the whole scaler, step by step and to the last bit."""
 
 import math
 import random
@@ -37,10 +35,10 @@ card = Card(
     "`growth_factor`, `backoff_factor` and `growth_interval`. Its methods are `scale`, "
     "`unscale_`, `step`, `update`, `get_scale`, `state_dict` and `load_state_dict`. It trains "
     "next to `torch.amp.GradScaler`, with inf and NaN, two optimizers, and a save and load, and "
-    "has to equal it to the last bit; all scales are powers of two. You may leave `unscale_` "
+    "has to equal it to the last bit. All scales are powers of two. You may leave `unscale_` "
     "blank; if you write it, it has to work.",
     hints=(
-        "What does the scaler have to remember: for itself, and for each optimizer until "
+        "What does the scaler have to remember for itself, and what for each optimizer until "
         "`update`? What goes into a file?",
         "A dict `self._found = {}` from `id(optimizer)` to what was found. An optimizer with an "
         "entry is already unscaled; `step` looks there first, `update` asks "
@@ -48,8 +46,8 @@ card = Card(
         "`state_dict` holds five numbers: scale, streak, both factors, the interval. Exercises 2 "
         "and 3 have most of the rest.",
     ),
-    why="You have written the core of `torch.amp.GradScaler`; its other lines deal with several "
-    "devices and fused optimizers.",
+    why="This is the core of `torch.amp.GradScaler`. Its other lines deal with several devices "
+    "and fused optimizers.",
     alternative="keep scale and streak in tensors, and let `update` call torch's own kernel, "
     "`torch._amp_update_scale_`.",
 )
@@ -107,18 +105,19 @@ class MyScaler:
 
 
 OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
-LEFT = "the gradients after the step"
 METHODS = ("scale", "step", "update", "get_scale", "state_dict", "load_state_dict")
-PLANTED = {"i": "inf", "-": "-inf", "n": "NaN", "h": "huge finite numbers"}
-VALUES = {"i": math.inf, "-": -math.inf, "n": math.nan, "h": 1.5 * 2.0**127}  # 4 / 2 of it is inf
-# the scale is 1/2 at the last of them
-ROWS = ".. .. .. .. .. .. i. .. .n _. .. ._ -N .. .. .. I. .. h."
+BAD = {  # in a row of steps → in words, and in a gradient; 4 / 2 of the last is inf
+    "i": ("inf", math.inf),
+    "-": ("-inf", -math.inf),
+    "n": ("NaN", math.nan),
+    "h": ("huge finite numbers", 1.5 * 2.0**127),
+}
+ROWS = ".. .. .. .. .. .. i. .. .n _. .. ._ -N .. .. .. I. .. h."  # at the last, the scale is 1/2
+LEFT = "the gradients after the step"
 
 
 class _Run:
-    """A small training of two optimizers, with two groups and an idle parameter each;
-    momentum remembers every step.
-    """
+    """A training of two optimizers with momentum, two groups and an idle parameter each."""
 
     def __init__(self, name: str, answer: Any, draw: random.Random, **options: float) -> None:
         self.name, self.number = name, 0
@@ -133,149 +132,128 @@ class _Run:
             raise Wrong(f"the scaler has no method {' and no '.join(missing)}")
 
     def cases(self, rows: str, unscaled: bool = False) -> Iterator[Case]:
-        """Train on rows like "iN": inf in the first optimizer's first gradient,
-        NaN in the other's last; with "_", one rests.
+        """Train on rows like "iN": inf in the first optimizer's first gradient, NaN in the other's
+        last; an optimizer with "_" rests.
         """
+        names = "first", "second"
         for row in rows.split():
             self.number += 1
-            at_work = [
-                (row[n], which, n) for n, which in enumerate(("first", "second")) if row[n] != "_"
-            ]
-            whose = [(PLANTED[one.lower()], which) for one, which, _ in at_work if one != "."]
-            bad = [f"{planted} in the {which} optimizer's gradients" for planted, which in whose]
-            only = f" and a step of the {at_work[0][1]} optimizer only" if len(at_work) == 1 else ""
-            case = (
-                f"{self.name}at step {self.number}, with "
-                f"{' and '.join(bad) or 'finite gradients'}{only}"
+            active = [place for place in (0, 1) if row[place] != "_"]
+            bad = " and ".join(
+                f"{BAD[row[place].lower()][0]} in the {names[place]} optimizer's gradients"
+                for place in active
+                if row[place] != "."
             )
+            case = f"{self.name}at step {self.number}, with {bad or 'finite gradients'}"
+            if len(active) == 1:
+                case += f" and a step of the {names[active[0]]} optimizer only"
             losses, scaled = [], []
-            for one, _, place in at_work:
+            for place in active:
                 first, _, last = self.parameters[place]
                 first.grad = last.grad = None
                 self.used[place].clear()
-                values = (
-                    torch.randint(2**14, 2**16, (7,), generator=self.generator) / 2**20
-                )  # products are exact
-                if one != ".":
-                    values[slice(4) if one == "h" else 5 if one.isupper() else 2] = VALUES[
-                        one.lower()
-                    ]
+                # Products of these are exact
+                values = torch.randint(2**14, 2**16, (7,), generator=self.generator) / 2**20
+                if (mark := row[place]) != ".":
+                    where = slice(4) if mark == "h" else 5 if mark.isupper() else 2
+                    values[where] = BAD[mark.lower()][1]
                 losses.append((torch.cat([first, last]) * values).sum())
                 loss = call_answer(self.scaler.scale, case, losses[-1])
-                scaled.append(
-                    read_tensor(loss, case, shape=(), subject="`scale(loss)` returned").float()
-                )
+                subject = "`scale(loss)` returned"
+                scaled.append(read_tensor(loss, case, shape=(), subject=subject).float())
                 call_answer(loss.backward, case)
             plain = [one.detach() for one in losses]
             outputs: dict[str, Any] = {
                 "the scaled loss": scaled,
                 "the loss given to `scale`": plain,
             }
-            for _, which, place in at_work if unscaled else ():
+            for place in active if unscaled else ():
                 if place == 0 or self.number % 2:  # else `step` has to unscale
                     call_answer(self.scaler.unscale_, case, self.optimizers[place])
-                    outputs[f"the {which} optimizer's gradient"] = gradients(self.optimizers[place])
-                    nn.utils.clip_grad_value_(
-                        self.parameters[place][::2], 0.03
-                    )  # an inf is finite then
-            for _, _, place in at_work if self.number % 3 else at_work[::-1]:
+                    name = f"the {names[place]} optimizer's gradient"
+                    outputs[name] = gradients(self.optimizers[place])
+                    # This makes an inf finite
+                    nn.utils.clip_grad_value_(self.parameters[place][::2], 0.03)
+            for place in active if self.number % 3 else active[::-1]:
                 call_answer(self.scaler.step, case, self.optimizers[place])
             call_answer(self.scaler.update, case)
-            used, weights = (
-                [self.used[place] for _, _, place in at_work],
-                [flat(one) for one in self.parameters],
-            )
-            left = [gradients(one) for one in self.optimizers]
-            yield Case(
-                case,
-                {
-                    **outputs,
-                    "the number of optimizer steps": [len(one) for one in used],
-                    "the gradient at the step": [one for steps in used for one in steps],
-                    "the weights": weights,
-                    "the scale": self.scale(case),
-                    LEFT: sum(bool(one.any()) for one in left),
-                },
-                {},
-                {"finite": [bool(one.isfinite().all()) for one in weights]},
-            )
+            used = [self.used[place] for place in active]
+            weights = [flat(one) for one in self.parameters]
+            outputs |= {
+                "the number of optimizer steps": [len(one) for one in used],
+                "the gradient at the step": [one for steps in used for one in steps],
+                "the weights": weights,
+                "the scale": self.scale(case),
+                LEFT: sum(bool(gradients(one).any()) for one in self.optimizers),
+            }
+            finite = [bool(one.isfinite().all()) for one in weights]
+            yield Case(case, outputs, evidence={"finite": finite})
 
     def scale(self, case: str) -> float:
         return read_number(call_answer(self.scaler.get_scale, case), case, "`get_scale()` returned")
 
+    def save(self) -> Any:
+        return call_answer(self.scaler.state_dict, "while saving")
+
+    def load(self, state: Any, answer: Any, **options: float) -> None:
+        """Go on with another scaler that loads a state."""
+        self.scaler = call_answer(answer, "while making a scaler", **options)
+        call_answer(self.scaler.load_state_dict, "while loading", state)
+
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """A run with a save and load in it, two at the ends of float32,
-    and one in which the caller unscales.
-    """
-    usual, other = (
-        dict(zip(OPTIONS, one, strict=True))
-        for one in ((8.0, 4.0, 0.125, 3), (2.0**127, 2.0, 0.5, 2))
-    )
+    """A run with a save and load, two at the ends of float32, and one with `unscale_`."""
+    usual = dict(zip(OPTIONS, (8.0, 4.0, 0.125, 3), strict=True))
+    other = dict(zip(OPTIONS, (2.0**127, 2.0, 0.5, 2), strict=True))
     run = _Run("", answer, draw, **usual)
     yield from run.cases(f"{ROWS} n- .. .n ..")
-    state = call_answer(run.scaler.state_dict, "while saving")
+    state, scale = run.save(), run.scale("while saving")
     if state is None:
-        raise Wrong("`state_dict()` returned None: return what the scaler has to remember")
-
-    saved, scale = repr(state), run.scale("while saving")
+        raise Wrong("`state_dict()` returned None. Return what the scaler has to remember")
+    saved = repr(state)
     for case in (
         "after a save, and a load into a scaler made with 2^127",
         "after loading the state a second time",
     ):
-        list(
-            _Run("", lambda: run.scaler, draw).cases("ii .. ..")
-        )  # it trains on, and the state must not follow
-        run.name, run.scaler = (
-            "after a save and load, ",
-            call_answer(answer, "while making a scaler", **other),
-        )
-        call_answer(run.scaler.load_state_dict, "while loading", state)
+        # The scaler trains on, and the state must not change with it
+        list(_Run("", lambda: run.scaler, draw).cases("ii .. .."))
+        run.name = "after a save and load, "
+        run.load(state, answer, **other)
         now = run.scale(case)
         changed = repr(state) != saved and now != scale
         yield Case(case, {"the saved state": "changed" if changed else "kept", "the scale": now})
     yield from run.cases(".. .. .i .. .. .. .. N. .I")
     for power in (127, -126):
-        run = _Run(
-            f"with a saved scale of 2^{power}, ",
-            answer,
-            draw,
-            **{**other, "init_scale": 2.0**power},
-        )
-        state = call_answer(run.scaler.state_dict, "while saving")
-        run.scaler = call_answer(answer, "while making a scaler", **usual)
-        call_answer(run.scaler.load_state_dict, "while loading", state)
+        options = {**other, "init_scale": 2.0**power}
+        run = _Run(f"with a saved scale of 2^{power}, ", answer, draw, **options)
+        run.load(run.save(), answer, **usual)
         yield from run.cases("i. .. .. .. .. .. i. .. ..")
     if is_blank(getattr(run.scaler, "unscale_", ...)):
         answer = MyScaler
     run = _Run("in a run with clipping, ", answer, draw, **usual)
-    for turn in run.cases(
-        f"{ROWS} .n ..", unscaled=True
-    ):  # under other names, in case `unscale_` is blank
-        yield Case(
-            turn.name,
-            {f"{output} after `unscale_`": value for output, value in turn.outputs.items()},
-        )
+    for one in run.cases(f"{ROWS} .n ..", unscaled=True):
+        # Other names, so that mistakes match an answer without `unscale_` up to here
+        outputs = {f"{output} after `unscale_`": value for output, value in one.outputs.items()}
+        yield Case(one.name, outputs)
 
 
-SCALE, STEP, CLEAR = "return loss * self._scale", "optimizer.step()", "self._found.clear()"
-FIND = "self._found[id(optimizer)] = any([not g.div_(self._scale).isfinite().all() for g in grads])"
-FIRST, IF = "if id(optimizer) not in self._found:", "if not self._found[id(optimizer)]:"
-FOUND, STREAK = (
-    "found = any(self._found.values())",
-    "self._streak = 0 if found else self._streak + 1",
-)
-BACKOFF, GROWS = "self._scale *= self._backoff", "elif self._streak == self._interval:"
-GROWN = "self._scale = grown if torch.tensor(grown).isfinite() else self._scale"
-SAVE, LOAD = "return {name: getattr(self, name) for name in _SAVED}", "self.__dict__.update(state)"
-CHANGED = (
-    "the saved state changed while a scaler trained on: copy it in `state_dict` and in "
-    "`load_state_dict`"
-)
-CLEARED = "`step` or `update` cleared the gradients: leave that to the caller"
+SCALE = "return loss * self._scale"
 GRADS = (
     'grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is '
     "not None]"
+)
+CHECK = "not g.div_(self._scale).isfinite().all()"
+FIND = f"self._found[id(optimizer)] = any([{CHECK} for g in grads])"
+FIRST = "if id(optimizer) not in self._found:"
+IF = "if not self._found[id(optimizer)]:"
+STREAK = "self._streak = 0 if found else self._streak + 1"
+BACKOFF = "self._scale *= self._backoff"
+GROWS = "elif self._streak == self._interval:"
+RESTART = "self._streak = 0"
+LOAD = "self.__dict__.update(state)"
+CHANGED = (
+    "the saved state changed while a scaler trained on. Copy it in `state_dict` and in "
+    "`load_state_dict`"
 )
 
 mistakes = [
@@ -286,7 +264,7 @@ mistakes = [
     ),
     Mistake(
         "never unscales",
-        "the gradients still carry the scale at the step: divide each `p.grad` in place, in "
+        "the gradients still carry the scale at the step. Divide each `p.grad` in place, in "
         "`step` or before it",
         edits={FIND: FIND.replace("g.div_(self._scale)", "g")},
     ),
@@ -297,127 +275,139 @@ mistakes = [
     ),
     Mistake(
         "first group only",
-        "the second parameter group still carries the scale: loop over all of "
+        "the second parameter group still carries the scale. Loop over all of "
         "`optimizer.param_groups`",
         edits={GRADS: GRADS.replace("_groups", "_groups[:1]")},
     ),
     Mistake(
         "one flag for all",
-        "only one of the two optimizers gets unscaled gradients: remember for each whether it is "
+        "only one of the two optimizers gets unscaled gradients. Remember for each whether it is "
         "unscaled",
         edits={FIRST: "if not self._found:", IF: "if not self._found.get(id(optimizer)):"},
     ),
     Mistake(
         "unscales twice",
-        "`step` divided gradients that the caller had unscaled already: remember that for each "
-        "optimizer",
+        "`step` divided gradients that the caller had unscaled already. Remember for each "
+        "optimizer whether it is unscaled",
         edits={FIRST: "if True:"},
         violates="if you write it, it has to work",
     ),
     Mistake(
         "steps on inf",
-        "the optimizer stepped with inf or NaN in its gradients: call `optimizer.step()` only if "
+        "the optimizer stepped with inf or NaN in its gradients. Call `optimizer.step()` only if "
         "all are finite",
         edits={IF: "if True:"},
         violates="inf and NaN",
     ),
     Mistake(
         "misses NaN",
-        "the optimizer stepped with NaN in its gradients. NaN is not inf: `torch.isfinite` finds "
+        "the optimizer stepped with NaN in its gradients. NaN is not inf; `torch.isfinite` finds "
         "both",
-        edits={
-            FIND: FIND.replace(
-                "not g.div_(self._scale).isfinite().all()", "g.div_(self._scale).isinf().any()"
-            )
-        },
+        edits={FIND: FIND.replace(CHECK, "g.div_(self._scale).isinf().any()")},
     ),
     Mistake(
-        "never steps", "`step(optimizer)` never calls `optimizer.step()`", edits={STEP: "pass"}
+        "never steps",
+        "`step(optimizer)` never calls `optimizer.step()`",
+        edits={"optimizer.step()": "pass"},
     ),
     Mistake(
         "never forgets who is unscaled",
-        "an optimizer is unscaled at its first step only: `update()` has to forget which ones are "
-        "unscaled",
-        edits={CLEAR: "pass"},
+        "an optimizer is unscaled at its first step only. Clear the record of which are unscaled "
+        "in `update()`",
+        edits={"self._found.clear()": "pass"},
     ),
     Mistake(
         "shares what is found",
-        "one optimizer's step was skipped for the other one's inf or NaN: keep what each found "
-        "separate",
+        "one optimizer's step was skipped for the other's inf or NaN. Keep what is found separate "
+        "for each",
         edits={IF: "if not any(self._found.values()):"},
         violates="two optimizers",
     ),
     Mistake(
         "the last optimizer decides",
-        "the last optimizer's clean step hid what another one found: the scale backs off if any "
-        "finds something",
-        edits={FOUND: "found = list(self._found.values())[-1]"},
+        "the last optimizer's clean step hid what another one found. Back off if any found "
+        "something",
+        edits={"found = any(self._found.values())": "found = list(self._found.values())[-1]"},
     ),
     Mistake(
         "keeps the streak after growth",
-        "the streak goes on after a growth: set it to 0 there, or the scale grows too soon, or "
-        "never again",
-        edits={"self._streak = 0": "pass"},
+        "the streak goes on after a growth, so the scale grows too soon, or never again. Set it to "
+        "0 there",
+        edits={RESTART: "pass"},
     ),
     Mistake(
         "grows on and on",
-        "after its first growth the scale grows at every clean step: set the streak to 0 when it "
+        "after its first growth the scale grows at every clean step. Set the streak to 0 when it "
         "grows",
-        edits={"self._streak = 0": "pass", GROWS: "elif self._streak >= self._interval:"},
+        edits={RESTART: "pass", GROWS: "elif self._streak >= self._interval:"},
     ),
     Mistake(
         "grows late",
-        "the scale grows one clean update late: count this update first, then compare with the "
+        "the scale grows one clean update late. Count this update first, then compare with the "
         "interval",
         edits={GROWS: "elif self._streak > self._interval:"},
     ),
     Mistake(
         "looks at the gradients again",
-        "`step` skips by what the gradients are now, after clipping: keep the note of what "
-        "`unscale_` found",
+        "`step` skips by what the gradients are now, after clipping. Keep what `unscale_` found",
         edits={IF: "if gradients(optimizer).isfinite().all():"},
     ),
     Mistake(
         "a skip does not end the streak",
-        "the streak goes on after a skipped step. Inf or NaN ends it, and the next growth needs a "
-        "whole new one",
+        "the streak goes on after a skipped step. Set it to 0 there: the next growth needs a whole "
+        "new one",
         edits={STREAK: "self._streak += not found"},
     ),
     Mistake(
         "grows to inf",
-        "the scale grew past float32's largest number: torch leaves it unchanged there and "
+        "the scale grew past float32's largest number. torch leaves it unchanged there and "
         "restarts the streak",
-        edits={GROWN: "self._scale = grown"},
+        edits={
+            "self._scale = grown if torch.tensor(grown).isfinite() else self._scale": (
+                "self._scale = grown"
+            )
+        },
         violates="to the last bit",
     ),
     Mistake(
         "floor of 1",
-        "the scale stops falling at 1. There is no floor in torch's, and a scale below 1 is a "
-        "sign of a real fault",
+        "the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of "
+        "a real fault",
         edits={BACKOFF: "self._scale = max(self._scale * self._backoff, 1.0)"},
     ),
     Mistake(
         "forgets the scale",
-        "a loaded scaler does not have the saved scale: `state_dict` has to hold it, "
+        "a loaded scaler does not have the saved scale. `state_dict` has to hold it, and "
         "`load_state_dict` to set it",
         edits={LOAD: 'self.__dict__.update({**state, "_scale": self._scale})'},
     ),
-    Mistake("the saved state changes", CHANGED, edits={SAVE: "return self.__dict__"}),
+    Mistake(
+        "the saved state changes",
+        CHANGED,
+        edits={"return {name: getattr(self, name) for name in _SAVED}": "return self.__dict__"},
+    ),
     Mistake(
         "forgets the streak",
-        "a loaded scaler does not go on with the saved streak of clean steps: save that, too, and "
-        "put it back",
+        "a loaded scaler does not go on with the saved streak of clean steps. Save and load that, "
+        "too",
         edits={LOAD: 'self.__dict__.update({**state, "_streak": 0})'},
         violates="a save and load",
     ),
     Mistake(
         "forgets its options",
-        "a loaded scaler uses the factors and the interval it was made with: save them, too, and "
-        "put them back",
+        "a loaded scaler uses the factors and the interval it was made with. Save and load them, "
+        "too",
         edits={LOAD: 'self._scale, self._streak = state["_scale"], state["_streak"]'},
     ),
 ]
 
 scaler_class = Exercise(
-    card, MyScaler, cases, mistakes, messages={"the saved state": CHANGED, LEFT: CLEARED}
+    card,
+    MyScaler,
+    cases,
+    mistakes,
+    messages={
+        "the saved state": CHANGED,
+        LEFT: "`step` or `update` cleared the gradients. Leave that to the caller",
+    },
 )

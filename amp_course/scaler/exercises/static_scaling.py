@@ -27,37 +27,20 @@ card = Card(
     "fp16; the optimizer must get the true ones. A parameter may have no gradient, and then gets "
     "none. Gradients of one step must not reach the next.",
     hints=(
-        "The scale goes into one number and has to come out of many. Which number is it, and when "
-        "is the last moment to divide?",
+        "The scale multiplies one number and has to be divided out of many. Which number is it, "
+        "and when is the last moment to divide?",
         "`(loss * scale).backward()` for each micro-batch; the gradients add up. For their mean, "
         "divide each by `len(batches)`.",
         "After the loop, once: `parameter.grad.div_(scale)` where there is a gradient; then step, "
         "then `optimizer.zero_grad()`.",
     ),
-    why="That is all there is to loss scaling. A GradScaler adds two things: it finds the scale, "
-    "and it survives a bad step.",
+    why="This is all of loss scaling. A GradScaler adds two things: it finds the scale, and it "
+    "survives a bad step.",
     alternative="divide by `scale * len(batches)` after the loop, and leave the losses unchanged.",
 )
 
-_TINY = 2.0**-17  # of the model's outputs: without a scale, many gradients are 0 in fp16
 
-
-class Fp16Model(nn.Module):
-    """A model that opens its own fp16 region; its outputs, and so its gradients,
-    are multiplied by `factor`.
-    """
-
-    def __init__(self, body: nn.Module, factor: float = _TINY) -> None:
-        super().__init__()
-        self.body, self.factor = body, factor
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, dtype=torch.float16):
-            outputs = self.body(inputs)
-        return outputs.float() * self.factor
-
-
-def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scale: float) -> None:
+def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scale: float) -> Any:
     for inputs, targets in batches:
         loss = loss_fn(model(inputs), targets) / len(batches)
         (loss * scale).backward()
@@ -69,28 +52,34 @@ def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scale: float) 
 
 
 OFF = "the number of inexact gradients at the step"
-INEXACT = (
-    "at step {number}, {got} of 712 gradients are off by more than 0.1 %: were they rounded on the "
-    "way?"
-)
-# micro-batches, scale, factor of the model: the second step has large gradients, which reach the
-# third if nobody clears them
-STEPS = (1, 2.0**17, _TINY), (2, 1.0, 8.0), (1, 4.0, _TINY), (3, 2.0**27, _TINY)
+TINY = 2.0**-17  # of the model's outputs: without a scale, many gradients are 0 in fp16
+# Micro-batches, scale, and factor of the model. The large gradients of the second step reach the
+# third if nobody clears them.
+STEPS = (1, 2.0**17, TINY), (2, 1.0, 8.0), (1, 4.0, TINY), (3, 2.0**27, TINY)
+
+
+class Fp16Model(nn.Module):
+    """A model that opens its own fp16 region, and multiplies its outputs by a factor."""
+
+    def __init__(self, body: nn.Module, factor: float = TINY) -> None:
+        super().__init__()
+        self.body, self.factor = body, factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, dtype=torch.float16):
+            outputs = self.body(inputs)
+        return outputs.float() * self.factor
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Four steps with small, large and no scale; the optimizer has two groups,
-    and one parameter that is not used.
-    """
+    """Four steps, with two parameter groups and a parameter that is not used."""
     scene = Scene(draw, 7)
     body, batches, factors = scene.model, iter(scene.batches), list[float]()
     body.register_parameter("idle", nn.Parameter(torch.ones(3)))
     weights: list[Any] = [*body[0].parameters(), *body[2].parameters(), body.idle]
-    groups: list[dict[str, Any]] = [
-        {"params": weights[:2]},
-        {"params": weights[2:], "weight_decay": 1.0},
-    ]
-    scene.optimizer = torch.optim.SGD(groups, lr=0.1)
+    first: dict[str, Any] = {"params": weights[:2]}
+    second = {"params": weights[2:], "weight_decay": 1.0}
+    scene.optimizer = torch.optim.SGD([first, second], lr=0.1)
     used, model = watch_steps(scene.optimizer), Fp16Model(body)
 
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -100,91 +89,76 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         return loss
 
     for number, (size, scale, model.factor) in enumerate(STEPS, 1):
-        case = (
-            f"at step {number}, with {size} micro-batch{'es' if size > 1 else ''} and a scale of "
-            f"{scale:,.0f}"
-        )
-        mine = [next(batches) for _ in range(size)]
-        mine[1:] = [(inputs[:5], targets[:5]) for inputs, targets in mine[1:]]
-        loss = loss_fn(model(mine[0][0]), mine[0][1])
-        true = (
-            flat(
-                torch.autograd.grad(
-                    loss * scale, weights, allow_unused=True, materialize_grads=True
-                )
-            )
-            / scale
-        )
-        del used[:], factors[:]
+        batch = "micro-batches" if size > 1 else "micro-batch"
+        case = f"at step {number}, with {size} {batch} and a scale of {scale:,.0f}"
+        whole, *rest = (next(batches) for _ in range(size))
+        mine = [whole, *((inputs[:5], targets[:5]) for inputs, targets in rest)]
+        loss = loss_fn(model(whole[0]), whole[1]) * scale
+        grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        true = flat(grads) / scale
+        used.clear()
+        factors.clear()
         with scene.watch() as update:
             call_answer(answer, case, model, mine, loss_fn, scene.optimizer, scale)
-        fits = (scale, scale / size)  # the mean may be taken in the losses or in the gradients
-        others = [
-            one for one in factors if not any(math.isclose(one, fit, rel_tol=1e-3) for fit in fits)
+        # The mean may be taken in the losses or in the gradients
+        fit = [
+            any(math.isclose(f, s, rel_tol=1e-3) for s in (scale, scale / size)) for f in factors
         ]
-        factor = others[0] if others and size == 1 else scale
-        done = scene.outputs(update)
-        done |= {"the number of optimizer steps": len(used), "the gradient at the step": list(used)}
-        if size == 1:  # then every right answer has the same gradients
-            off = [int(((one - true).abs() > 1e-3 * true.abs()).sum()) for one in used]
-            done[OFF] = sum(off)
+        factor = factors[fit.index(False)] if size == 1 and not all(fit) else scale
         outputs: dict[str, Any] = {
             "the number that the loss is multiplied by before `backward()`": factor
         }
-        outputs |= {
-            output: done[output] for output in done if "step" in output or "weights" in output
-        }
-        outputs["the learning rate that you leave"] = [
-            float(group["lr"]) for group in scene.optimizer.param_groups
-        ]
-        outputs["the mode that you leave the model in"] = (
-            "train" if model.training and body.training else "eval"
-        )
-        yield Case(
-            case,
-            outputs,
-            {"size": size, "number": number},
-            {"losses": len(factors), "scaled": not others},
-        )
+        seen = scene.outputs(update)
+        seen |= {"the number of optimizer steps": len(used), "the gradient at the step": list(used)}
+        outputs |= {one: seen[one] for one in seen if "step" in one or "weights" in one}
+        if size == 1:  # then every right answer has the same gradients
+            outputs[OFF] = sum(int(((g - true).abs() > 1e-3 * true.abs()).sum()) for g in used)
+        rates = [float(group["lr"]) for group in scene.optimizer.param_groups]
+        training = model.training and body.training
+        outputs["the learning rate that you leave"] = rates
+        outputs["the mode that you leave the model in"] = "train" if training else "eval"
+        evidence = {"losses": len(factors), "scaled": all(fit)}
+        yield Case(case, outputs, {"size": size, "number": number}, evidence)
 
 
-LOOP, EACH = "for inputs, targets in batches:", "for parameter in model.parameters():"
-MEAN, BACKWARD = (
-    "loss = loss_fn(model(inputs), targets) / len(batches)",
-    "(loss * scale).backward()",
-)
-HAS, DIVIDE = "if parameter.grad is not None:", "parameter.grad.div_(scale)"
-STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
+LOOP = "for inputs, targets in batches:"
+MEAN = "loss = loss_fn(model(inputs), targets) / len(batches)"
+BACKWARD = "(loss * scale).backward()"
+EACH = "for parameter in model.parameters():"
+HAS = "if parameter.grad is not None:"
+DIVIDE = "parameter.grad.div_(scale)"
+STEP = "optimizer.step()"
+CLEAR = "optimizer.zero_grad()"
 
 mistakes = [
     Mistake(
         "forgets to unscale",
-        "the gradients still carry the scale at the optimizer step: divide every `parameter.grad` "
+        "the gradients still carry the scale at the optimizer step. Divide every `parameter.grad` "
         "first, in place",
         edits={DIVIDE: "pass"},
         violates="the optimizer must get the true ones",
     ),
     Mistake(
         "unscales the first group only",
-        "the second parameter group still carries the scale: divide the gradients of every group",
+        "the second parameter group still carries the scale. Divide the gradients of every group",
         edits={EACH: 'for parameter in optimizer.param_groups[0]["params"]:'},
     ),
     Mistake(
         "backward from the plain loss",
-        "the loss was not scaled, and fp16 loses small gradients of a plain loss: call `(loss * "
+        "the loss was not scaled, and fp16 loses small gradients of a plain loss. Call `(loss * "
         "scale).backward()`",
         edits={BACKWARD: "loss.backward()"},
         violates="with `scale` as a fixed loss scale",
     ),
     Mistake(
         "ignores the scale that it gets",
-        "the loss is always scaled by the same number, whatever is passed in: use the argument "
+        "the loss is always scaled by the same number, whatever is passed in. Use the argument "
         "`scale`",
         edits={LOOP: f"scale = 2.0**16\n{LOOP}"},
     ),
     Mistake(
         "unscales inside the loop",
-        "the gradients of earlier micro-batches are divided again and again: unscale once, after "
+        "the gradients of earlier micro-batches are divided again and again. Unscale once, after "
         "the loop",
         edits={BACKWARD: f"{BACKWARD}\n{EACH}\n    {HAS}\n        {DIVIDE}", DIVIDE: "pass"},
     ),
@@ -197,13 +171,13 @@ mistakes = [
     ),
     Mistake(
         "clears inside the loop",
-        "the gradients are cleared before each micro-batch, so only the last one counts: clear "
+        "the gradients are cleared before each micro-batch, so only the last one counts. Clear "
         "once a step",
         edits={MEAN: f"{CLEAR}\n{MEAN}"},
     ),
     Mistake(
         "never clears",
-        "the gradients are never cleared, so they add up: call `optimizer.zero_grad()` once a step",
+        "the gradients are never cleared, so they add up. Call `optimizer.zero_grad()` once a step",
         edits={CLEAR: "pass"},
         violates="Gradients of one step must not reach the next",
     ),
@@ -215,27 +189,25 @@ mistakes = [
     ),
     Mistake(
         "a step for each micro-batch",
-        "the optimizer stepped once for each micro-batch. Together they are one batch: step once, "
-        "after the loop",
-        answer=lambda model, batches, *rest: any(
-            map(lambda one: right(model, [one], *rest), batches)
-        ),
+        "the optimizer stepped once for each micro-batch. Together they are one batch, so step "
+        "once, after the loop",
+        answer=lambda model, batches, *rest: any(right(model, [one], *rest) for one in batches),
         violates="one optimizer step",
     ),
     Mistake(
         "trips on a missing gradient",
-        "`parameter.grad` is None: as in an unused layer, or anywhere after `zero_grad()`. Skip "
+        "`parameter.grad` is None, as in an unused layer, or anywhere after `zero_grad()`. Skip "
         "such a parameter",
         edits={HAS: "if True:"},
         violates="A parameter may have no gradient",
     ),
     Mistake(
         "fills in missing gradients",
-        "a weight without a gradient moved: it got one of zeros, and weight decay did the rest. "
-        "Leave it None",
+        "a weight without a gradient moved: it got a gradient of zeros, and weight decay did the "
+        "rest. Leave it None",
         edits={
-            HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\nif "
-            "True:"
+            HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\n"
+            "if True:"
         },
         violates="and then gets none",
     ),
@@ -247,4 +219,14 @@ mistakes = [
     ),
 ]
 
-static_scaling = Exercise(card, right, cases, mistakes, tolerance=1e-2, messages={OFF: INEXACT})
+static_scaling = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    tolerance=1e-2,
+    messages={
+        OFF: "at step {number}, {got} of 712 gradients are off by more than 0.1 %. Were they "
+        "rounded on the way?"
+    },
+)

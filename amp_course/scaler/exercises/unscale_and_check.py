@@ -1,6 +1,5 @@
 """Exercise 2 of chapter 05: divide every gradient by the scale, and find inf and NaN."""
 
-import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -33,8 +32,8 @@ card = Card(
     "contains inf or NaN. A parameter may have no gradient. The result has to match torch's "
     "`unscale_` to the last bit.",
     hints=(
-        "Where does an optimizer keep its parameters? There may be several groups. And which of "
-        "them have no gradient?",
+        "Where does an optimizer keep its parameters? There may be several groups. What if a "
+        "parameter has no gradient?",
         "`for group in optimizer.param_groups: for parameter in group['params']: …`. Do not leave "
         "the loop at the first inf.",
         "`parameter.grad.div_(scale)`, then `found = found or not "
@@ -42,19 +41,9 @@ card = Card(
     ),
     why="One inf among a million gradients ruins every weight it touches, and NaN slips through "
     "every comparison.",
-    alternative="`torch._foreach_div_(gradients, scale)` divides all of them in a few calls; "
+    alternative="`torch._foreach_div_(gradients, scale)` divides all of them in a few calls. "
     "torch's kernel also checks them.",
 )
-
-INF = float("inf")
-_SHAPES = (
-    (3, 4),
-    (2, 2),
-    (5,),
-    (),
-    (2, 3),
-)  # the second has no gradient; the last two are a group of their own
-_HUGE = 3.1e38  # twice this is inf in float32, and so are a sum and a norm with it
 
 
 def right(optimizer: torch.optim.Optimizer, scale: float) -> bool:
@@ -67,17 +56,18 @@ def right(optimizer: torch.optim.Optimizer, scale: float) -> bool:
     return found
 
 
-_BAD = [{place: bad} for place in (0, 2, 3, 4) for bad in ("inf", "NaN", "-inf")]
+INF = float("inf")
+SHAPES = (3, 4), (2, 2), (5,), (), (2, 3)  # the second gets no gradient
+HUGE = 3.1e38  # twice this is inf in float32, and so are a sum and a norm with it
+BAD = [{place: bad} for place in (0, 2, 3, 4) for bad in ("inf", "NaN", "-inf")]
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Nothing to find; huge gradients with no scale; an inf, NaN or −inf in each gradient;
-    two of them at once; nothing again.
-    """
+    """Finite and huge gradients, then an inf, NaN or −inf in each gradient, and two at once."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    for number, planted in enumerate(({}, {}, *_BAD[:6], {}, *_BAD[6:], {0: "inf", 3: "NaN"}, {})):
-        scale, top = (1.0, _HUGE) if number == 1 else (4.0 ** ((number + 4) % 5), 2e5)
-        parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in _SHAPES]
+    for number, planted in enumerate(({}, {}, *BAD[:6], {}, *BAD[6:], {0: "inf", 3: "NaN"}, {})):
+        scale, top = (1.0, HUGE) if number == 1 else (4.0 ** ((number + 4) % 5), 2e5)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
         for place, p in enumerate(parameters):
             values = 2.0**-18 * torch.randn(p.numel(), generator=generator)
             values = torch.tensor([top, 0.9 * top, 1e-7, -3.0, 1e5]) if place == 2 else values
@@ -91,40 +81,36 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         optimizer = torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}])
         got = call_answer(answer, case, optimizer, scale)
         changed = sum(int((p != b).sum()) for p, b in zip(parameters, before, strict=True))
-        yield Case(
-            case,
-            {
-                "the number of changed weights": changed,
-                "the gradient": [
-                    None if p.grad is None else p.grad.detach().clone() for p in parameters
-                ],
-                "what you return": _read_found(got, case),
-            },
-        )
+        grads = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
+        outputs = {
+            "the number of changed weights": changed,
+            "the gradient": grads,
+            "what you return": _read_found(got, case),
+        }
+        yield Case(case, outputs)
 
 
 def _read_found(got: Any, case: str) -> bool:
-    """Return whether something was found; a number will do, 0.0 or 1.0 as in torch's own kernel,
-    or a count.
-    """
-    with contextlib.suppress(Wrong):
-        got = read_number(got, case) != 0
-    return read_bool(got, case)
+    """Return whether something was found; a number will do, as torch's kernel gives it."""
+    try:
+        return read_number(got, case) != 0
+    except Wrong:
+        return read_bool(got, case)
 
 
-GRADS = (
-    "grads = [p.grad for g in optimizer.param_groups for p in g['params'] if p.grad is not None]"
-)
-LOOP, HAS = "for group in optimizer.param_groups:", "if parameter.grad is not None:"
+LOOP = "for group in optimizer.param_groups:"
+HAS = "if parameter.grad is not None:"
 DIVIDE = "parameter.grad.div_(scale)"
-FIND, RETURN = "found = found or not bool(torch.isfinite(parameter.grad).all())", "return found"
+FIND = "found = found or not bool(torch.isfinite(parameter.grad).all())"
 
 
-def _finds(expression: str) -> dict[str, str]:
-    """Edit the right code to look for something else, in each gradient `g`,
-    before it is divided.
-    """
-    return {LOOP: f"{GRADS}\nfound = any(bool({expression}) for g in grads)\n{LOOP}", FIND: "pass"}
+def finds(expression: str) -> dict[str, str]:
+    """Look for something else, in each gradient `g` before it is divided."""
+    return {
+        LOOP: "grads = [p.grad for g in optimizer.param_groups for p in g['params']]\n"
+        f"found = any(bool({expression}) for g in grads if g is not None)\n{LOOP}",
+        FIND: "pass",
+    }
 
 
 MISSES = {
@@ -138,34 +124,34 @@ MISSES = {
 mistakes = [
     Mistake(
         "new tensors",
-        "the gradients are unchanged: divide each in place, `parameter.grad.div_(scale)`, or "
+        "the gradients are unchanged. Divide each in place, `parameter.grad.div_(scale)`, or "
         "assign the quotient",
         edits={DIVIDE: "pass"},
         violates="so that `parameter.grad` holds the result",
     ),
     Mistake(
         "stops at the first parameter",
-        "only the first gradient was unscaled: look for a `return` or a `break` that ends the "
+        "only the first gradient was unscaled. Look for a `return` or a `break` that ends the "
         "loop too early",
         edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
         violates="divide every gradient",
     ),
     Mistake(
         "returns before the rest",
-        "gradients after an inf or NaN are not divided: no `return`, `break`, `or` or `any(…)` "
+        "gradients after an inf or NaN are not divided. No `return`, `break`, `or` or `any(…)` "
         "may skip them",
         edits={FIND: "if not parameter.grad.isfinite().all():\n    return True"},
     ),
     Mistake(
         "skips what is not finite",
-        "a gradient with inf or NaN in it still carries the scale: unscale that one as well",
-        edits={DIVIDE: "if parameter.grad.isfinite().all():\n    parameter.grad.div_(scale)"},
+        "a gradient with inf or NaN in it still carries the scale. Unscale that one as well",
+        edits={DIVIDE: f"if parameter.grad.isfinite().all():\n    {DIVIDE}"},
     ),
     Mistake(
         "first group only",
-        "the second parameter group still carries the scale: loop over all of "
+        "the second parameter group still carries the scale. Loop over all of "
         "`optimizer.param_groups`",
-        edits={LOOP: "for group in optimizer.param_groups[:1]:"},
+        edits={LOOP: LOOP.replace(":", "[:1]:")},
     ),
     Mistake(
         "cleans inf away",
@@ -185,7 +171,7 @@ mistakes = [
             f"misses {what.split(',')[0]}",
             f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN "
             f"alike",
-            edits=_finds(test),
+            edits=finds(test),
             violates="contains inf or NaN",
         )
         for what, test in MISSES.items()
@@ -200,17 +186,17 @@ mistakes = [
         "checks a sum or a norm",
         "you return True for large but finite gradients. Ask `torch.isfinite` of each element, "
         "and set no limit",
-        edits=_finds("not g.sum().isfinite()"),
+        edits=finds("not g.sum().isfinite()"),
     ),
     Mistake(
         "the last gradient decides",
-        "only the last gradient counts: keep what an earlier one has found, `found = found or …`",
+        "only the last gradient counts. Keep what an earlier one has found: `found = found or …`",
         edits={FIND: FIND.replace("found or ", "")},
     ),
     Mistake(
         "the other way round",
-        "the answer is the wrong way round: return True if there is inf or NaN",
-        edits={RETURN: "return not found"},
+        "the answer is the wrong way round. Return True if there is inf or NaN",
+        edits={"return found": "return not found"},
     ),
 ]
 

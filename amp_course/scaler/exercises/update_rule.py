@@ -1,6 +1,4 @@
-"""Exercise 3 of chapter 05: the rule that finds the loss scale,
-against the kernel that torch's scaler calls.
-"""
+"""Exercise 3 of chapter 05: the rule that finds the loss scale."""
 
 import itertools
 import random
@@ -42,63 +40,47 @@ card = Card(
     ),
     why="A larger scale every 2,000 steps costs at most one skipped step; one that is too small "
     "loses gradients at every step.",
-    alternative="leave it to torch's own kernel, `torch._amp_update_scale_`, which changes a "
-    "scale and a streak in tensors.",
+    alternative="call torch's own kernel, `torch._amp_update_scale_`, which changes a scale and a "
+    "streak in tensors.",
 )
 
-_NEAR_TOP = 1.9990234375 * 2.0**126  # twice that is in float32, but more than 3.4e38
-_TOP, FOUND = torch.finfo(torch.float32).max, ("nothing found", "inf found")
 Next = tuple[float, float]
 
 
 def right(
     scale: float, streak: int, found: bool, growth: float, backoff: float, interval: int
 ) -> Next:
-    """Return what torch's kernel makes of a state."""
     now, clean = torch.tensor(scale), torch.tensor(streak, dtype=torch.int32)
     torch._amp_update_scale_(now, clean, torch.tensor(float(found)), growth, backoff, interval)
     return now.item(), float(clean.item())
 
 
+USUAL = [1.25 * 2.0**10, *(2.0**power for power in (-3, -9, -20, -40, -126))]
+# Twice the second is more than 3.4e38, but still in float32
+TOP = [2.0**126, 1.9990234375 * 2.0**126, 1.5 * 2.0**127]
+
+
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Every streak, clean and found, at usual and tiny scales, which have no floor,
-    and where growth may leave float32.
-    """
-    usual = [
-        1.25 * 2.0**10,
-        2.0 ** draw.randint(11, 16),
-        *(2.0**power for power in (-3, -9, -20, -40, -126)),
-    ]
+    """Every streak, clean and found, at usual and tiny scales, and where growth leaves float32."""
+    usual = [*USUAL, 2.0 ** draw.randint(11, 16)]
     for growth, backoff, interval in (
         (2.0, 0.5, draw.randint(3, 5)),
         (4.0, 0.25, 6),
         (1.5, 0.75, 2),
         (2.0, 0.5, 1),
     ):
-        rule = growth, backoff, interval
-        words = f"growth {growth:g}, backoff {backoff:g}, interval {interval}"
-        for output, scales in (
-            ("scale", usual),
-            ("scale at the top of float32", [2.0**126, _NEAR_TOP, 1.5 * 2.0**127]),
-        ):
-            results = Results(what="the next scale"), Results(what="the next streak")
+        rule = f"growth {growth:g}, backoff {backoff:g}, interval {interval}"
+        for output, scales in {"scale": usual, "scale at the top of float32": TOP}.items():
+            nexts, streaks = Results(what="the next scale"), Results(what="the next streak")
             for scale, streak, found in itertools.product(scales, range(interval), (False, True)):
-                case = (
-                    f"with scale {show_number(scale)}, streak {streak}, {words} and {FOUND[found]}"
-                )
-                got = call_answer(answer, case, scale, streak, found, *rule)
-                for result, one in zip(
-                    results, read_pair(got, case, "the pair (scale, streak)"), strict=True
-                ):
-                    number = read_number(one, case)
-                    result[case] = (
-                        int(number) if result is results[1] and number.is_integer() else number
-                    )
-            yield Case(
-                "",
-                {f"the next {output}": results[0], "the next streak": results[1]},
-                {"interval": interval},
-            )
+                case = f"with scale {show_number(scale)}, streak {streak}, {rule} and "
+                case += "inf found" if found else "nothing found"
+                got = call_answer(answer, case, scale, streak, found, growth, backoff, interval)
+                first, second = read_pair(got, case, "the pair (scale, streak)")
+                nexts[case], number = read_number(first, case), read_number(second, case)
+                streaks[case] = int(number) if number.is_integer() else number
+            outputs = {f"the next {output}": nexts, "the next streak": streaks}
+            yield Case("", outputs, {"interval": interval})
 
 
 def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
@@ -106,7 +88,7 @@ def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
 
 
 def _streak(change: Callable[..., float]) -> Callable[..., Next]:
-    """Spoil the streak of the right rule, and nothing else."""
+    """Follow the right rule, with another streak."""
     return lambda s, k, f, *rule: (
         right(s, k, f, *rule)[0],
         change(s, k, f, *right(s, k, f, *rule)),
@@ -116,7 +98,7 @@ def _streak(change: Callable[..., float]) -> Callable[..., Next]:
 mistakes = [
     Mistake(
         "grows on a skipped step",
-        "the scale grows on a skipped step: after inf or NaN it backs off, whatever the streak",
+        "the scale grows on a skipped step. After inf or NaN it backs off, whatever the streak",
         answer=lambda s, k, f, g, b, n: right(s, k, f and k + 1 < n, g, b, n),
         violates="whether this step found inf or NaN",
     ),
@@ -129,25 +111,25 @@ mistakes = [
     ),
     Mistake(
         "grows late or never",
-        "the scale does not grow at clean step number {interval} in a row: count this step first, "
+        "the scale does not grow at clean step number {interval} in a row. Count this step first, "
         "then compare",
         answer=lambda s, k, f, g, b, n: (s * b, 0.0) if f else (s, k + 1.0),
     ),
     Mistake(
         "grows one step early",
-        "the scale grows too early: only after {interval} clean steps in a row",
+        "the scale grows too early. It grows only after {interval} clean steps in a row",
         answer=lambda s, k, f, g, b, n: (
             (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n)
         ),
     ),
     Mistake(
         "keeps the streak after growth",
-        "the streak goes on after a growth: it counts clean steps since then, so set it to 0",
+        "the streak goes on after a growth. It counts clean steps since then, so set it to 0",
         answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
     ),
     Mistake(
         "grows to inf",
-        "the scale grows past float32's largest number, to inf: grow only if the result is finite "
+        "the scale grows past float32's largest number, to inf. Grow only if the result is finite "
         "in float32",
         answer=_unguarded,
         violates="as torch's scaler computes them",
@@ -155,17 +137,20 @@ mistakes = [
     Mistake(
         "clamps at the top",
         "where growth would be inf, torch leaves the scale unchanged",
-        answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),
+        answer=lambda *state: (
+            min(_unguarded(*state)[0], torch.finfo(torch.float32).max),
+            _unguarded(*state)[1],
+        ),
     ),
     Mistake(
         "the streak goes on at the top",
-        "the streak goes on where the scale may not grow: it restarts at 0 there, as after a "
+        "the streak goes on where the scale may not grow. It restarts at 0 there, as after a "
         "growth",
         answer=_streak(lambda s, k, f, new, streak: streak if f or new != s else k + 1),
     ),
     Mistake(
         "tests the old scale",
-        "a scale below 2^127 grows to inf if growth is above 2: ask whether `scale * growth` is "
+        "a scale below 2^127 grows to inf if growth is above 2. Ask whether `scale * growth` is "
         "finite in float32",
         answer=lambda *state: (right if state[0] >= 2.0**127 else _unguarded)(*state),
     ),

@@ -1,6 +1,4 @@
-"""The one exercise of the start page: it shows how exercises work,
-and asks the first thing worth knowing.
-"""
+"""The exercise of the start page, which shows how exercises work."""
 
 import random
 import re
@@ -25,13 +23,13 @@ card = Card(
     task="A float16 tensor is added to a float32 tensor. Which torch dtype does the sum have? Put "
     "it in place of the three dots in `which_dtype = ...`.",
     hints=(
-        "The sum must be able to hold either number: which of the two dtypes can?",
-        "Try it in a cell of your own: `(torch.ones(1).half() + torch.ones(1)).dtype`.",
+        "The sum must be able to hold either number. Which of the two dtypes can?",
+        "Try it in another cell: `(torch.ones(1).half() + torch.ones(1)).dtype`.",
     ),
     why="Dtypes meet in every line of a model, and autocast (chapter 04) decides by rules like "
     "this one.",
     alternative="`torch.result_type(a, b)` and `torch.promote_types(torch.float16, "
-    "torch.float32)` tell you without adding.",
+    "torch.float32)` give it without adding.",
 )
 
 right = torch.float32
@@ -44,11 +42,10 @@ KINDS: dict[Any, str] = {
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Tell what kind of dtype, or of thing, the answer is."""
+    """Name the kind of dtype, or of object, that the answer is."""
     if not isinstance(answer, torch.dtype):
-        kind = next(
-            (name for kind, name in KINDS.items() if isinstance(answer, kind)), "something else"
-        )
+        kinds = (name for kind, name in KINDS.items() if isinstance(answer, kind))
+        kind = next(kinds, "something else")
     elif answer.is_floating_point:
         kind = "a narrower float" if answer.itemsize == 1 else str(answer)
     else:
@@ -60,8 +57,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 mistakes = [
     Mistake(
         "the narrower wins",
-        "torch promotes to the dtype that holds both, not to the narrower one: a single fp32 "
-        "tensor makes the whole sum fp32. That is how a model quietly loses its half precision",
+        "torch promotes to the dtype that holds both, not to the narrower one. A single fp32 "
+        "tensor makes the whole sum fp32, which is how a model quietly loses its half precision",
         answer=torch.float16,
         violates="Which torch dtype does the sum have",
     ),
@@ -77,28 +74,28 @@ mistakes = [
     ),
     Mistake(
         "narrower than both",
-        "`{it}` is narrower than both: torch promotes to the dtype that holds both",
+        "`{it}` is narrower than both. torch promotes to the dtype that holds both",
         answer=torch.float8_e4m3fn,
     ),
     Mistake(
         "not floating-point",
-        "`{it}` is not a real floating-point dtype, as both tensors have: their sum has one, too",
+        "`{it}` is not a real floating-point dtype. Both tensors have one, and so does their sum",
         answer=torch.int32,
     ),
     Mistake(
         "a string",
-        "`{it}` is a string: dtypes are objects, such as `torch.float64`, without quotes",
+        "`{it}` is a string. Dtypes are objects, such as `torch.float64`, without quotes",
         answer="torch.float32",
         violates="torch dtype",
     ),
     Mistake(
         "the sum itself",
-        "that is a tensor, not a dtype: give the `.dtype` of the sum",
+        "that is a tensor, not a dtype. Give the `.dtype` of the sum",
         answer=torch.ones(2),
     ),
     Mistake(
         "a container",
-        "`{it}` is a tuple, a list or a set: give the dtype alone, with no brackets and no comma",
+        "`{it}` is a tuple, a list or a set. Give the dtype alone, with no brackets and no comma",
         answer=(torch.float32,),
     ),
     Mistake(
