@@ -134,7 +134,7 @@ def run(step: Step) -> Trace:
     )
 
 
-CURES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if one cause were gone
+FIXES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if one cause were gone
     DATA: lambda step: dataclasses.replace(step, load_ms=0.0),
     LAUNCH: lambda step: dataclasses.replace(step, launch_ms=0.0),
     SYNC: lambda step: dataclasses.replace(step, reads=frozenset([min(step.reads)])),

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amp_course import cli
-from amp_course.debugging.clinic.ward import KNOWN, Round
+from amp_course.debugging.clinic.examining import KNOWN, Round
 from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.training import check_lost
 from amp_course.doctor import doctor, examine_script

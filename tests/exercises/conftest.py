@@ -1,4 +1,6 @@
-"""Judging many answers to one exercise, with what is the course's own played once on each draw, and not once for each answer."""
+"""Judging many answers to one exercise, with what is the course's own played once on each draw,
+and not once for each answer.
+"""
 
 import inspect
 from collections.abc import Callable, Generator
@@ -17,9 +19,11 @@ _PLAYED: dict[
 
 @pytest.hookimpl(tryfirst=True)  # before the marks choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of one exercise next to one another: then, of two processes, one plays what they share.
+    """Put the tests of one exercise next to one another: then, of two processes, one plays what
+    they share.
 
-    Where each answer is played on ranks, in processes of their own, those tests that play many are of the slow part.
+    Where each answer is played on ranks, in processes of their own, those tests that play many are
+    of the slow part.
     """
     places = [place for place, item in enumerate(items) if item.path.name == "test_answers.py"]
     together = sorted((items[place] for place in places), key=lambda item: exercise_of(item).id)

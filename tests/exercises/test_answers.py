@@ -1,4 +1,6 @@
-"""Every known mistake is told as itself, every right answer passes, every blank is "not attempted"."""
+"""Every known mistake is told as itself, every right answer passes, every blank is "not
+attempted".
+"""
 
 import importlib
 import inspect
@@ -14,7 +16,8 @@ from amp_course.course import available
 from tests.conftest import DIAGNOSIS
 
 EXERCISES = [exercise for chapter in available() for exercise in chapter.exercises()]
-# Fixed cases decide and draws only add, so one will do from day to day; `make test-matrix` draws more often.
+# Fixed cases decide and draws only add, so one will do from day to day; `make test-matrix` draws
+# more often.
 DRAWS = int(os.environ.get("AMP_COURSE_DRAWS", "0"))
 
 
@@ -24,7 +27,9 @@ def each_draw(count: int) -> pytest.MarkDecorator:
 
 
 def each_exercise_and_draw() -> pytest.MarkDecorator:
-    """Each exercise over DRAWS draws; by default over one, and every fourth over another, in the slow part."""
+    """Each exercise over DRAWS draws; by default over one, and every fourth over another, in the
+    slow part.
+    """
     drawn = [(exercise, seed) for exercise in EXERCISES for seed in range(DRAWS or 1)]
     drawn += [] if DRAWS else [(exercise, 1) for exercise in EXERCISES[::4]]
     cases = [
@@ -40,7 +45,9 @@ each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exerci
 
 
 def answers(exercise: Exercise) -> Any:
-    """The module of answers to an exercise that were written without a look at its table of mistakes."""
+    """The module of answers to an exercise that were written without a look at its table of
+    mistakes.
+    """
     return importlib.import_module(f"tests.exercises.{exercise.chapter}.{exercise.name}")
 
 
@@ -72,7 +79,8 @@ def test_each_mistake_is_told_as_itself_whatever_is_drawn(
     if right[-1].again:  # the first case, played once more at the end
         assert judge.explain(right[-1:], right[:1], played) is None
     for mistake in exercise.mistakes:
-        # The later draws as in a check, which plays the answer on its own: in another folder, at another time
+        # The later draws as in a check, which plays the answer on its own: in another folder, at
+        # another time
         mine = judge.run(mistake.made_of(judge.right), seed) if seed else list(played(mistake))
         wrong = judge.explain(mine, right, played)
         assert wrong is not None, (
@@ -123,7 +131,9 @@ def test_wrong_answer_is_told_nothing_false(
 def test_an_answer_that_does_what_a_mistake_does_and_is_spelt_otherwise(
     exercise: Exercise, label: str, case: Any
 ) -> None:
-    """A story tells the effect: it is told to every answer that behaves like the mistake, and must be true of each."""
+    """A story tells the effect: it is told to every answer that behaves like the mistake, and
+    must be true of each.
+    """
     answer, mistake, false = case  # the words that would be false of this answer
     outcome = exercise.check(answer)
     assert outcome.mistake == mistake and false not in outcome.message, outcome.message

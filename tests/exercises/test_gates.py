@@ -1,4 +1,6 @@
-"""The gates of exercises and solutions: every solution is correct, every blank not attempted, no stray files."""
+"""The gates of exercises and solutions: every solution is correct, every blank not attempted, no
+stray files.
+"""
 
 import json
 from pathlib import Path

@@ -95,16 +95,27 @@ def returns(value: Any) -> Callable[..., Any]:
 
 
 ODD: dict[str, Any] = {
-    "None": None, "a type of Python": int, "a lock": threading.Lock(), "an object that lies": Liar(),
+    "None": None,
+    "a type of Python": int,
+    "a lock": threading.Lock(),
+    "an object that lies": Liar(),
     "an object that hides": Elusive(),
-    "an instance with __call__": Callable_(), "a bound method": Callable_().method, "a class whose code is inherited": Inherited,
-    "a generator function": generator, "a coroutine function": coroutine, "a partial": functools.partial(generator, 1),
-    "a lambda without parameters": lambda: 1.0, "a lambda that takes anything": lambda *given, **named: given,
-    "a function that exits": exits, "a function that changes global state": turns_off_gradients,
-    "it returns an object that lies": returns(Liar()), "it returns a number that lies": returns(LyingFloat(7.25)),
-    "it returns a tensor that lies": returns(torch.zeros(2).as_subclass(LyingTensor)), "it returns a huge int": returns(10**400),
+    "an instance with __call__": Callable_(),
+    "a bound method": Callable_().method,
+    "a class whose code is inherited": Inherited,
+    "a generator function": generator,
+    "a coroutine function": coroutine,
+    "a partial": functools.partial(generator, 1),
+    "a lambda without parameters": lambda: 1.0,
+    "a lambda that takes anything": lambda *given, **named: given,
+    "a function that exits": exits,
+    "a function that changes global state": turns_off_gradients,
+    "it returns an object that lies": returns(Liar()),
+    "it returns a number that lies": returns(LyingFloat(7.25)),
+    "it returns a tensor that lies": returns(torch.zeros(2).as_subclass(LyingTensor)),
+    "it returns a huge int": returns(10**400),
     "it returns a meta tensor": returns(torch.zeros(2, device="meta")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.usefixtures("draw")

@@ -140,7 +140,7 @@ def planted() -> Iterator[Job]:
 
 
 def scripts() -> Iterator[Job]:
-    from tests.doctor.test_doctor_scripts import KNOWN, ON_RANKS, examined, names, ward_round
+    from tests.doctor.test_doctor_scripts import KNOWN, ON_RANKS, examine_all, examined, names
 
     for kind in ("faulty", "odd", "sound"):
         for name in names(kind):
@@ -153,11 +153,11 @@ def scripts() -> Iterator[Job]:
     for name in ON_RANKS:
         yield f"doctor/ranks/{name}", lambda name=name: of_diagnosis(examined("ranks", name))
     for name in KNOWN:
-        yield f"patient/{name}", lambda name=name: of_diagnosis(ward_round([name]).diagnoses[name])
+        yield f"script/{name}", lambda name=name: of_diagnosis(examine_all([name]).diagnoses[name])
 
 
 def cells() -> Iterator[Job]:
-    tools = r"\b(audit|doctor|first_nonfinite|watch_ranges|replay|compare_precisions|ward_round)\("
+    tools = r"\b(audit|doctor|first_nonfinite|watch_ranges|replay|compare_precisions|examine_all)\("
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             if cell["cell_type"] == "code" and re.search(tools, "".join(cell["source"])):

@@ -9,7 +9,7 @@ from amp_course.speed.exercises import name_bottleneck
 from amp_course.speed.exercises.name_bottleneck import recounted
 from amp_course.speed.traces import (
     BOTTLENECKS,
-    CURES,
+    FIXES,
     FP32,
     Step,
     Trace,
@@ -49,7 +49,7 @@ def test_times_add_up_and_the_cure_of_the_bottleneck_helps_most(kind, misleading
             trace.busy_ms
         )
         assert trace.busy_ms <= trace.step_ms * 1.0001
-        after = {name: run(fix(step)).step_ms for name, fix in CURES.items()}
+        after = {name: run(fix(step)).step_ms for name, fix in FIXES.items()}
         assert all(after[kind] * 1.5 < other for name, other in after.items() if name != kind), seed
         assert name_bottleneck.judge.right(trace) == kind, seed
         if kind in ("fp32", "memory"):
@@ -65,7 +65,7 @@ def test_other_numbers_of_kernels_and_reads_leave_the_bottleneck_clear(kind, few
         other = recounted(step, kind, draw, few=few)
         kernels = run(other).kernels
         assert kernels < 0.9 * run(step).kernels if few else kernels > 1.5 * run(step).kernels
-        after = {name: run(fix(other)).step_ms for name, fix in CURES.items()}
+        after = {name: run(fix(other)).step_ms for name, fix in FIXES.items()}
         assert all(after[kind] * 1.5 < time for name, time in after.items() if name != kind), seed
         busy = run(other).busy_ms / run(other).step_ms
         assert busy > 0.9 if kind in ("fp32", "memory") else busy < 0.45  # whatever limit one takes

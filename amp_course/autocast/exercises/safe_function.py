@@ -42,7 +42,8 @@ card = Card(
         "do outside of a region?",
         "In a region, `amp.custom_fwd` with `cast_inputs` casts the points and switches autocast "
         "off. See `custom_bwd`, too.",
-        'Both take `device_type="cpu"`, and `custom_fwd` takes `cast_inputs=torch.float32`. Forward '
+        'Both take `device_type="cpu"`, and `custom_fwd` takes `cast_inputs=torch.float32`. '
+        "Forward "
         "begins with `x, c = x.float(), c.float()`.",
     ),
     why="Autograd differentiates what autocast did to ordinary ops. In your own Function, that is "
@@ -73,8 +74,8 @@ class SafeDistances(Function):
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 MESSAGES = {  # what Python and PyTorch say → what it means
-    "_fwd_used_autocast": "`custom_bwd`, on backward, needs what `custom_fwd` records in the ctx of "
-    "a `forward(ctx, …)`. Put `custom_fwd` on it",
+    "_fwd_used_autocast": "`custom_bwd`, on backward, needs what `custom_fwd` records in the ctx "
+    "of a `forward(ctx, …)`. Put `custom_fwd` on it",
     r"\.(forward|backward)\(\) (missing|takes)": "autograd calls static `forward(ctx, x, c)` and "
     "`backward(ctx, grad)`",
     "argument: 'device_type'": "`custom_fwd` and `custom_bwd` need to know the device. Write "

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from amp_course.diagnosis.catalogue import catalogue, current_name
 
-# More than there are patients, so that the last one is not found by elimination.
+# More than there are scripts, so that the last one is not found by elimination.
 _NAMES = """
 anomaly-mode-meets-scaler beyond-fp16 clipped-while-scaled diverges division-by-zero host-waits
 infinite-derivative labels-out-of-range log-of-zero masked-row nan-in-data never-cleared

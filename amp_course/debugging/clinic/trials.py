@@ -144,7 +144,7 @@ def read_losses(
 
 
 def describe_cause(evidence: str) -> dict[str, str]:
-    """Return the message for a cause other than the patient's, with what was measured on it."""
+    """Return the message for a cause other than the script's, with what was measured on it."""
     return {
         CAUSE: f"your function does what it should, but it names {{got}} as the cause. {evidence} "
         "`CAUSES` lists the names to choose from"

@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.anomaly_warmup import train as faulty
+from amp_course.debugging.clinic.scripts.anomaly_warmup import train as faulty
 from amp_course.debugging.clinic.trials import (
     BACKWARD,
     CLEAR,

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.bf16_updates import train as faulty
+from amp_course.debugging.clinic.scripts.bf16_updates import train as faulty
 from amp_course.debugging.clinic.trials import (
     CLEAR,
     DTYPE,

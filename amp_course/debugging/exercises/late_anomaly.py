@@ -10,7 +10,7 @@ import torch
 
 from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.late_anomaly import elu as faulty
+from amp_course.debugging.clinic.scripts.late_anomaly import elu as faulty
 from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.masked_rows import attend as faulty
+from amp_course.debugging.clinic.scripts.masked_rows import attend as faulty
 from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(
@@ -159,8 +159,8 @@ mistakes = [
     ),
     Mistake(
         "zeros for NaN in the weights",
-        "the gradients go back through a softmax that gave NaN, and 0 times NaN is NaN. Fill with a "
-        "finite number instead of −inf",
+        "the gradients go back through a softmax that gave NaN, and 0 times NaN is NaN. Fill with "
+        "a finite number instead of −inf",
         edits={FILL: ADD_INF, WEIGHTS: f"{SOFTMAX}.nan_to_num(0.0)"},
         violates="and all gradients are 0",
     ),
@@ -172,8 +172,8 @@ mistakes = [
     ),
     Mistake(
         "the mean of the padding",
-        "for nothing but padding, the output is the mean of the padding. Set the weights of padding "
-        "to 0 after the softmax",
+        "for nothing but padding, the output is the mean of the padding. Set the weights of "
+        "padding to 0 after the softmax",
         edits={WEIGHTS: SOFTMAX},
         violates="the output and all gradients are 0",
     ),
@@ -196,15 +196,15 @@ mistakes = [
     ),
     Mistake(
         "adds fp32's lowest number",
-        "the lowest number of fp32 becomes −inf in fp16 and bf16, and a row of −inf gives NaN. Fill "
-        "with `torch.finfo(scores.dtype).min`",
+        "the lowest number of fp32 becomes −inf in fp16 and bf16, and a row of −inf gives NaN. "
+        "Fill with `torch.finfo(scores.dtype).min`",
         edits={FILL: ADD_FP32S_LOWEST},
     ),
     Mistake(
         "adds fp32's lowest number, and keeps the weights of padding",
-        "for nothing but padding, fp32 gives the mean of the padding, and 16 bits give NaN, where the "
-        "lowest number of fp32 is −inf. Fill with `torch.finfo(scores.dtype).min`, and set the "
-        "weights of padding to 0",
+        "for nothing but padding, fp32 gives the mean of the padding, and 16 bits give NaN, where "
+        "the lowest number of fp32 is −inf. Fill with `torch.finfo(scores.dtype).min`, and set "
+        "the weights of padding to 0",
         edits={FILL: ADD_FP32S_LOWEST, WEIGHTS: SOFTMAX},
     ),
     Mistake(
@@ -222,7 +222,8 @@ mistakes = [
     ),
     Mistake(
         "an eps of 1e-9",
-        "1e-9 is 0 in fp16, so padding still gives 0 / 0. Fill the scores, and let `softmax` divide",
+        "1e-9 is 0 in fp16, so padding still gives 0 / 0. Fill the scores, and let `softmax` "
+        "divide",
         edits={FILL: "pass", WEIGHTS: f"weights = scores.exp() * ~hidden\nweights = {NORMALIZED}"},
     ),
     Mistake(
@@ -236,11 +237,12 @@ mistakes = [
     ),
     Mistake(
         "exp of the scores",
-        "`exp` of a large score is inf, and of a very low one 0. Use `softmax`, which subtracts the "
-        "largest score first",
+        "`exp` of a large score is inf, and of a very low one 0. Use `softmax`, which subtracts "
+        "the largest score first",
         edits={
             FILL: "pass",
-            WEIGHTS: f"weights = scores.float().exp() * ~hidden\nweights = ({NORMALIZED}).to(scores.dtype)",
+            WEIGHTS: f"weights = scores.float().exp() * ~hidden\nweights = "
+            f"({NORMALIZED}).to(scores.dtype)",
         },
     ),
     Mistake(

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.poisoned_norm import train as faulty
+from amp_course.debugging.clinic.scripts.poisoned_norm import train as faulty
 from amp_course.debugging.clinic.trials import (
     CLEAR,
     DTYPE,

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause, named_causes
-from amp_course.debugging.clinic.patients.ranks_differ import resume as faulty
+from amp_course.debugging.clinic.scripts.ranks_differ import resume as faulty
 from amp_course.debugging.clinic.trials import (
     DTYPE,
     IN_FP32,
@@ -145,7 +145,8 @@ mistakes = [
     ),
     Mistake(
         "starts over",
-        "the ranks agree, but on a new scale of 65,536. Let rank 0 load the checkpoint's state first",
+        "the ranks agree, but on a new scale of 65,536. Let rank 0 load the checkpoint's state "
+        "first",
         edits={LOAD: "pass"},
         violates="**both** ranks resume from it",
     ),

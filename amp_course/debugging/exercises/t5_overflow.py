@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.t5_overflow import Block
+from amp_course.debugging.clinic.scripts.t5_overflow import Block
 from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(

@@ -18,7 +18,7 @@ from amp_course.checking import (
     read_pair,
 )
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.tf32_mixed import measure as faulty
+from amp_course.debugging.clinic.scripts.tf32_mixed import measure as faulty
 from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(

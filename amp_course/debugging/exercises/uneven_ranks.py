@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from amp_course.checking import Card, Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause, named_causes
-from amp_course.debugging.clinic.patients.uneven_ranks import train as faulty
+from amp_course.debugging.clinic.scripts.uneven_ranks import train as faulty
 from amp_course.debugging.clinic.trials import (
     DTYPE,
     IN_BF16,
@@ -205,7 +205,8 @@ mistakes = [
         "the rank with fewer batches repeats some. Reduce the counts with MIN, and repeat none",
         edits={
             REDUCE: REDUCE.replace("MIN", "MAX"),
-            LOOP: "for inputs, targets in [batches[n % len(batches)] for n in range(count.item())]:",
+            LOOP: "for inputs, targets in [batches[n % len(batches)] for n in "
+            "range(count.item())]:",
         },
         violates="as many of its batches as the rank with the fewest has",
     ),

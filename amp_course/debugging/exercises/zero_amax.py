@@ -9,7 +9,7 @@ from torch import Tensor
 
 from amp_course.checking import Card, Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
-from amp_course.debugging.clinic.patients.zero_amax import through_float8 as faulty
+from amp_course.debugging.clinic.scripts.zero_amax import through_float8 as faulty
 from amp_course.debugging.clinic.trials import Runner, describe_cause
 
 card = Card(

@@ -127,7 +127,8 @@ AGREE = f"`{REDUCE}` tells every rank"
 mistakes = [
     Mistake(
         "no agreement",
-        f"each rank decides by its own gradients, so one steps and one skips. Before the step, {AGREE}",
+        f"each rank decides by its own gradients, so one steps and one skips. Before the step, "
+        f"{AGREE}",
         edits={REDUCE: "pass"},
         violates="if a gradient on **any** rank",
     ),

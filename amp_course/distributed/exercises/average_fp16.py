@@ -1,4 +1,6 @@
-"""Exercise 5 of chapter 10: average gradients over ranks in fp16 without losing any to its range."""
+"""Exercise 5 of chapter 10: average gradients over ranks in fp16 without losing any to its
+range.
+"""
 
 import collections
 import random
@@ -83,7 +85,9 @@ THROUGH = "whether an inf or a NaN came through"
 
 
 def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Case]:
-    """Average the first sizes, or with `more` the others, in a group of one rank, and inf and NaN."""
+    """Average the first sizes, or with `more` the others, in a group of one rank, and inf and
+    NaN.
+    """
     rank, ranks, found = dist.get_rank(), range(dist.get_world_size()), []
     generators = [torch.Generator().manual_seed(seed + one) for one in ranks]
 

@@ -32,8 +32,8 @@ card = Card(
     hints=(
         "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What do "
         "you still have to divide by?",
-        "`with model.no_sync():` keeps the gradients of a backward pass on this rank. Put it around "
-        "the forward pass too: that is where DDP decides whether to reduce.",
+        "`with model.no_sync():` keeps the gradients of a backward pass on this rank. Put it "
+        "around the forward pass too: that is where DDP decides whether to reduce.",
         "`last = number == len(batches) - 1`, `with contextlib.nullcontext() if last else "
         "model.no_sync():` around forward and `scaler.scale(loss / len(batches)).backward()`. "
         "Then, once: unscale, clip, step, update, zero_grad.",

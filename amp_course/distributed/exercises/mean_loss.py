@@ -34,8 +34,8 @@ card = Card(
         "`sums = torch.tensor([float(loss) * samples if samples else 0.0, float(samples)])`, then "
         "`dist.all_reduce(sums)`, and return `sums[0] / sums[1]` as a float.",
     ),
-    why="The last batch of an epoch rarely has the same size on all ranks, and a mean of means then "
-    "gives some samples more weight than others.",
+    why="The last batch of an epoch rarely has the same size on all ranks, and a mean of means "
+    "then gives some samples more weight than others.",
     alternative="`dist.all_gather_object(pairs, (float(loss), samples))` and plain Python: "
     "slower, but easy to read.",
 )
@@ -103,8 +103,8 @@ SUMS, REDUCE = "sums = torch.tensor([total, float(samples)])", "dist.all_reduce(
 RETURN = "return (sums[0] / sums[1]).item()"
 WEIGH = "add up `loss * samples` and `samples` over the ranks, then divide"
 OWN_SAMPLES = (
-    "the sum over all ranks is divided by the samples of only this rank: divide by those of all ranks, "
-    "{total}"
+    "the sum over all ranks is divided by the samples of only this rank: divide by those of all "
+    "ranks, {total}"
 )
 BY_SAMPLES = (
     "so the log looks healthy while training is lost: leave out a rank because it has no samples, "

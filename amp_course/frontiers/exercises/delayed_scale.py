@@ -39,7 +39,8 @@ card = Card(
     "anything is recorded, and while all that is recorded is 0, the scale is 1. An amax that is "
     "not finite is not recorded. x is float32 and stays unchanged.",
     hints=(
-        "Which amaxes are known when `quantize` is called? Do you use the history first, or record first?",
+        "Which amaxes are known when `quantize` is called? Do you use the history first, or "
+        "record first?",
         "`collections.deque(maxlen=length)` drops the oldest amax. `max(history, default=0.0)` "
         "covers the first call.",
         "`largest = max(self.history, default=0.0)`, `scale = largest / 448 if largest else 1.0`, "
@@ -110,7 +111,9 @@ def make(answer: Callable[..., Any], length: int) -> Any:
 
 
 def make_x(amax: float, generator: torch.Generator, draw: random.Random) -> Tensor:
-    """Return a tensor with a given amax, in any order; inf and NaN are among numbers up to 1,000."""
+    """Return a tensor with a given amax, in any order; inf and NaN are among numbers up to
+    1,000.
+    """
     x = make_tensor(amax if math.isfinite(amax) else 1000.0, (12,), generator)
     if not math.isfinite(amax):
         x[5] = amax

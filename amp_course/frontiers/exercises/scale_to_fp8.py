@@ -103,7 +103,10 @@ SCALE = "scale = torch.where(amax > 0, amax / 448, 1.0)"
 SCALED = "scaled = x.float() / scale"
 Q = "q = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)"
 RETURN = "return q, scale"
-ROUNDED = "the scale of a bf16 tensor is computed in bf16, which is off by up to 0.4 %. Convert with `.float()` first"
+ROUNDED = (
+    "the scale of a bf16 tensor is computed in bf16, which is off by up to 0.4 %. Convert "
+    "with `.float()` first"
+)
 IN_BF16 = {AMAX: "amax = x.abs().max()", SCALED: "scaled = x / scale"}
 
 

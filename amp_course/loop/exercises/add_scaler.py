@@ -21,8 +21,8 @@ card = Card(
     task="Write `add_scaler(model, inputs, targets, loss_fn, optimizer, scaler)`: the same step "
     "under fp16 autocast (its forward pass and its loss, and nothing else), with the "
     "`torch.amp.GradScaler` that is passed in. Three batches overflow, one in its loss, two only "
-    "in some of the gradients, and the scaler has to skip these steps and lower its scale. One bias "
-    "is frozen, and has no gradient. Return the loss unscaled, for the log.",
+    "in some of the gradients, and the scaler has to skip these steps and lower its scale. One "
+    "bias is frozen, and has no gradient. Return the loss unscaled, for the log.",
     hints=(
         "The scaler needs three calls: one before `backward()`, one in place of "
         "`optimizer.step()`, one after it.",

@@ -68,7 +68,9 @@ PASSES = (  # first and last batch, `every`, max_norm, case
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Make the passes. The scale is small, so unscaled gradients show if the next sum keeps them."""
+    """Make the passes. The scale is small, so unscaled gradients show if the next sum keeps
+    them.
+    """
     for first, end, every, max_norm, case in PASSES:
         if first == 0:
             scene, used = _training(draw)

@@ -119,8 +119,10 @@ GROUPS = "groups = [group for optimizer in optimizers for group in optimizer.par
 PARAMETERS = 'parameters = [p for group in groups for p in group["params"] if p.grad is not None]'
 CLIP, IF = "norm = clip_grad_norm_(parameters, max_norm)", "if norm.isfinite():"
 STEP, UPDATE, RETURN = "scaler.step(one)", "scaler.update()", "return norm"
-OWN_NORMS = """norms = [clip_grad_norm_([p for g in one.param_groups for p in g["params"]], max_norm)
-    for one in optimizers]
+OWN_NORMS = """norms = [
+    clip_grad_norm_([p for g in one.param_groups for p in g["params"]], max_norm)
+    for one in optimizers
+]
 norm = torch.stack(norms).norm()"""
 
 mistakes = [

@@ -185,6 +185,8 @@ HALF, HEAD = "self.backbone = backbone.half().requires_grad_(False)", "self.head
 EVAL, TRAINABLE = "self.backbone.eval()", "return self.head.parameters()"
 RETURN = "return self.head(features.float())"
 
+REGION = "with torch.no_grad(), torch.autocast(inputs.device.type, dtype=torch.float16):"
+
 mistakes = [
     Mistake(
         "hidden in a list",
@@ -282,7 +284,7 @@ mistakes = [
         "no region of its own",
         "outside of autocast, the fp16 backbone gets float32 inputs. Run it in an fp16 region",
         edits={
-            "with torch.no_grad(), torch.autocast(inputs.device.type, dtype=torch.float16):": "with torch.no_grad():",
+            REGION: "with torch.no_grad():",
             RETURN: "return self.head(features)",
         },
         violates="without an fp16 region",

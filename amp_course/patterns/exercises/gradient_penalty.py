@@ -101,7 +101,8 @@ mistakes = [
     ),
     Mistake(
         "norm of scaled gradients",
-        "the penalty is off by the scale. Divide the scaled gradients by `scaler.get_scale()` first",
+        "the penalty is off by the scale. Divide the scaled gradients by `scaler.get_scale()` "
+        "first",
         edits={DIVIDE: "gradients = scaled"},
         violates="whatever the scale",
     ),

@@ -31,12 +31,12 @@ card = Card(
     minutes=15,
     lines=18,
     takes="value",
-    task="Write the pair `resume_mid_accumulation = (save_midway, load_midway)` for a run that may "
-    "stop in the middle of an accumulation. `save_midway(path, model, optimizer, scaler, "
-    "micro_step)` must not change the run. `load_midway(path, model, optimizer, scaler)` gets these "
-    "three of a new run, brings them to where the old ones were, to the last bit, gradients "
-    "included, and returns the micro-step. The random state is the caller's. "
-    "`torch.load(path, weights_only=True)` must accept the file.",
+    task="Write the pair `resume_mid_accumulation = (save_midway, load_midway)` for a run that "
+    "may stop in the middle of an accumulation. `save_midway(path, model, optimizer, scaler, "
+    "micro_step)` must not change the run. `load_midway(path, model, optimizer, scaler)` gets "
+    "these three of a new run, brings them to where the old ones were, to the last bit, gradients "
+    "included, and returns the micro-step. The random state is the caller's. `torch.load(path, "
+    "weights_only=True)` must accept the file.",
     hints=(
         "What exists in the middle of a group, but not between two updates? No `state_dict()` "
         "holds it.",

@@ -30,7 +30,8 @@ card = Card(
     "A missing file raises an error. So does any other file, even one that lacks only `rng`, and "
     "no code in it runs. (Where `scaler` is None, you need not check the file's.)",
     hints=(
-        "Four parts have a `load_state_dict`. For one of them there are two reasons not to call it.",
+        "Four parts have a `load_state_dict`. For one of them there are two reasons not to call "
+        "it.",
         "`torch.load(path, weights_only=True)` refuses files with code in them. Errors are for the "
         "caller, so catch none.",
         "`if scaler is not None and saved['scaler'] is not None: …`. Call "

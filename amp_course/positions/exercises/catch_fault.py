@@ -103,7 +103,9 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 def _verdict(
     answer: Callable[..., Any], rope: RopeFunction, name: str = "", is_right: bool = False
 ) -> tuple[str, str]:
-    """Return what a test does with a RoPE ("passes", "fails", "raises", "returns"), also in words."""
+    """Return what a test does with a RoPE ("passes", "fails", "raises", "returns"), also in
+    words.
+    """
     try:
         with same_random_state():  # for tests that draw from the global generators
             torch.manual_seed(0), random.seed(0), np.random.seed(0)

@@ -53,7 +53,9 @@ def right(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Near and far queries, keys at all distances, slopes of several kinds, with autocast or not."""
+    """Near and far queries, keys at all distances, slopes of several kinds, with autocast or
+    not.
+    """
     positions = (  # queries, keys
         ([0, 1, 5, 9], [*range(12)]),
         # From 26 keys on, cdist rounds.

@@ -22,13 +22,13 @@ card = Card(
         "Up to which integer do the bits suffice for every one? bf16 stores 7, and counts to 256.",
         "A normal number has a hidden 1 in front, so M stored bits make M + 1. They write every "
         "integer below 2^(M + 1), and 2^(M + 1) is a power of two.",
-        "The integer after that lies halfway between two numbers, and the tie goes to the even one, "
-        "2^(M + 1).",
+        "The integer after that lies halfway between two numbers, and the tie goes to the even "
+        "one, 2^(M + 1).",
     ),
     why="This number says how long a context may get before position ids in a format go wrong: "
     "256 in bf16, 2,048 in fp16.",
-    alternative="`int(2 / torch.finfo(dtype).eps) + 1` for a torch dtype. eps is the spacing at 1, so "
-    "the spacing is 2 from 2/eps on.",
+    alternative="`int(2 / torch.finfo(dtype).eps) + 1` for a torch dtype. eps is the spacing at "
+    "1, so the spacing is 2 from 2/eps on.",
 )
 
 

@@ -31,8 +31,8 @@ card = Card(
     ),
     why="Three questions (which format, what dies, what is too large) take you from a machine and "
     "a symptom to a recipe.",
-    alternative="AMP (`o1` or `amp_bf16`) is right most often. Start there, and leave it only for a "
-    "reason you have measured.",
+    alternative="AMP (`o1` or `amp_bf16`) is right most often. Start there, and leave it only for "
+    "a reason you have measured.",
 )
 
 

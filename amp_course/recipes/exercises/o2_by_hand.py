@@ -192,7 +192,8 @@ mistakes = [
         "the optimizer updates the half weights, which lose small updates. Give it a float32 copy "
         "of each",
         edits={
-            "self.masters = [p.detach().float() for p in model.parameters()]": "self.masters = list(model.parameters())",
+            "self.masters = [p.detach().float() for p in model.parameters()]": "self.masters = "
+            "list(model.parameters())",
             UNSCALE: "p.grad /= scale",
         },
     ),

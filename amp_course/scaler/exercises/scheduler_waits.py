@@ -63,7 +63,9 @@ STEPS = (  # what is planted in the gradients, in which of them, and the loss
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """A warm-up from a learning rate of 0, with bad gradients; the scale grows every second step."""
+    """A warm-up from a learning rate of 0, with bad gradients; the scale grows every second
+    step.
+    """
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.SGD([{"params": one} for one in parameters], lr=0.1)
     scaler = torch.amp.GradScaler(

@@ -41,7 +41,8 @@ card = Card(
     ),
     why="Half the bytes mean twice the intensity, so even an op that is bound by memory gains "
     "from 16 bits.",
-    alternative="`count_ops()` around a call of the layer on fake tensors, which works for any layer.",
+    alternative="`count_ops()` around a call of the layer on fake tensors, which works for any "
+    "layer.",
 )
 
 Pass = tuple[float, float, float]

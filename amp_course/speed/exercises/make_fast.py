@@ -300,13 +300,13 @@ make_fast = Exercise(
     mistakes,
     tolerance=3e-2,
     messages={
-        MATMULS: "{case}, {matmuls} matmuls run instead of {needed}: run each layer once for a whole "
-        "batch",
+        MATMULS: "{case}, {matmuls} matmuls run instead of {needed}: run each layer once for a "
+        "whole batch",
         READS: "{case}, the host waits for values before all work is launched, because of "
         "{calls}: read the losses at the end",
         CASTS: "{case}, there are {casts} casts in each update instead of 11: open one region for "
         "each batch, run each layer once for all of its rows, and cast nothing by hand",
-        WRITES: "{case}, {writes} kernels change weights in each update: let the optimizer change all "
-        "of them in one",
+        WRITES: "{case}, {writes} kernels change weights in each update: let the optimizer change "
+        "all of them in one",
     },
 )

@@ -46,7 +46,7 @@ card = Card(
     why="Host and GPU work at the same time, so most of the times in a trace overlap. You "
     "gain only from what the GPU waits for or is busy with.",
     alternative="remove one cause after the other in a simulation and see which step is the "
-    "shortest: `CURES` in `amp_course.speed.traces`. For a real step, `explain` estimates this.",
+    "shortest: `FIXES` in `amp_course.speed.traces`. For a real step, `explain` estimates this.",
 )
 
 

@@ -103,7 +103,9 @@ KINDS = {
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Run finite losses, with steps left over; negative and infinite ones; a line for every step."""
+    """Run finite losses, with steps left over; negative and infinite ones; a line for every
+    step.
+    """
     high = [draw.uniform(1.0, 3.0) for _ in range(27)]
     low = [draw.uniform(-3.0, -1.0) for _ in range(20)]
     high[2], low[2] = 3.5, -0.5  # the largest are in the first window

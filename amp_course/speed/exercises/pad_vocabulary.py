@@ -277,7 +277,8 @@ mistakes = [
     ),
     Mistake(
         "not a parameter",
-        "the padded weight is not a parameter, so no optimizer updates it: wrap it in `nn.Parameter`",
+        "the padded weight is not a parameter, so no optimizer updates it: wrap it in "
+        "`nn.Parameter`",
         edits={
             WEIGHT: "weight = F.pad(head.weight.detach(), (0, 0, 0, extra))\ndel head.weight\n"
             "head.weight = weight"
@@ -345,7 +346,8 @@ mistakes = [
     ),
     Mistake(
         "cuts before the matmul",
-        "the matmul has {vocabulary} rows again: run it with the padded weight, then cut the logits",
+        "the matmul has {vocabulary} rows again: run it with the padded weight, then cut the "
+        "logits",
         edits={CUT: f"head.forward = lambda x: {LINEAR}"},
         violates="The matmul runs over all of them",
     ),

@@ -57,8 +57,8 @@ ORDER = ("lost", "overflow", "subnormal", "normal")  # an answer may take “nor
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Four formats, one of which torch lacks. The second tensor has the shape of the first, but most
-    of it is lost.
+    """Four formats, one of which torch lacks. The second tensor has the shape of the first, but
+    most of it is lost.
     """
     numbers, wide, e3m4 = _numbers(FP16, draw), ", for a float64 tensor", FloatFormat.of(3, 4)
     for fmt, kind, tensor in (

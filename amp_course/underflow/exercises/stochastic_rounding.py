@@ -99,7 +99,10 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         if chance:
             shares[case] = _compare(share, chance)
             if shares[case] and not seen:
-                seen = f"{case}, {100 * share:.4g} % of the draws go up instead of {100 * chance:.4g} %"
+                seen = (
+                    f"{case}, {100 * share:.4g} % of the draws go up instead of "
+                    f"{100 * chance:.4g} %"
+                )
 
     same = torch.full((2, 64), 2.5), torch.full((2, 64), 0.25)
     generator = torch.Generator().manual_seed(seed)

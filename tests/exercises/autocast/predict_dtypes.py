@@ -6,9 +6,19 @@ import torch
 
 f32, bf16 = torch.float32, torch.bfloat16
 DTYPES = {
-    "mm": bf16, "add": f32, "in_place": f32, "softmax": bf16, "norm": bf16, "cat": f32, "loss": f32, "double": torch.float64,
-    "mixed": "raises", "integers": torch.int64, "island": "raises", "gradient": f32,
-}  # fmt: skip
+    "mm": bf16,
+    "add": f32,
+    "in_place": f32,
+    "softmax": bf16,
+    "norm": bf16,
+    "cat": f32,
+    "loss": f32,
+    "double": torch.float64,
+    "mixed": "raises",
+    "integers": torch.int64,
+    "island": "raises",
+    "gradient": f32,
+}
 
 RIGHT = {
     "strings, another order": {name: str(dtype) for name, dtype in reversed(DTYPES.items())},

@@ -31,7 +31,10 @@ BACKWARD, UNSCALE, UPDATE = (
 )
 STEP, LOOP = "scaler.step(sgd)", "for x, y in batches:"
 OPTIMIZER = "sgd = torch.optim.SGD(model.parameters(), 0.01)"
-HALVES = "if any(not p.grad.isfinite().all() for p in model.parameters()): scaler.update(scaler.get_scale() / 2)"
+HALVES = (
+    "if any(not p.grad.isfinite().all() for p in model.parameters()): "
+    "scaler.update(scaler.get_scale() / 2)"
+)
 RIGHT = {
     "no anomaly mode": plain,
     "no check for NaN": edited(
@@ -46,14 +49,25 @@ WRONG = {
     "another cause": (edited(plain, {CAUSE: 'cause("beyond-fp16")'}), None),
     "no cause": (edited(plain, {CAUSE: "pass"}), None),
     "two causes": (edited(plain, {CAUSE: f'{CAUSE}\ncause("division-by-zero")'}), None),
-    "around the loop": (edited(plain, {LOOP: f"torch.autograd.set_detect_anomaly(True)\n{LOOP}"}), "unchanged"),
-    "zeros for inf": (edited(plain, {UNSCALE: "for p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)"}),
-                      "catches the error"),
+    "around the loop": (
+        edited(plain, {LOOP: f"torch.autograd.set_detect_anomaly(True)\n{LOOP}"}),
+        "unchanged",
+    ),
+    "zeros for inf": (
+        edited(plain, {UNSCALE: "for p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)"}),
+        "catches the error",
+    ),
     "never clears": (edited(plain, {"sgd.zero_grad()": "pass"}), "never clears"),
     "another rate": (edited(plain, {OPTIMIZER: OPTIMIZER.replace("0.01", "0.001")}), None),
     "clipped": (
-        edited(plain, {UNSCALE: f"{UNSCALE}\ntorch.nn.utils.clip_grad_value_(model.parameters(), 0.01)"}),
+        edited(
+            plain,
+            {UNSCALE: f"{UNSCALE}\ntorch.nn.utils.clip_grad_value_(model.parameters(), 0.01)"},
+        ),
         None,
     ),
-    "scaled loss returned": (edited(plain, {BACKWARD: "loss = scaler.scale(loss)\nloss.backward()"}), None),
-}  # fmt: skip
+    "scaled loss returned": (
+        edited(plain, {BACKWARD: "loss = scaler.scale(loss)\nloss.backward()"}),
+        None,
+    ),
+}

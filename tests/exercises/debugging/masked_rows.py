@@ -75,28 +75,66 @@ WRONG = {
     "no cause": (edited(torchs_own, {CAUSE: "pass"}), None),
     "an unknown cause": (edited(torchs_own, {CAUSE: 'cause("bad luck")'}), None),
     "zeros for NaN too late": (
-        edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1)", OUT: "out = (weights @ v).nan_to_num(0.0)"}),
+        edited(
+            fills_twice,
+            {WEIGHTS: "weights = scores.softmax(-1)", OUT: "out = (weights @ v).nan_to_num(0.0)"},
+        ),
         None,
     ),
-    "fills with −100": (edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-100.0"), WEIGHTS: MASKED}),
-                        "fills with too high a number"),
-    "adds −10,000": (edited(fills_twice, {FILLED: "scores = q @ k.mT / q.shape[-1] ** 0.5 - 10000 * hidden.to(q.dtype)",
-                                          WEIGHTS: MASKED}), "fills with too high a number"),
-    "exp in fp32": (edited(fills_twice, {FILLED: "scores = (q @ k.mT / q.shape[-1] ** 0.5).float()", WEIGHTS:
-                    "e = scores.exp() * ~hidden\nweights = (e / (e.sum(-1, keepdim=True) + 1e-3)).to(q.dtype)"}),
-                    "exp of the scores"),
-    "−10,000 and the mean": (edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-1e4")}), None),
-    "masks the queries": (edited(torchs_own, {LAST_OWN: f"out = {LAST_OWN[7:]}\nsquare = q.shape[1] == k.shape[1]\n"
-                                 "return out * keep[:, :, None] if square else out"}), None),
+    "fills with −100": (
+        edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-100.0"), WEIGHTS: MASKED}),
+        "fills with too high a number",
+    ),
+    "adds −10,000": (
+        edited(
+            fills_twice,
+            {
+                FILLED: "scores = q @ k.mT / q.shape[-1] ** 0.5 - 10000 * hidden.to(q.dtype)",
+                WEIGHTS: MASKED,
+            },
+        ),
+        "fills with too high a number",
+    ),
+    "exp in fp32": (
+        edited(
+            fills_twice,
+            {
+                FILLED: "scores = (q @ k.mT / q.shape[-1] ** 0.5).float()",
+                WEIGHTS: "e = scores.exp() * ~hidden\nweights = (e / (e.sum(-1, keepdim=True) + "
+                "1e-3)).to(q.dtype)",
+            },
+        ),
+        "exp of the scores",
+    ),
+    "−10,000 and the mean": (
+        edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-1e4")}),
+        None,
+    ),
+    "masks the queries": (
+        edited(
+            torchs_own,
+            {
+                LAST_OWN: f"out = {LAST_OWN[7:]}\nsquare = q.shape[1] == k.shape[1]\n"
+                "return out * keep[:, :, None] if square else out"
+            },
+        ),
+        None,
+    ),
     "open rows stay": (edited(opens_empty_rows, {LAST: "return out"}), "attends to the padding"),
     "by hand": (
         edited(fills_twice, {WEIGHTS: "e = scores.exp()\nweights = e / e.sum(-1, keepdim=True)"}),
         "a sum of 0",
     ),
     "no gradient": (edited(opens_empty_rows, {LAST: LAST.replace("out.", "out.detach().")}), None),
-    "not scaled": (edited(fills_twice, {OUT: "out = (8**0.5 * scores).softmax(-1).nan_to_num(0.0) @ v"}), None),
-    "mends only batches of padding": (
-        edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1) if keep.any() else torch.zeros_like(scores)"}),
+    "not scaled": (
+        edited(fills_twice, {OUT: "out = (8**0.5 * scores).softmax(-1).nan_to_num(0.0) @ v"}),
         None,
     ),
-}  # fmt: skip
+    "mends only batches of padding": (
+        edited(
+            fills_twice,
+            {WEIGHTS: "weights = scores.softmax(-1) if keep.any() else torch.zeros_like(scores)"},
+        ),
+        None,
+    ),
+}

@@ -72,12 +72,21 @@ WRONG = {
         "clears only after real steps",
     ),
     "zeros for inf and NaN": (
-        edited(clears_at_the_end, {CLEAR: "for p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)"}),
+        edited(
+            clears_at_the_end, {CLEAR: "for p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)"}
+        ),
         "clears only after skipped steps",
     ),
-    "skips by hand": (edited(clears_at_the_end, {BACKWARD: f"if not loss.isfinite():\n    {KEEP}\n    continue\n{BACKWARD}"}),
-                      "leaves the batch out, and clears"),
-    "unscales and steps": (edited(clears_at_the_end, {STEP: "scaler.unscale_(optimizer)\noptimizer.step()"}),
-                           "steps without the scaler"),
+    "skips by hand": (
+        edited(
+            clears_at_the_end,
+            {BACKWARD: f"if not loss.isfinite():\n    {KEEP}\n    continue\n{BACKWARD}"},
+        ),
+        "leaves the batch out, and clears",
+    ),
+    "unscales and steps": (
+        edited(clears_at_the_end, {STEP: "scaler.unscale_(optimizer)\noptimizer.step()"}),
+        "steps without the scaler",
+    ),
     "no losses": (edited(clears_at_the_end, {"return torch.stack(losses)": "pass"}), None),
-}  # fmt: skip
+}

@@ -94,7 +94,10 @@ WRONG = {
     "another cause": (edited(by_scale, {NAMED: 'cause("beyond-fp16")'}), None),
     "no cause": (edited(by_scale, {NAMED: "pass"}), None),
     "an unknown cause": (edited(by_scale, {NAMED: 'cause("bad luck")'}), None),
-    "a state without a copy": (edited(goes_on_without, {STATE: "state = model.state_dict()"}), "saves no copies"),
+    "a state without a copy": (
+        edited(goes_on_without, {STATE: "state = model.state_dict()"}),
+        "saves no copies",
+    ),
     "no cause, and only the means": (
         edited(by_scale, {NAMED: "pass", SAVE: SAVE.replace("}", " if name.endswith('mean')}")}),
         None,
@@ -103,14 +106,25 @@ WRONG = {
         edited(by_scale, {SAVE: SAVE.replace("}", " if name.endswith('mean')}")}),
         None,
     ),
-    "batch norm's state": (edited(goes_on_without, {
-        STATE: "norms = [m for m in model if hasattr(m, 'momentum')]\nstate = [copy.deepcopy(m.state_dict()) for m in norms]",
-        "model.load_state_dict(state)": "[m.load_state_dict(one) for m, one in zip(norms, state, strict=True)]"}),
-        "batch norm's buffers only"),
-    "gradients stay": (edited(by_scale, {"optimizer.zero_grad()": "pass"}), "never clears, and asks the scale"),
+    "batch norm's state": (
+        edited(
+            goes_on_without,
+            {
+                STATE: "norms = [m for m in model if hasattr(m, 'momentum')]\nstate = "
+                "[copy.deepcopy(m.state_dict()) for m in norms]",
+                "model.load_state_dict(state)": "[m.load_state_dict(one) for m, one in zip(norms, "
+                "state, strict=True)]",
+            },
+        ),
+        "batch norm's buffers only",
+    ),
+    "gradients stay": (
+        edited(by_scale, {"optimizer.zero_grad()": "pass"}),
+        "never clears, and asks the scale",
+    ),
     "a momentum of 0": (edited(by_scale, {NAMED: f"{NAMED}\n{MOMENTUM}"}), None),
     "no loss for a batch left out": (
         edited(tries_on_a_copy, {'losses.append(float("nan"))': "pass"}),
         None,
     ),
-}  # fmt: skip
+}

@@ -66,12 +66,21 @@ TRACKER = 'scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": int(
 RIGHT = {
     "gathers the checkpoint": all_of_it,
     "sends numbers": by_tensors,
-    "names the cause on rank 0": edited(by_tensors, {NAMED: f"if dist.get_rank() == 0:\n    {NAMED}"}),
-    "nll_loss of log_softmax": edited(by_tensors, {
-        "loss = F.cross_entropy(model(x), y)": "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
-    "broadcasts the checkpoint": edited(all_of_it, {
-        GATHER: "everybody[0] = checkpoint\ndist.broadcast_object_list(everybody, src=0)"}),
-}  # fmt: skip
+    "names the cause on rank 0": edited(
+        by_tensors, {NAMED: f"if dist.get_rank() == 0:\n    {NAMED}"}
+    ),
+    "nll_loss of log_softmax": edited(
+        by_tensors,
+        {
+            "loss = F.cross_entropy(model(x), y)": "loss = F.nll_loss(F.log_softmax(model(x), "
+            "dim=-1), y)"
+        },
+    ),
+    "broadcasts the checkpoint": edited(
+        all_of_it,
+        {GATHER: "everybody[0] = checkpoint\ndist.broadcast_object_list(everybody, src=0)"},
+    ),
+}
 WRONG = {
     "another cause": (edited(all_of_it, {NAMED: 'cause("clones-disagree")'}), None),
     "no cause": (edited(by_tensors, {NAMED: "pass"}), None),
@@ -80,13 +89,25 @@ WRONG = {
     "no cause, and no growth tracker": (edited(by_tensors, {TRACKER: "pass", NAMED: "pass"}), None),
     "a new scaler": (edited(all_of_it, {LOAD: "pass"}), "starts over"),
     "takes None for a checkpoint": (edited(all_of_it, {GATHER: "everybody[0] = checkpoint"}), None),
-    "without DDP": (edited(all_of_it, {"model = DDP(net)": "model = net"}), "without DDP, from the same weights"),
-    "sends numbers, without DDP": (edited(by_tensors, {"model, scales = DDP(net), ()": "model, scales = net, ()"}),
-                                   "without DDP, from the same weights"),
+    "without DDP": (
+        edited(all_of_it, {"model = DDP(net)": "model = net"}),
+        "without DDP, from the same weights",
+    ),
+    "sends numbers, without DDP": (
+        edited(by_tensors, {"model, scales = DDP(net), ()": "model, scales = net, ()"}),
+        "without DDP, from the same weights",
+    ),
     "never clears": (edited(all_of_it, {"optimizer.zero_grad()": "pass"}), "never clears"),
     "returns no scales": (edited(all_of_it, {"return torch.tensor(scales)": "pass"}), None),
-    "agrees after each update": (edited(all_of_it, {
-        LOAD: f"if dist.get_rank() == 0:\n    {LOAD}",
-        UPDATE: f"{UPDATE}\nstate = [scaler.state_dict()]\ndist.broadcast_object_list(state)\nscaler.load_state_dict(state[0])",
-    }), None),
-}  # fmt: skip
+    "agrees after each update": (
+        edited(
+            all_of_it,
+            {
+                LOAD: f"if dist.get_rank() == 0:\n    {LOAD}",
+                UPDATE: f"{UPDATE}\nstate = "
+                f"[scaler.state_dict()]\ndist.broadcast_object_list(state)\nscaler.load_state_dict(state[0])",
+            },
+        ),
+        None,
+    ),
+}

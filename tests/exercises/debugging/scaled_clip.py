@@ -49,12 +49,31 @@ WRONG = {
     "another cause": (edited(on_scaled_gradients, {CAUSE: 'cause("rate-too-high")'}), None),
     "no cause": (edited(on_scaled_gradients, {CAUSE: "pass"}), None),
     "an unknown cause": (edited(on_scaled_gradients, {CAUSE: 'cause("bad luck")'}), None),
-    "limit of 2": (edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get", "2 * scaler.get")}), None),
-    "always a norm of 1": (edited(on_scaled_gradients, {CLIP:
-        "norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt() / scaler.get_scale()\n"
-        "for p in model.parameters(): p.grad /= norm"}), "always to a norm of 1"),
-    "65,536": (edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get_scale()", "2.0**16")}), "the limit of one scale"),
-    "never clears": (edited(on_scaled_gradients, {"optimizer.zero_grad()": "pass"}), "never clears"),
-    "nll_loss, never clipped": (edited(on_scaled_gradients, {LOSS: NLL, CLIP: "pass"}), "no clipping"),
+    "limit of 2": (
+        edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get", "2 * scaler.get")}),
+        None,
+    ),
+    "always a norm of 1": (
+        edited(
+            on_scaled_gradients,
+            {
+                CLIP: "norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt() / "
+                "scaler.get_scale()\nfor p in model.parameters(): p.grad /= norm"
+            },
+        ),
+        "always to a norm of 1",
+    ),
+    "65,536": (
+        edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get_scale()", "2.0**16")}),
+        "the limit of one scale",
+    ),
+    "never clears": (
+        edited(on_scaled_gradients, {"optimizer.zero_grad()": "pass"}),
+        "never clears",
+    ),
+    "nll_loss, never clipped": (
+        edited(on_scaled_gradients, {LOSS: NLL, CLIP: "pass"}),
+        "no clipping",
+    ),
     "no limit": (edited(on_scaled_gradients, {CLIP: "pass"}), "no clipping"),
-}  # fmt: skip
+}

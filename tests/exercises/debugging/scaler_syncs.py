@@ -57,10 +57,22 @@ WRONG = {
     "foreach": (edited(fused, {SGD: UNFUSED}), "unchanged"),
     "a value for the log": (edited(fused, {KEEP: "total.append(torch.tensor(float(loss)))"}), None),
     "text for the log": (edited(fused, {KEEP: f"{KEEP}\nstr(loss)"}), None),
-    "every other loss": (edited(fused, {KEEP: f"{KEEP}\nif len(total) % 2: loss.item()"}), "reads each loss"),
+    "every other loss": (
+        edited(fused, {KEEP: f"{KEEP}\nif len(total) % 2: loss.item()"}),
+        "reads each loss",
+    ),
     "never clears": (edited(fused, {"sgd.zero_grad()": "pass"}), "never clears"),
     "the best so far": (edited(fused, {KEEP: f"{KEEP}\nmin(total)"}), "tests a tensor"),
-    "inf becomes 0": (edited(fused, {SGD: UNFUSED, STEP:
-        "scaler.unscale_(sgd)\nfor p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)\nsgd.step()"}), "zeroes what overflows"),
+    "inf becomes 0": (
+        edited(
+            fused,
+            {
+                SGD: UNFUSED,
+                STEP: "scaler.unscale_(sgd)\nfor p in model.parameters(): p.grad.nan_to_num_(0, "
+                "0, 0)\nsgd.step()",
+            },
+        ),
+        "zeroes what overflows",
+    ),
     "a fixed scale": (edited(fused, {"scaler.update()": "scaler.update(1024.0)"}), None),
-}  # fmt: skip
+}

@@ -57,11 +57,25 @@ WRONG = {
     "another cause": (edited(newer, {CAUSE: 'cause("beyond-fp16")'}), None),
     "no cause": (edited(newer, {CAUSE: "pass"}), None),
     "older writes": (edited(newer, OLDER), "sets by the older name"),
-    "older first write": (edited(newer, {FAST: "matmul.allow_tf32 = True"}), "only the read is gone"),
-    "none for full": (edited(newer, {FULL: 'matmul.fp32_precision = "none"'}), "none for full fp32"),
+    "older first write": (
+        edited(newer, {FAST: "matmul.allow_tf32 = True"}),
+        "only the read is gone",
+    ),
+    "none for full": (
+        edited(newer, {FULL: 'matmul.fp32_precision = "none"'}),
+        "none for full fp32",
+    ),
     "sets nothing": (edited(newer, {FAST: "pass", FULL: "pass"}), "sets it for all of torch"),
-    "torch's own": (edited(newer, {FAST: "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True",
-                                   FULL: "torch.backends.cuda.matmul.allow_tf32 = False"}), "sets it for all of torch"),
+    "torch's own": (
+        edited(
+            newer,
+            {
+                FAST: "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True",
+                FULL: "torch.backends.cuda.matmul.allow_tf32 = False",
+            },
+        ),
+        "sets it for all of torch",
+    ),
     "not put back": (edited(newer, {AFTER: "pass"}), "never puts it back"),
     "puts none back": (edited(newer, {AFTER: 'matmul.fp32_precision = "none"'}), None),
     "the first mean twice": (edited(newer, {RETURN: "return [(True, fast), (False, fast)]"}), None),
@@ -69,4 +83,4 @@ WRONG = {
     "means only": (edited(newer, {RETURN: "return [fast, full]"}), None),
     "another precision": (edited(newer, {FULL: 'matmul.fp32_precision = "bf16"'}), None),
     "flags swapped": (edited(newer, {RETURN: "return [(False, fast), (True, full)]"}), None),
-}  # fmt: skip
+}

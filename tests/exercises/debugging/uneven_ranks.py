@@ -91,12 +91,20 @@ WRONG = {
         edited(counts_of_all, {NAMED: "pass", CUT: CUT.replace("min(counts)", "counts[0]")}),
         None,
     ),
-    "one batch less": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(counts) - 1")}), None),
+    "one batch less": (
+        edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(counts) - 1")}),
+        None,
+    ),
     "all batches": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "None")}), None),
     "the mean": (mean_of_counts, "the largest count"),
-    "the mean of all counts": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "sum(counts) // 2")}), None),
-    "the smallest of all epochs": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(map(min, everybody))")}),
-                                   "the smallest count of all epochs"),
+    "the mean of all counts": (
+        edited(counts_of_all, {CUT: CUT.replace("min(counts)", "sum(counts) // 2")}),
+        None,
+    ),
+    "the smallest of all epochs": (
+        edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(map(min, everybody))")}),
+        "the smallest count of all epochs",
+    ),
     "never clears": (edited(counts_of_all, {"optimizer.zero_grad()": "pass"}), "never clears"),
     "no update": (edited(counts_of_all, {UPDATE: "pass"}), None),
     "joins with all": (
@@ -104,7 +112,10 @@ WRONG = {
         "unchanged",
     ),
     "leaves where it has no more": (
-        edited(asks_before_each, {"batch = next(batches, None)": "batch = next(batches, None)\nif not batch: break"}),
+        edited(
+            asks_before_each,
+            {"batch = next(batches, None)": "batch = next(batches, None)\nif not batch: break"},
+        ),
         None,
     ),
-}  # fmt: skip
+}

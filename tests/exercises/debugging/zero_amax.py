@@ -52,15 +52,34 @@ WRONG = {
         edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1.18e-38)"}),
         "unchanged",
     ),
-    "a scale of 0 for inf": (edited(floored, {SCALE: "scale = (448.0 / largest).nan_to_num(posinf=0.0)"}), "unchanged"),
-    "an epsilon of 1e-45": (edited(floored, {SCALE: "scale = 448.0 / (largest + 1e-45)"}), "unchanged"),
+    "a scale of 0 for inf": (
+        edited(floored, {SCALE: "scale = (448.0 / largest).nan_to_num(posinf=0.0)"}),
+        "unchanged",
+    ),
+    "an epsilon of 1e-45": (
+        edited(floored, {SCALE: "scale = 448.0 / (largest + 1e-45)"}),
+        "unchanged",
+    ),
     "a floor of 1e-8": (edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1e-8)"}), None),
-    "a floor of 1e-30": (edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1e-30)"}), "zeros for tiny rows"),
-    "any": (edited(floored, {SCALE: "scale = 448.0 / largest if x.any() else torch.ones(())"}), None),
-    "zeros by where": (edited(floored, {SCALE: INFINITE, END: f"rounded = torch.where(largest > 0, rounded, 0)\n{END}"}),
-                       "tests for zero"),
-    "zeros for NaN": (edited(floored, {SCALE: INFINITE, END: f"rounded = rounded.nan_to_num()\n{END}"}),
-                      "zeros for tiny rows"),
+    "a floor of 1e-30": (
+        edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1e-30)"}),
+        "zeros for tiny rows",
+    ),
+    "any": (
+        edited(floored, {SCALE: "scale = 448.0 / largest if x.any() else torch.ones(())"}),
+        None,
+    ),
+    "zeros by where": (
+        edited(
+            floored,
+            {SCALE: INFINITE, END: f"rounded = torch.where(largest > 0, rounded, 0)\n{END}"},
+        ),
+        "tests for zero",
+    ),
+    "zeros for NaN": (
+        edited(floored, {SCALE: INFINITE, END: f"rounded = rounded.nan_to_num()\n{END}"}),
+        "zeros for tiny rows",
+    ),
     "a NaN becomes zero": (edited(by_a_function, {CAUSE: f"{CAUSE}\nx = x.nan_to_num()"}), None),
     "no gradient": (edited(floored, {END: "return rounded"}), None),
-}  # fmt: skip
+}

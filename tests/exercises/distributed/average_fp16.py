@@ -167,9 +167,11 @@ def pickled_largest(gradient, group):
 
 RIGHT = {
     "a pickled largest element": pickled_largest,
-    "by the norm": by_the_norm, "a power of two": by_power_of_two, "all_gather": by_gathering,
+    "by the norm": by_the_norm,
+    "a power of two": by_power_of_two,
+    "all_gather": by_gathering,
     "a safe largest element": with_a_safe_largest,
-}  # fmt: skip
+}
 
 
 def smaller_on_others(gradient, group):

@@ -124,9 +124,18 @@ def one_rank_stops(model, batches, loss_fn, optimizer, scaler, max_norm):
 
 
 def steps(
-    model, batches, loss_fn, optimizer, scaler, max_norm,
-    *, clip=clip_grad_norm_, step=lambda scaler, optimizer: scaler.step(optimizer), start=None, end=None,
-):  # fmt: skip
+    model,
+    batches,
+    loss_fn,
+    optimizer,
+    scaler,
+    max_norm,
+    *,
+    clip=clip_grad_norm_,
+    step=lambda scaler, optimizer: scaler.step(optimizer),
+    start=None,
+    end=None,
+):
     if start:
         start(optimizer)
     for number, (x, y) in enumerate(batches):

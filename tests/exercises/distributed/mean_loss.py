@@ -116,9 +116,11 @@ def reduces_to_rank_0(loss, samples):
 
 
 RIGHT = {
-    "all_gather_object": by_objects, "all_gather": by_gathering, "reduce and broadcast": reduce_and_broadcast,
+    "all_gather_object": by_objects,
+    "all_gather": by_gathering,
+    "reduce and broadcast": reduce_and_broadcast,
     "two all-reduces that run at once": two_calls_that_wait,
-}  # fmt: skip
+}
 WRONG = {
     "an empty rank leaves": (leaves_out_the_empty_ones, None),
     "sums in fp16": (in_fp16, "sums in the loss's dtype"),

@@ -116,24 +116,74 @@ RIGHT = {
 }
 WRONG = {
     "weights are forgotten": (careless, "compresses parameters"),
-    "only what is a parameter": (edited(by_bernoulli, {PARAMETER: "return any(tensor is p for p in parameters)"}),
-                                 "knows parameters by their type"),
+    "only what is a parameter": (
+        edited(by_bernoulli, {PARAMETER: "return any(tensor is p for p in parameters)"}),
+        "knows parameters by their type",
+    ),
     "to nearest": (edited(by_bernoulli, {UP: "up = place - down > 0.5"}), "rounds to nearest"),
-    "a fair coin": (edited(by_bernoulli, {UP: "up = torch.bernoulli((place > down) / 2, generator=generator)"}), "tosses a coin"),
-    "the square of the chance": (edited(by_bernoulli, {UP: "up = torch.bernoulli((place - down) ** 2, generator=generator)"}),
-                                 None),
-    "global draws": (edited(by_bernoulli, {UP: "up = torch.bernoulli(place - down)"}), "draws from elsewhere"),
-    "draws of a row": (edited(by_bernoulli, {UP: "up = torch.rand(len(groups), 1, generator=generator) < place - down"}),
-                       "one draw for each group"),
-    "one range": (edited(by_bernoulli, {LOW: "low, high = (one.expand(len(groups)) for one in groups.aminmax())"}),
-                  "one scale for all"),
-    "ends in bf16": (edited(by_bernoulli, {LOW: f"{LOW}\nlow, high = low.bfloat16().float(), high.bfloat16().float()"}), None),
-    "a step at least": (edited(by_bernoulli, {LOW: f"{LOW}\nhigh = torch.maximum(high, low + 1e-5)"}), "a smallest step"),
-    "ends in fp16": (edited(by_bernoulli, {LOW: f"{LOW}\nlow, high = low.half().float(), high.half().float()"}), None),
+    "a fair coin": (
+        edited(by_bernoulli, {UP: "up = torch.bernoulli((place > down) / 2, generator=generator)"}),
+        "tosses a coin",
+    ),
+    "the square of the chance": (
+        edited(
+            by_bernoulli, {UP: "up = torch.bernoulli((place - down) ** 2, generator=generator)"}
+        ),
+        None,
+    ),
+    "global draws": (
+        edited(by_bernoulli, {UP: "up = torch.bernoulli(place - down)"}),
+        "draws from elsewhere",
+    ),
+    "draws of a row": (
+        edited(
+            by_bernoulli,
+            {UP: "up = torch.rand(len(groups), 1, generator=generator) < place - down"},
+        ),
+        "one draw for each group",
+    ),
+    "one range": (
+        edited(
+            by_bernoulli, {LOW: "low, high = (one.expand(len(groups)) for one in groups.aminmax())"}
+        ),
+        "one scale for all",
+    ),
+    "ends in bf16": (
+        edited(
+            by_bernoulli,
+            {LOW: f"{LOW}\nlow, high = low.bfloat16().float(), high.bfloat16().float()"},
+        ),
+        None,
+    ),
+    "a step at least": (
+        edited(by_bernoulli, {LOW: f"{LOW}\nhigh = torch.maximum(high, low + 1e-5)"}),
+        "a smallest step",
+    ),
+    "ends in fp16": (
+        edited(by_bernoulli, {LOW: f"{LOW}\nlow, high = low.half().float(), high.half().float()"}),
+        None,
+    ),
     "nothing": (lambda model, generator: (lambda t: t, lambda t: t), "keeps the tensor"),
-    "float64 ends": (edited(by_bernoulli, {ENDS: ENDS.replace("[low, high])", "[low, high]).double()"),
-                                           TAKEN: f"{TAKEN}\nends = ends.float()"}), None),
-    "halves": (lambda model, generator: (lambda t: t.bfloat16() if t.is_floating_point() else t, lambda t: t.float()), None),
+    "float64 ends": (
+        edited(
+            by_bernoulli,
+            {
+                ENDS: ENDS.replace("[low, high])", "[low, high]).double()"),
+                TAKEN: f"{TAKEN}\nends = ends.float()",
+            },
+        ),
+        None,
+    ),
+    "halves": (
+        lambda model, generator: (
+            lambda t: t.bfloat16() if t.is_floating_point() else t,
+            lambda t: t.float(),
+        ),
+        None,
+    ),
     "not two": (lambda model, generator: by_bernoulli(model, generator)[0], None),
-    "the context itself": (lambda model, generator: torch.autograd.graph.save_on_cpu(), "keeps the tensor"),
-}  # fmt: skip
+    "the context itself": (
+        lambda model, generator: torch.autograd.graph.save_on_cpu(),
+        "keeps the tensor",
+    ),
+}

@@ -74,25 +74,82 @@ FACTOR = "factor = 448 / max(recent) if recent else 1.0"
 RIGHT = {"rolled": Rolled, "listed": Listed, "ahead": Ahead}
 WRONG = {
     "records inf": (edited(Rolled, {FINITE: "if True:"}), "inf is recorded in a tensor"),
-    "the step counts": (edited(Ahead, {NOT_FINITE: "self.steps += math.isinf(amax)\nif math.isfinite(amax):"}), None),
+    "the step counts": (
+        edited(Ahead, {NOT_FINITE: "self.steps += math.isinf(amax)\nif math.isfinite(amax):"}),
+        None,
+    ),
     "records inf, in a list": (edited(Listed, {"if math.isfinite(amax):": "if True:"}), None),
     "current scaling": (edited(Listed, {RECENT: "recent = [x.abs().max().item()]"}), None),
-    "from x at first": (edited(Listed, {FACTOR: "factor = 448 / (max(recent, default=0) or float(x.abs().max()) or 448)"}),
-                       "the scale from x after zeros"),
-    "the latest": (edited(Rolled, {"largest = self.amaxes.max()": "largest = self.amaxes[0]"}), "only the latest"),
-    "one more": (edited(Listed, {"recent = [one for one in self.amaxes[-self.length :] if one]":
-                                 "recent = [one for one in self.amaxes[-self.length - 1 :] if one]"}), "forgets too late"),
-    "all": (edited(Listed, {"recent = [one for one in self.amaxes[-self.length :] if one]":
-                            "recent = [one for one in self.amaxes if one]"}), "never forgets"),
-    "the scale stays at zeros": (edited(Ahead, {"self.scale = max(self.window) / 448 or 1.0":
-                                                "self.scale = max(self.window) / 448 or self.scale"}),
-                                 "keeps the scale through zeros"),
-    "a moving average": (edited(Ahead, {"self.scale = max(self.window) / 448 or 1.0":
-                                        "self.scale = 0.9 * self.scale + 0.1 * amax / 448"}), None),
-    "headroom": (edited(Ahead, {"self.scale = max(self.window) / 448 or 1.0":
-                                "self.scale = max(self.window) / 224 or 1.0"}), None),
+    "from x at first": (
+        edited(
+            Listed,
+            {FACTOR: "factor = 448 / (max(recent, default=0) or float(x.abs().max()) or 448)"},
+        ),
+        "the scale from x after zeros",
+    ),
+    "the latest": (
+        edited(Rolled, {"largest = self.amaxes.max()": "largest = self.amaxes[0]"}),
+        "only the latest",
+    ),
+    "one more": (
+        edited(
+            Listed,
+            {
+                "recent = [one for one in self.amaxes[-self.length :] if one]": "recent = [one for "
+                "one in self.amaxes[-self.length - 1 :] if one]"
+            },
+        ),
+        "forgets too late",
+    ),
+    "all": (
+        edited(
+            Listed,
+            {
+                "recent = [one for one in self.amaxes[-self.length :] if one]": "recent = [one for "
+                "one in self.amaxes if one]"
+            },
+        ),
+        "never forgets",
+    ),
+    "the scale stays at zeros": (
+        edited(
+            Ahead,
+            {
+                "self.scale = max(self.window) / 448 or 1.0": "self.scale = max(self.window) / 448 "
+                "or self.scale"
+            },
+        ),
+        "keeps the scale through zeros",
+    ),
+    "a moving average": (
+        edited(
+            Ahead,
+            {
+                "self.scale = max(self.window) / 448 or 1.0": "self.scale = 0.9 * self.scale + 0.1 "
+                "* amax / 448"
+            },
+        ),
+        None,
+    ),
+    "headroom": (
+        edited(
+            Ahead,
+            {
+                "self.scale = max(self.window) / 448 or 1.0": "self.scale = max(self.window) / 224 "
+                "or 1.0"
+            },
+        ),
+        None,
+    ),
     "the scale that comes": (edited(Ahead, {"return q, used": "return q, self.scale"}), None),
-    "one list for all": (edited(Listed, {"self.length, self.amaxes = length, []":
-                         "self.length, self.amaxes = length, Listed.__dict__.get('kept', [])\nListed.kept = self.amaxes"}),
-                         "a shared history"),
-}  # fmt: skip
+    "one list for all": (
+        edited(
+            Listed,
+            {
+                "self.length, self.amaxes = length, []": "self.length, self.amaxes = length, "
+                "Listed.__dict__.get('kept', [])\nListed.kept = self.amaxes"
+            },
+        ),
+        "a shared history",
+    ),
+}

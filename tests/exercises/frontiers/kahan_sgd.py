@@ -79,9 +79,16 @@ WRONG = {
     "half of it": (partial(OnTheParameter, keeps=0.5), None),
     "nothing of it": (partial(OnTheParameter, keeps=0.0), "reset at each step"),
     "the other sign": (edited(AllInBf16, {Y: "y = p.grad * -self.lr + carry"}), "the wrong sign"),
-    "a generator": (edited(Optimizer, {"super().__init__(list(params), {\"lr\": lr})":
-                    "super().__init__([torch.zeros(1)], {\"lr\": lr})\nself.param_groups[0][\"params\"] = params"}),
-                    "used up by the first step"),
+    "a generator": (
+        edited(
+            Optimizer,
+            {
+                'super().__init__(list(params), {"lr": lr})': "super().__init__([torch.zeros(1)], "
+                '{"lr": lr})\nself.param_groups[0]["params"] = params'
+            },
+        ),
+        "used up by the first step",
+    ),
     "adds up": (edited(AllInBf16, {CARRY: "carry.add_((s - w) - y)"}), None),
     "a new name": (edited(AllInBf16, {CARRY: "carry = (s - w) - y"}), "reset at each step"),
-}  # fmt: skip
+}

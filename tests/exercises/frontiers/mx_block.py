@@ -58,17 +58,37 @@ RIGHT = {
 WRONG = {
     "ceil": (edited(by_table, {EXPONENT: EXPONENT.replace("floor", "ceil")}), "rounds up"),
     "no emax": (edited(from_bits, {SCALE: SCALE.replace(" / 4", "")}), "forgets emax"),
-    "a share of 6": (edited(by_table, {EXPONENT: "exponent = math.log2(largest / 6) if largest else 0"}), None),
-    "ceil of a sixth": (edited(by_table, {EXPONENT: "exponent = math.ceil(math.log2(largest / 6)) if largest else 0"}),
-                        "lets nothing saturate"),
-    "floor of a sixth": (edited(by_table, {EXPONENT: "exponent = math.floor(math.log2(largest / 6)) if largest else 0"}),
-                         "rounds up past the range"),
+    "a share of 6": (
+        edited(by_table, {EXPONENT: "exponent = math.log2(largest / 6) if largest else 0"}),
+        None,
+    ),
+    "ceil of a sixth": (
+        edited(
+            by_table, {EXPONENT: "exponent = math.ceil(math.log2(largest / 6)) if largest else 0"}
+        ),
+        "lets nothing saturate",
+    ),
+    "floor of a sixth": (
+        edited(
+            by_table, {EXPONENT: "exponent = math.floor(math.log2(largest / 6)) if largest else 0"}
+        ),
+        "rounds up past the range",
+    ),
     "ties down": (edited(by_table, {PLACE: "place = low"}), "ties towards 0"),
     "ties up": (edited(by_table, {PLACE: "place = high"}), "ties away from 0"),
-    "the logarithm of 0": (edited(by_table, {EXPONENT: "exponent = math.floor(math.log2(largest)) - 2"}), None),
-    "a scale of 0 for zeros": (lambda block: by_table(block) if block.any() else (block, 0.0), None),
+    "the logarithm of 0": (
+        edited(by_table, {EXPONENT: "exponent = math.floor(math.log2(largest)) - 2"}),
+        None,
+    ),
+    "a scale of 0 for zeros": (
+        lambda block: by_table(block) if block.any() else (block, 0.0),
+        None,
+    ),
     "no sign": (edited(by_table, {PLACE: f"{PLACE}\nblock = block.abs()"}), None),
     "bf16": (lambda block: by_table(block.bfloat16().float()), None),
     "for bf16's 2^-126": (lambda block: by_table(block * (block.abs() > 1e-20)), None),
-    "16 bits come back": (lambda block: (by_table(block)[0].half(), by_table(block)[1]), "in 16 bits"),
-}  # fmt: skip
+    "16 bits come back": (
+        lambda block: (by_table(block)[0].half(), by_table(block)[1]),
+        "in 16 bits",
+    ),
+}

@@ -54,10 +54,12 @@ def of_numpy():
 
 SUM = "return padded[0::4] + padded[1::4] * 4 + padded[2::4] * 16 + padded[3::4] * 64"
 TAKE, CUT = "result[place::4] = packed // 4**place % 4", "return result[:count]"
-BIG = {'return torch.from_numpy(np.packbits(bits.ravel(), bitorder="little"))':
-       "return torch.from_numpy(np.packbits(bits.ravel()))",
-       'bits = np.unpackbits(packed.numpy(), bitorder="little").reshape(-1, 2)[:count]':
-       "bits = np.unpackbits(packed.numpy()).reshape(-1, 2)[:count]"}  # fmt: skip
+BIG = {
+    'return torch.from_numpy(np.packbits(bits.ravel(), bitorder="little"))': "return "
+    "torch.from_numpy(np.packbits(bits.ravel()))",
+    'bits = np.unpackbits(packed.numpy(), bitorder="little").reshape(-1, 2)[:count]': "bits = "
+    "np.unpackbits(packed.numpy()).reshape(-1, 2)[:count]",
+}
 RIGHT = {
     "strided": strided(),
     "in plain Python": in_plain_python(),
@@ -65,19 +67,50 @@ RIGHT = {
     "the course's": (packing.pack, packing.unpack),
 }
 WRONG = {
-    "another order": (edited(strided, {SUM: "return padded[0::4] * 64 + padded[1::4] * 16 + padded[2::4] * 4 + padded[3::4]",
-                                       TAKE: TAKE.replace("4**place", "4**(3 - place)")})(), "the first in the highest bits"),
-    "another order back": (edited(strided, {TAKE: TAKE.replace("4**place", "4**(3 - place)")})(), "unpacks in the wrong order"),
+    "another order": (
+        edited(
+            strided,
+            {
+                SUM: "return padded[0::4] * 64 + padded[1::4] * 16 + padded[2::4] * 4 + "
+                "padded[3::4]",
+                TAKE: TAKE.replace("4**place", "4**(3 - place)"),
+            },
+        )(),
+        "the first in the highest bits",
+    ),
+    "another order back": (
+        edited(strided, {TAKE: TAKE.replace("4**place", "4**(3 - place)")})(),
+        "unpacks in the wrong order",
+    ),
     "bits the other way round": (edited(of_numpy, BIG)(), None),
-    "three codes to a byte": (edited(strided, {SUM: SUM.replace(" + padded[3::4] * 64", "")})(), None),
-    "halves": (edited(strided, {SUM: SUM.replace("* 4 ", "* 2 ").replace("16", "4").replace("64", "8"),
-                                TAKE: TAKE.replace("4**", "2**")})(), None),
+    "three codes to a byte": (
+        edited(strided, {SUM: SUM.replace(" + padded[3::4] * 64", "")})(),
+        None,
+    ),
+    "halves": (
+        edited(
+            strided,
+            {
+                SUM: SUM.replace("* 4 ", "* 2 ").replace("16", "4").replace("64", "8"),
+                TAKE: TAKE.replace("4**", "2**"),
+            },
+        )(),
+        None,
+    ),
     "all of it": (edited(strided, {CUT: "return result"})(), "the padding comes back"),
     "no remainder": (edited(strided, {TAKE: "result[place::4] = packed // 4**place"})(), "no mask"),
-    "floor": (edited(strided, {"padded = torch.zeros(-(-len(codes) // 4) * 4, dtype=torch.uint8)":
-                               "padded = torch.zeros(len(codes) // 4 * 4, dtype=torch.uint8)",
-                               "padded[: len(codes)] = codes": "padded[:] = codes[: len(padded)]"})(), "the tail is lost"),
+    "floor": (
+        edited(
+            strided,
+            {
+                "padded = torch.zeros(-(-len(codes) // 4) * 4, dtype=torch.uint8)": "padded = "
+                "torch.zeros(len(codes) // 4 * 4, dtype=torch.uint8)",
+                "padded[: len(codes)] = codes": "padded[:] = codes[: len(padded)]",
+            },
+        )(),
+        "the tail is lost",
+    ),
     "one function": (packing.pack, None),
     "the other way round": ((packing.unpack, packing.pack), None),
     "nothing yet": ((packing.pack, lambda packed, count: ...), None),
-}  # fmt: skip
+}

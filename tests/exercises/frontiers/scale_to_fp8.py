@@ -35,21 +35,64 @@ def by_norm(x):
 WIDE, Q = "wide = x.to(torch.float64)", "q = wide * (LARGEST / largest)"
 RIGHT = {"in plain Python": in_plain_python, "multiplies": multiplies, "by the norm": by_norm}
 WRONG = {
-    "the largest of E5M2": (edited(by_norm, {"scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0":
-                                             "scale = x.float().abs().max() / torch.finfo(torch.float8_e5m2).max"}),
-                            "E5M2's largest number"),
-    "the mean of the magnitudes": (edited(by_norm, {
-        "scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0": "scale = x.float().abs().mean() / 448.0"}),
-        "scale from the mean"),
-    "the euclidean norm": (edited(by_norm, {"scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0":
-                                            "scale = torch.linalg.vector_norm(x.float()) / 448.0"}), None),
-    "three standard deviations": (edited(by_norm, {"scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0":
-                                  "scale = 3 * x.float().std(correction=0) / 448.0"}), None),
-    "the other factor": (edited(multiplies, {Q: f"{Q}\nreturn q.float().to(E4M3), LARGEST / largest"}), "inverts the scale"),
+    "the largest of E5M2": (
+        edited(
+            by_norm,
+            {
+                "scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0": "scale = "
+                "x.float().abs().max() / torch.finfo(torch.float8_e5m2).max"
+            },
+        ),
+        "E5M2's largest number",
+    ),
+    "the mean of the magnitudes": (
+        edited(
+            by_norm,
+            {
+                "scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0": "scale = "
+                "x.float().abs().mean() / 448.0"
+            },
+        ),
+        "scale from the mean",
+    ),
+    "the euclidean norm": (
+        edited(
+            by_norm,
+            {
+                "scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0": "scale = "
+                "torch.linalg.vector_norm(x.float()) / 448.0"
+            },
+        ),
+        None,
+    ),
+    "three standard deviations": (
+        edited(
+            by_norm,
+            {
+                "scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0": "scale = 3 * "
+                "x.float().std(correction=0) / 448.0"
+            },
+        ),
+        None,
+    ),
+    "the other factor": (
+        edited(multiplies, {Q: f"{Q}\nreturn q.float().to(E4M3), LARGEST / largest"}),
+        "inverts the scale",
+    ),
     "fp16 on the way": (edited(multiplies, {WIDE: "wide = x.half().double()"}), None),
     "no pair": (lambda x: multiplies(x)[0], None),
-    "numbers that came back": (lambda x: (multiplies(x)[0].float() * multiplies(x)[1], multiplies(x)[1]),
-                               "returns the numbers that come back"),
-    "in place": (edited(by_norm, {"q.copy_((x.float() / scale).clamp_(-448.0, 448.0))":
-                                  "q.copy_(x.copy_((x.float() / scale).clamp_(-448.0, 448.0)))"}), "changes x"),
-}  # fmt: skip
+    "numbers that came back": (
+        lambda x: (multiplies(x)[0].float() * multiplies(x)[1], multiplies(x)[1]),
+        "returns the numbers that come back",
+    ),
+    "in place": (
+        edited(
+            by_norm,
+            {
+                "q.copy_((x.float() / scale).clamp_(-448.0, 448.0))": "q.copy_(x.copy_((x.float() "
+                "/ scale).clamp_(-448.0, 448.0)))"
+            },
+        ),
+        "changes x",
+    ),
+}

@@ -20,7 +20,10 @@ CLEAR, BACKWARD, STEP = (
     "loss.backward()",
     "optimizer.step()",
 )
-GRAD = "for p, g in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):\n    p.grad = g"
+GRAD = (
+    "for p, g in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):\n   "
+    " p.grad = g"
+)
 LATE = f"loss = loss_fn(y.float(), targets)\n{BACKWARD}"
 DECORATED = {
     REGION: "if on := torch.autocast('cpu'):",

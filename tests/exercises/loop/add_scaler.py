@@ -23,7 +23,10 @@ STEP, UPDATE, BACKWARD = (
 )
 TRAINED = "[p for p in model.parameters() if p.requires_grad]"
 TEST = f"if all(p.grad.isfinite().all() for p in {TRAINED}):\n    optimizer.step()"
-EARLY = f"if not loss.isfinite():\n    return scaler.update(scaler.get_scale() / 64) or loss\n{BACKWARD}"
+EARLY = (
+    f"if not loss.isfinite():\n    return scaler.update(scaler.get_scale() / 64) or "
+    f"loss\n{BACKWARD}"
+)
 RIGHT = {
     "unscales first": plain,
     "own finite test": edited(plain, {STEP: TEST}),
@@ -31,8 +34,11 @@ RIGHT = {
 }
 OWN = "scaler = torch.amp.GradScaler('cpu', enabled=False)"
 UNSCALE = "scaler.unscale_(optimizer)"
-LATE = {"optimizer.zero_grad(set_to_none=False)": "pass", STEP: f"old = scaler.get_scale()\n{STEP}",
-        UPDATE: f"{UPDATE}\nif scaler.get_scale() >= old:\n    optimizer.zero_grad()"}  # fmt: skip
+LATE = {
+    "optimizer.zero_grad(set_to_none=False)": "pass",
+    STEP: f"old = scaler.get_scale()\n{STEP}",
+    UPDATE: f"{UPDATE}\nif scaler.get_scale() >= old:\n    optimizer.zero_grad()",
+}
 WRONG = {
     "plain step": (
         edited(plain, {UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"}),
@@ -45,7 +51,8 @@ WRONG = {
         edited(
             plain,
             {
-                UNSCALE: "[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters() if p.requires_grad]"
+                UNSCALE: "[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters() if "
+                "p.requires_grad]"
             },
         ),
         None,

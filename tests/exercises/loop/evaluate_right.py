@@ -26,7 +26,8 @@ ON = {
     BACK: "for module in on:",
 }
 ONCE = {
-    "model.eval()": "model.eval()\nbatches = [[torch.cat(one) for one in zip(*batches, strict=True)]]"
+    "model.eval()": "model.eval()\nbatches = [[torch.cat(one) for one in zip(*batches, "
+    "strict=True)]]"
 }
 RIGHT = {
     "layer by layer, a Fraction": plain,

@@ -14,8 +14,14 @@ def plain(scaler, optimizer):
 
 STEP, RETURN = "scaler.step(optimizer)", "return used, not stepped"
 GRADIENTS = "gradients = [p.grad for group in optimizer.param_groups for p in group['params']]"
-OWN_TEST = f"{GRADIENTS}\nif all(g.isfinite().all() for g in gradients if g is not None):\n    optimizer.step()"
-KEPT = "used, scaler.kept = getattr(scaler, 'kept', used), scaler.get_scale()\nreturn used, not stepped"
+OWN_TEST = (
+    f"{GRADIENTS}\nif all(g.isfinite().all() for g in gradients if g is not None):\n    "
+    f"optimizer.step()"
+)
+KEPT = (
+    "used, scaler.kept = getattr(scaler, 'kept', used), scaler.get_scale()\nreturn used, not "
+    "stepped"
+)
 OWN = {STEP: f"scaler.unscale_(optimizer)\n{OWN_TEST}"}
 RIGHT = {
     "step hook": plain,

@@ -55,7 +55,8 @@ def first_training(*given):
 
 ALL_ROWS = {"rows += len(targets)": "rows = sum(len(targets) for _, targets in batches)"}
 PLAIN = {
-    "loss = loss_fn(model(inputs), targets) * len(targets)": "loss = loss_fn(model(inputs), targets)"
+    "loss = loss_fn(model(inputs), targets) * len(targets)": "loss = loss_fn(model(inputs), "
+    "targets)"
 }
 USUAL = (
     PLAIN

@@ -28,7 +28,10 @@ def wrong(line, instead):
     return save, edited(load, {line: instead})
 
 
-THERE = "there = [(place, p.grad) for place, p in enumerate(training[0].parameters()) if p.grad is not None]"
+THERE = (
+    "there = [(place, p.grad) for place, p in enumerate(training[0].parameters()) if p.grad is "
+    "not None]"
+)
 DIVIDED = edited(
     save, {THERE: f"scale = training[2].get_scale()\n{THERE.replace('p.grad)', 'p.grad / scale)')}"}
 )

@@ -30,10 +30,15 @@ LAX = "training[0].__dict__['_modules'].pop('more', None)"
 RIGHT = {
     "a loop": loop,
     "an error of its own": own_error,
-    "another generator": edited(loop, {RNG: "torch.default_generator.set_state(checkpoint.pop('rng'))"}),
-}  # fmt: skip
+    "another generator": edited(
+        loop, {RNG: "torch.default_generator.set_state(checkpoint.pop('rng'))"}
+    ),
+}
 WRONG = {
     "only the optimizer": (edited(loop, {IF: "if name[0] == 'o':"}), "model not loaded"),
-    "weights_only=False": (edited(loop, {LOAD: "checkpoint = torch.load(file, None, weights_only=False)"}), "runs code"),
+    "weights_only=False": (
+        edited(loop, {LOAD: "checkpoint = torch.load(file, None, weights_only=False)"}),
+        "runs code",
+    ),
     "removes what does not fit": (edited(loop, {LOAD: f"{LOAD}\n{LAX}"}), None),
-}  # fmt: skip
+}

@@ -34,10 +34,19 @@ FINALLY = f"try:\n    {SAVE}\nfinally:\n    {RENAME}"
 RIGHT = {
     "a folder in its folder": folder_in_its_folder,
     "synced": synced,
-    "more keys": edited(synced, {SAVE: "torch.save(state | {'version': 1, 'step': torch.tensor(state['step'])}, file)"}),
-}  # fmt: skip
+    "more keys": edited(
+        synced,
+        {SAVE: "torch.save(state | {'version': 1, 'step': torch.tensor(state['step'])}, file)"},
+    ),
+}
 WRONG = {
-    "opens the path": (edited(synced, {OPEN: "with path.open('wb') as file:", RENAME: ""}), "in place"),
-    "reads, then writes": (edited(synced, {RENAME: "path.write_bytes((path.parent / file.name).read_bytes())"}), "copies over"),
+    "opens the path": (
+        edited(synced, {OPEN: "with path.open('wb') as file:", RENAME: ""}),
+        "in place",
+    ),
+    "reads, then writes": (
+        edited(synced, {RENAME: "path.write_bytes((path.parent / file.name).read_bytes())"}),
+        "copies over",
+    ),
     "renames in finally": (edited(synced, {SAVE: FINALLY, RENAME: ""}), "half a file into place"),
-}  # fmt: skip
+}

@@ -19,9 +19,13 @@ def plain(body, heads, inputs, targets, loss_fn, optimizers, scaler):
 
 
 BACKWARD, STEP = "scaler.scale(sum(losses)).backward()", "scaler.step(optimizer)"
-FINITE = "if all(p.grad.isfinite().all() for p in optimizer.param_groups[0]['params']):\n    optimizer.step()"
+FINITE = (
+    "if all(p.grad.isfinite().all() for p in optimizer.param_groups[0]['params']):\n    "
+    "optimizer.step()"
+)
 GRAD = """parameters = [p for model in (body, *heads) for p in model.parameters()]
-for p, gradient in zip(parameters, torch.autograd.grad(scaler.scale(sum(losses)), parameters), strict=True):
+gradients = torch.autograd.grad(scaler.scale(sum(losses)), parameters)
+for p, gradient in zip(parameters, gradients, strict=True):
     p.grad = gradient"""
 OFF = torch.autocast("cpu", enabled=False)
 LAZY = {"losses = [*map(loss_fn, outputs, targets)]": "losses = map(loss_fn, outputs, targets)"}

@@ -32,7 +32,10 @@ class Plain:
         return taken
 
 
-MAKE = 'self.model, self.optimizer = model.half(), make_optimizer([{"params": [m]} for m in reversed(self.masters)])'
+MAKE = (
+    'self.model, self.optimizer = model.half(), make_optimizer([{"params": [m]} for m in '
+    "reversed(self.masters)])"
+)
 HOOK = "p.register_hook(lambda g, master=master: setattr(master, 'grad', g.float() / self.scale))"
 CLEAR, STEP = "self.model.zero_grad()", "self.optimizer.step()"
 BACKWARD, MOVE = "(loss * scale).backward()", "master.grad = p.grad.float().mul_(1 / scale)"
@@ -40,7 +43,10 @@ IN_HALF = "loss = loss_fn(self.model(inputs.half()), targets)"
 TAKEN = "taken = nn.utils.get_total_norm([p.grad.float() for p in own]).isfinite()"
 NOT_MINUS_INF = "taken = not any(bool(((p.grad == torch.inf) | p.grad.isnan()).any()) for p in own)"
 
-GRADS = "for p, g in zip(model.parameters(), torch.autograd.grad(loss * scale, [*model.parameters()])):\n    p.grad = g"
+GRADS = (
+    "for p, g in zip(model.parameters(), torch.autograd.grad(loss * scale, "
+    "[*model.parameters()])):\n    p.grad = g"
+)
 leaves_early = {
     BACKWARD: f"self.scale = scale\nif not loss.isfinite():\n    return False\n{BACKWARD}"
 }

@@ -51,13 +51,19 @@ RIGHT = {
     "returns early": edited(by_hand, {TEST: SKIP}),
 }
 WRONG = {
-    "half of the sum": (edited(by_hand, {EARLIER: EARLIER.replace("g + p.grad", "(g + p.grad) / 2")}), None),
+    "half of the sum": (
+        edited(by_hand, {EARLIER: EARLIER.replace("g + p.grad", "(g + p.grad) / 2")}),
+        None,
+    ),
     "a generator used up": (reads_twice, "reads a generator twice"),
-    "the limit unscaled": (edited(scaled_norm, {"scale = scaler.get_scale()": "scale = 1.0"}), "clips before unscaling"),
+    "the limit unscaled": (
+        edited(scaled_norm, {"scale = scaler.get_scale()": "scale = 1.0"}),
+        "clips before unscaling",
+    ),
     "own test misses NaN": (edited(by_hand, {TEST: "if norm != math.inf:"}), None),
     "divides the weights": (edited(by_hand, {CLIP: CLIP.replace("grad", "data")}), "no clipping"),
     "huge, not inf": (lambda *args: min(float(scaled_norm(*args)), 3e38), None),
-}  # fmt: skip
+}
 
 
 def counts_first(loss, parameters, optimizer, scaler, max_norm):

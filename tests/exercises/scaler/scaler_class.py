@@ -8,7 +8,8 @@ from amp_course.checking import edited
 from amp_course.scaler import DynamicScaler
 
 
-class WithoutUnscale:  # a tensor for the scale, one flag for all, the rule by torch's kernel, and a tuple in the state
+# a tensor for the scale, one flag for all, the rule by torch's kernel, and a tuple in the state
+class WithoutUnscale:
     def __init__(
         self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000
     ):
@@ -61,6 +62,12 @@ RIGHT |= {
 }
 WRONG = {
     "skips together": (edited(WithoutUnscale, TOGETHER), "shares what is found"),
-    "living state": (edited(WithoutUnscale, {STATE: "return self.s, self.clean, self.options"}), "the saved state changes"),
-    "a new streak": (edited(WithoutUnscale, {"self.clean.fill_(clean)": "pass"}), "forgets the streak"),
-}  # fmt: skip
+    "living state": (
+        edited(WithoutUnscale, {STATE: "return self.s, self.clean, self.options"}),
+        "the saved state changes",
+    ),
+    "a new streak": (
+        edited(WithoutUnscale, {"self.clean.fill_(clean)": "pass"}),
+        "forgets the streak",
+    ),
+}

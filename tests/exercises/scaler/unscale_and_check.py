@@ -56,8 +56,15 @@ WRONG = {
 }
 SIBLINGS = {
     "looks at the last gradient only": (
-        lambda o, s: bool([g.div_(s) for g in gradients(o)]) and not gradients(o)[-1].isfinite().all(),
-        "the last gradient decides", "overwrites",
+        lambda o, s: (
+            bool([g.div_(s) for g in gradients(o)]) and not gradients(o)[-1].isfinite().all()
+        ),
+        "the last gradient decides",
+        "overwrites",
     ),
-    "never divides": (lambda o, s: any(not g.isfinite().all() for g in gradients(o)), "new tensors", "is a new tensor"),
-}  # fmt: skip
+    "never divides": (
+        lambda o, s: any(not g.isfinite().all() for g in gradients(o)),
+        "new tensors",
+        "is a new tensor",
+    ),
+}

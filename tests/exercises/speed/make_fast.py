@@ -90,9 +90,15 @@ RIGHT = {
 }
 WRONG = {
     "the slow loop": (slow, "rows one at a time"),
-    "the default optimizer": (edited(foreach, {SGD: SGD.replace(", foreach=True", "")}), "each parameter on its own"),
+    "the default optimizer": (
+        edited(foreach, {SGD: SGD.replace(", foreach=True", "")}),
+        "each parameter on its own",
+    ),
     "no cache": (edited(foreach, UNCACHED), "a region for each call"),
     "stops at NaN": (edited(foreach, {STEP: f"if loss.isnan(): break\n{STEP}"}), "reads each loss"),
-    "the batch twice": (edited(foreach, {LOGITS: f"forward(model, inputs, depth)\n{LOGITS}"}), None),
+    "the batch twice": (
+        edited(foreach, {LOGITS: f"forward(model, inputs, depth)\n{LOGITS}"}),
+        None,
+    ),
     "the last loss": (lambda *arguments: foreach(*arguments)[-1].item(), None),
-}  # fmt: skip
+}

@@ -47,7 +47,9 @@ RIGHT = {"branches": branches, "what each cure saves": savings, "shares": shares
 
 
 def by_counts(trace):
-    """Looks only at how many kernels and reads there are, which tells steps of `draw_step` apart."""
+    """Looks only at how many kernels and reads there are, which tells steps of `draw_step`
+    apart.
+    """
     if trace.reads > 1:
         return "sync" if trace.reads > 20 else "launch"
     if trace.kernels < 210 or trace.kernels > 400:

@@ -50,7 +50,10 @@ WRONG = {
 }
 SIBLINGS = {
     "a cast, to float64 without a dtype": (
-        lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype or torch.float64).double()),
-        "casts to fmt.dtype", ".to(None)",
+        lambda x, fmt: one_by_one(
+            x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype or torch.float64).double()
+        ),
+        "casts to fmt.dtype",
+        ".to(None)",
     ),
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""A ward round: the doctor examines every patient's script, unchanged;
+"""The doctor examines every script of the clinic, unchanged;
 its diagnosis is compared with the known fault.
 """
 
@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_course.debugging.clinic import patients
+from amp_course.debugging.clinic import scripts
 from amp_course.diagnosis.report import Report
 from amp_course.doctor import examine_script
 from amp_course.kit.table import html_table, text_table
 
-# The patients in the order of the exercises → what the doctor calls the cause.
+# The scripts in the order of the exercises → what the doctor calls the cause.
 KNOWN = {
     "scaled_clip": "clipped-while-scaled",
     "never_cleared": "never-cleared",
@@ -32,30 +32,30 @@ KNOWN = {
     "poisoned_norm": "overflow-reached-buffer",
 }
 
-_SPOILER = "Show the table. It names the cause of every patient, so it spoils the exercises."
+_SPOILER = "Show the table. It names the cause of every script, so it gives the exercises away."
 
 
-def find_patient(name: str) -> Path:
-    """Return the path of a patient's script. Raises ValueError for a name that is not one of
+def find_script(name: str) -> Path:
+    """Return the path of a script. Raises ValueError for a name that is not one of
     `KNOWN`.
     """
     if name not in KNOWN:
-        raise ValueError(f"{name!r} is not a patient: choose one of {', '.join(KNOWN)}.")
-    return Path(patients.__file__).with_name(f"{name}.py")
+        raise ValueError(
+            f"{name!r} is not a script of the clinic: choose one of {', '.join(KNOWN)}."
+        )
+    return Path(scripts.__file__).with_name(f"{name}.py")
 
 
-def complaint(name: str) -> str:
-    """Return what a patient's script says of itself: the symptom and the thread that it is taken
+def symptom(name: str) -> str:
+    """Return what a script says of itself: the symptom and the thread that it is taken
     from.
     """
-    return (ast.get_docstring(ast.parse(find_patient(name).read_text("utf-8"))) or "").split("\n")[
-        0
-    ]
+    return (ast.get_docstring(ast.parse(find_script(name).read_text("utf-8"))) or "").split("\n")[0]
 
 
 @dataclass(frozen=True)
 class Round:
-    """What the doctor said of each patient, by name."""
+    """What the doctor said of each script, by name."""
 
     diagnoses: dict[str, Report]
 
@@ -78,7 +78,7 @@ class Round:
 
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
-        rows = [["patient", "its fault", "the doctor's findings", "verdict"]]
+        rows = [["script", "its fault", "the doctor's findings", "verdict"]]
         rows += [
             [
                 name,
@@ -104,13 +104,13 @@ class Round:
         return f"<p>{said}</p><details><summary>{_SPOILER}</summary>{rows}</details>"
 
 
-def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
-    """Let the doctor examine patients, `at_once` of them in parallel,
+def examine_all(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
+    """Let the doctor examine scripts, `at_once` of them in parallel,
     each in a process of its own, once.
     """
 
     def examine(name: str) -> Report:
-        return examine_script(find_patient(name), threads=1, again=False)
+        return examine_script(find_script(name), threads=1, again=False)
 
     with ThreadPoolExecutor(at_once) as pool:
         return Round(dict(zip(names, pool.map(examine, names), strict=True)))
