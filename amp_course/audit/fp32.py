@@ -150,7 +150,7 @@ class AgainstFp32:
 
     def _left_over(self, update: Update, used: Used, number: int, exact: bool) -> None:
         """Look whether the last pass of a call brings the loss's gradient,
-        and others spoil that.
+        and others change that.
         """
         call, last = used.step.call, used.parts[-1] if used.parts else None
         here = [one for one in used.parts if one.call == call]

@@ -58,7 +58,7 @@ class Fault:
     section: str
     cause: str = ""
     code: str = ""
-    spoils: Sequence[str] = ()
+    hides: Sequence[str] = ()
     consequence_of: Sequence[str] = ()
     aliases: Sequence[str] = ()
     grade: Grade = "fault"
@@ -131,7 +131,7 @@ def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Fin
         fault.code,
         fault.section,
         fault.of,
-        tuple(fault.spoils),
+        tuple(fault.hides),
         place,
         fault.grade,
     )

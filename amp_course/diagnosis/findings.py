@@ -22,7 +22,7 @@ class Finding:
     code:      the fix as a line of code, or ""; "{device}" in it stands for the training's device
     section:   where the course teaches it, "07.3" for chapter 07, section 3
     behaviour: what it is a fault of
-    spoils:    other behaviours that cannot be called right when this fault is there
+    hides:     other behaviours that cannot be called right when this fault is there
     place:     line of the training's own code, "line 31 of train.py, `loss.backward()`", or ""
     """
 
@@ -33,7 +33,7 @@ class Finding:
     code: str = ""
     section: str = ""
     behaviour: str = ""
-    spoils: tuple[str, ...] = ()
+    hides: tuple[str, ...] = ()
     place: str = ""
     grade: Grade = "fault"
 
@@ -68,7 +68,7 @@ Findings = Iterator[Finding]
 
 def finding_of(data: Mapping[str, Any]) -> Finding:
     """Make a finding again of what `dataclasses.asdict`, and JSON after it, made of it."""
-    return Finding(**{**data, "spoils": tuple(data["spoils"])})
+    return Finding(**{**data, "hides": tuple(data["hides"])})
 
 
 def fix_text(one: Finding) -> str:

@@ -123,7 +123,7 @@ class Report:
         """The behaviours that were judged and of which no fault leaves a doubt."""
         found = (*self.findings, *self.consequences)
         wrong = {one.behaviour for one in found}
-        unsaid = wrong.union(dict(self.not_checked), *(one.spoils for one in found))
+        unsaid = wrong.union(dict(self.not_checked), *(one.hides for one in found))
         if wrong & _OF_ALL:
             return ()
         if wrong & _MAKES_THE_GRADIENT:

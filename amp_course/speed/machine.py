@@ -212,7 +212,7 @@ def measure_rates(
             found: dict[str, Rate] = {}
             for fmt in (
                 formats * _TURNS
-            ):  # so that a busy second of the machine spoils one turn, not a rate
+            ):  # so that a busy second of the machine changes one turn, not a rate
                 before = found.get(fmt)
                 if before and (
                     not before.flops or 3 * 2 * size**3 / before.flops > budget / _TURNS

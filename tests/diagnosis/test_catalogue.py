@@ -71,7 +71,7 @@ def test_rules_and_catalogue_have_the_same_names() -> None:
 def test_an_entry(name: str) -> None:
     one = catalogue()[name]
     assert one.of in BEHAVIOURS or one.of in TRAINING
-    assert set(one.spoils) <= {*BEHAVIOURS}
+    assert set(one.hides) <= {*BEHAVIOURS}
     assert set(one.consequence_of) <= {*NAMES} - {name}
     fixes = [
         (one.fix, one.code),
@@ -111,7 +111,7 @@ def test_a_finding_has_the_catalogues_words_or_a_rules_own() -> None:
     )
     assert one.evidence == {"loss scale": 1024.0, "micro-batches": 2} and one.place == "train.py:31"
     assert (
-        one.spoils == ("clipping",)
+        one.hides == ("clipping",)
         and one.grade == "fault"
         and finding("host-waits").grade == "advice"
     )
@@ -161,7 +161,7 @@ def sentences() -> str:
             f"follows from {cause}" for cause in one.consequence_of
         ]
         notes += [f"also called {alias}" for alias in one.aliases] + [
-            f"spoils {what}" for what in one.spoils
+            f"hides {what}" for what in one.hides
         ]
         lines = [line for part in parts for line in part.splitlines()] + [
             f"    [{', '.join(notes)}]"

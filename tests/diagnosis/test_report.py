@@ -160,7 +160,7 @@ def test_names_are_those_of_faults_and_of_advice() -> None:
 def test_what_is_wrong_is_never_called_right() -> None:
     for name, fault in catalogue().items():
         report = Report((finding(name),), tuple(BEHAVIOURS))
-        assert not {fault.of, *fault.spoils} & {*report.right}
+        assert not {fault.of, *fault.hides} & {*report.right}
     assert {*BEHAVIOURS} - {*Report((finding("sum-not-mean"),), tuple(BEHAVIOURS)).right} == {
         "accumulation", "gradient", "shorter last group", "unequal micro-batches",
     }  # fmt: skip

@@ -238,7 +238,7 @@ def _share(step: int, steps: int) -> float:
 
 
 def _finite(model: nn.Module) -> bool:
-    # Batch norm's statistics count: one infinite batch spoils them for good, and with them every
+    # Batch norm's statistics count: one infinite batch ruins them for good, and with them every
     # evaluation.
     return all(
         bool(value.isfinite().all())
