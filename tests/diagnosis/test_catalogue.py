@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_course.debugging.clinic import ward
 from amp_course.debugging.clinic.causes import CAUSES
+from amp_course.debugging.clinic.examining import KNOWN
 from amp_course.diagnosis.catalogue import (
     BEHAVIOURS,
     TRAINING,
@@ -101,7 +101,7 @@ def test_aliases_lead_to_one_name() -> None:
 
 def test_the_clinic_uses_the_catalogues_names() -> None:
     assert {*CAUSES} <= {*NAMES} and [*CAUSES] == sorted(CAUSES)
-    assert {*ward.KNOWN.values()} < {*CAUSES}
+    assert {*KNOWN.values()} < {*CAUSES}
 
 
 def test_a_finding_has_the_catalogues_words_or_a_rules_own() -> None:

@@ -2,7 +2,7 @@
 waiting, and the rest.
 
 On a CPU an op's time is the thread's time. On an accelerator the step is as long as its timeline:
-what its kernels fill belongs to them, and an idle moment belongs to what the program was doing then.
+what its kernels fill belongs to them, an idle moment to what the program was doing then.
 """
 
 from __future__ import annotations
