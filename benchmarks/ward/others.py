@@ -20,6 +20,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import runpy
 import shlex
 import signal
@@ -193,7 +194,8 @@ def learn(
         if status:
             if ran.returncode == -signal.SIGXCPU:
                 raise RuntimeError(f"{command[0]} took more than {LEARNING_SECONDS} s of CPU")
-            lines = (folder / "said").read_text("utf-8", "replace").strip().splitlines()
+            text = re.sub(r"\x1b\[\d+m", "", (folder / "said").read_text("utf-8", "replace"))
+            lines = text.strip().splitlines()
             raise RuntimeError(
                 next((one for one in reversed(lines) if "Error" in one), lines[-1])[:200]
             )
