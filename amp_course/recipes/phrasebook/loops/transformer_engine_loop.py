@@ -10,34 +10,25 @@ from collections.abc import Iterable
 import torch
 import transformer_engine.pytorch as te
 from torch import Tensor, nn
-from transformer_engine.common.recipe import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    MXFP8BlockScaling,
-)
+from transformer_engine.common import recipe as recipes
 
 RECIPES = {
-    "delayed": DelayedScaling,
-    "current": Float8CurrentScaling,
-    "block": Float8BlockScaling,
-    "mxfp8": MXFP8BlockScaling,
+    "delayed": recipes.DelayedScaling,
+    "current": recipes.Float8CurrentScaling,
+    "block": recipes.Float8BlockScaling,
+    "mxfp8": recipes.MXFP8BlockScaling,
 }
 
 
 def train(
     model: nn.Sequential, batches: Iterable[tuple[Tensor, Tensor]], recipe: str = "current"
 ) -> list[float]:
-    """Train with AdamW on a GPU; return the loss of every step. recipe:
-    "delayed", "current", "block" or "mxfp8".
-    """
+    """Train with AdamW on a GPU; return the loss of every step. recipe: one of RECIPES."""
     for place, layer in enumerate(model[:-1]):
-        if isinstance(
-            layer, nn.Linear
-        ):  # both sizes, and the batch, are multiples of 16; of 32 for "mxfp8"
-            model[place] = te.Linear(
-                layer.in_features, layer.out_features, bias=layer.bias is not None
-            )
+        # Both sizes, and the batch, are multiples of 16; of 32 for "mxfp8"
+        if isinstance(layer, nn.Linear):
+            bias = layer.bias is not None
+            model[place] = te.Linear(layer.in_features, layer.out_features, bias=bias)
             model[place].load_state_dict(layer.state_dict(), strict=False)
     optimizer = te.optimizers.FusedAdam(
         model.parameters(),
@@ -48,10 +39,8 @@ def train(
     )
     losses = []
     for inputs, targets in batches:
-        with (
-            torch.autocast("cuda", torch.bfloat16),
-            te.autocast(enabled=True, recipe=RECIPES[recipe]()),
-        ):
+        fp8 = te.autocast(enabled=True, recipe=RECIPES[recipe]())
+        with torch.autocast("cuda", torch.bfloat16), fp8:
             loss = nn.functional.cross_entropy(model(inputs), targets)
         loss.backward()  # outside: it takes its precision from the forward pass
         optimizer.step()
