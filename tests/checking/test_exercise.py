@@ -548,7 +548,7 @@ def test_a_module_of_the_readers_is_no_library(make: Make, library: Path) -> Non
 
 FIRST_CHECK = """
 import os, signal, sys, threading, time
-from amp_course.checking import Exercise
+from amp_course.checking import Card, Exercise
 assert "torch._dynamo" not in sys.modules
 def judge(answer):
     times.append(time.monotonic())

@@ -414,7 +414,7 @@ def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     verdict, alternative, *notes = done.stdout.splitlines()
-    assert (verdict, alternative) == ("Correct. why", "Also right: alt")
+    assert (verdict, alternative) == ("Correct. why", "Also right: other")
     assert len(notes) == 1 and notes[0].startswith("Note: your progress could not be saved: "), (
         notes
     )
