@@ -85,9 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     right, or a signal's.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a terminal without × or ⁻ still shows the rest
+        # a terminal without × or ⁻ still shows the rest
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run(sys.argv[1:] if argv is None else list(argv))

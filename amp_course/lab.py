@@ -29,9 +29,8 @@ def start(port: int | None = None, browser: bool = True, jupyter_args: Sequence[
     port = _free_port() if port is None else _checked(port)
     use_writable_folders()
     _use_own_settings()
-    os.environ["AMP_COURSE_ROOT"] = str(
-        root
-    )  # kernels look no further, wherever the package is installed
+    # kernels look no further, wherever the package is installed
+    os.environ["AMP_COURSE_ROOT"] = str(root)
 
     from jupyterlab.labapp import LabApp
 
@@ -89,9 +88,8 @@ def check_options(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
     for argument in arguments:
         name, assigned, _ = argument.partition("=")
         if argument.startswith("-"):
-            option = ".".join(
-                name.split(".")[:2]
-            )  # --ServerApp.tornado_settings.x sets a part of a known one
+            # --ServerApp.tornado_settings.x sets a part of a known one
+            option = ".".join(name.split(".")[:2])
             if option not in known:
                 near = difflib.get_close_matches(name, [*own, *known], n=1, cutoff=0.7)
                 meant = f" Did you mean {near[0]}?" if near else ""
@@ -165,9 +163,8 @@ def _can_write(folder: str) -> bool:
     try:
         path = Path(folder).expanduser()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(
-            dir=path
-        ):  # for what a network folder or a full disk refuses, only trying tells
+        # for what a network folder or a full disk refuses, only trying tells
+        with tempfile.TemporaryFile(dir=path):
             return True
     except (OSError, RuntimeError):  # RuntimeError: the home of a user who does not exist
         return False
@@ -218,9 +215,8 @@ def _free_port() -> int:
 def _problem(port: int) -> str | None:
     """Say why nothing can listen on the port, or return None."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if (
-            os.name == "posix"
-        ):  # as Jupyter does; else a server that stopped a moment ago still seems to be there
+        # as Jupyter does; else a server that stopped a moment ago still seems to be there
+        if os.name == "posix":
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((ADDRESS, port))

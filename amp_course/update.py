@@ -130,9 +130,8 @@ def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
         if not os.path.lexists(path) or _is_the_courses(git, name, target):
             continue
         (kept_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(
-            path, kept_folder / name
-        )  # at once, where it can: no save of an editor falls in between
+        # at once, where it can: no save of an editor falls in between
+        shutil.move(path, kept_folder / name)
         kept.append(name)
     for name in sorted(in_the_way):
         (git.root / name).unlink(missing_ok=True)
@@ -175,9 +174,8 @@ def _refuse_if_open(root: Path) -> None:
     from jupyter_core.paths import jupyter_runtime_dir
 
     lab.use_writable_folders()
-    for record in Path(jupyter_runtime_dir()).glob(
-        "jpserver-*.json"
-    ):  # where each running server describes itself
+    # where each running server describes itself
+    for record in Path(jupyter_runtime_dir()).glob("jpserver-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             server = json.loads(record.read_text(encoding="utf-8"))
             if Path(server["root_dir"]).resolve().is_relative_to(root) and _listens(server["port"]):

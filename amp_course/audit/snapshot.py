@@ -132,9 +132,8 @@ class Snapshot:
 
     def _children(self, name: str, *values: Any) -> None:
         for one in values:
-            if type(one) is list and _PLAIN.issuperset(
-                map(type, one)
-            ):  # most of what large data hold
+            # most of what large data hold
+            if type(one) is list and _PLAIN.issuperset(map(type, one)):
                 if id(one) not in self._met:
                     self._met[id(one)] = one
                     self._content(name, one)

@@ -35,9 +35,8 @@ _EXERCISE_TAGS = {"raises-exception", "nbval-ignore-output"}
 
 def make_exercise(master: NotebookNode) -> NotebookNode:
     """Return the exercise notebook of a solution notebook: answers blanked, outputs cleared."""
-    from nbgrader.preprocessors import (
-        ClearSolutions,
-    )  # here: nbgrader is for authors, readers do without it
+    # here: nbgrader is for authors, readers do without it
+    from nbgrader.preprocessors import ClearSolutions
     from traitlets.config import Config
 
     config = Config()
@@ -140,9 +139,8 @@ def run(path: Path) -> None:
     report = json.loads(book.cells.pop().outputs[0].text)
     for cell in book.cells:
         for output in cell.get("outputs", []):
-            if (
-                output.output_type == "error"
-            ):  # where torch is installed is nobody's business but this machine's
+            # where torch is installed is nobody's business but this machine's
+            if output.output_type == "error":
                 output.traceback = [line.replace(sys.prefix, "…") for line in output.traceback]
     stamps.stamp(tidy(book), **report)
     nbformat.write(book, path)

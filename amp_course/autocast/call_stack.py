@@ -113,9 +113,8 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
         if event.kind() == "pop" and stack:
             stack.pop()
         elif event.kind() == "push":
-            name = (
-                event.name() if event.scope() == _FUNCTION else ""
-            )  # "" for a label of the model's own, or a node
+            # "" for a label of the model's own, or a node
+            name = event.name() if event.scope() == _FUNCTION else ""
             if name.startswith(_MARK):
                 found[int(name.removeprefix(_MARK))] = [
                     frame for frame in stack if frame.name != "PythonDispatchMode"

@@ -24,9 +24,8 @@ def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int
     weights = recorder.weights
     copies: dict[int, str] = {}  # storage of a copy that autocast made → the weight's name
     used: set[int] = set()  # storages of copies that an op has read
-    cast_nodes: dict[
-        int, str
-    ] = {}  # sequence number of the node of an inserted cast → what it cast
+    # sequence number of the node of an inserted cast → what it cast
+    cast_nodes: dict[int, str] = {}
     for number, ran in enumerate(recorder.ran):
         caller = recorder.callers.get(number, Caller())
         cast = _cast_by(ran, caller, cast_nodes)

@@ -38,9 +38,8 @@ def restored(model: nn.Module) -> Iterator[None]:
             module.training = training
         with torch.no_grad():
             for module, held, values in buffers:
-                if not isinstance(
-                    module, torch.jit.ScriptModule
-                ):  # whose buffers cannot be exchanged
+                # whose buffers cannot be exchanged
+                if not isinstance(module, torch.jit.ScriptModule):
                     module._buffers.update(held)
                 for name, value in values.items():
                     buffer = held[name]
@@ -177,10 +176,6 @@ def without_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if func is torch.ops.aten.copy_.default:
         return args[0]
     if func._schema.name.endswith(("batch_norm", "batch_norm_legit")) and args[5]:  # training
-        args = (
-            *args[:3],
-            None,
-            None,
-            *args[5:],
-        )  # without the running averages, which it would update in place
+        # without the running averages, which it would update in place
+        args = (*args[:3], None, None, *args[5:])
     return func(*args, **kwargs)

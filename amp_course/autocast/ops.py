@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Make = Callable[
-    [Tensor], Tensor
-]  # turns a float32 tensor of the op's into one of the dtype that is tried
+# turns a float32 tensor of the op's into one of the dtype that is tried
+Make = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

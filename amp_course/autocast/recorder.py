@@ -73,9 +73,8 @@ class Recorder:
         named = self.model.named_modules()
         self._paths = {id(module): path.replace("_orig_mod.", "") or ROOT for path, module in named}
         self._open: list[Call] = []
-        self._copies: dict[
-            int, Tensor
-        ] = {}  # by storage; the tensor keeps its storage from being reused
+        # by storage; the tensor keeps its storage from being reused
+        self._copies: dict[int, Tensor] = {}
         self._thread = threading.get_ident()
 
     @property

@@ -12,10 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-ROOT, LOSS = (
-    "(model)",
-    "(loss)",
-)  # the module path of the model itself, and of the loss that came with it
+# the module path of the model itself, and of the loss that came with it
+ROOT, LOSS = ("(model)", "(loss)")
 Phase = Literal["forward", "backward"]
 CastBy = Literal["", "autocast", "model", "op", "gradient"]
 

@@ -116,9 +116,8 @@ def chip(name: str) -> str:
 def _module_row(row: ModuleRow, forward: bool, most: int, selected: bool) -> str:
     depth = row.path.count(".") + (not row.path.startswith("("))
     steps = row.path.split(".")
-    last = (
-        steps[-2:] if steps[-1].isdigit() else steps[-1:]
-    )  # in a list of modules, "blocks.0" says more than "0"
+    # in a list of modules, "blocks.0" says more than "0"
+    last = steps[-2:] if steps[-1].isdigit() else steps[-1:]
     name = escape(".".join(last)) + (f" × {row.calls}" if row.calls > 1 else "")
     mark = "▸ " if selected else ""
     path = (

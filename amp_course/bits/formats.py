@@ -62,9 +62,8 @@ class FloatFormat:
                 f"{self.name}: {self.exponent_bits} exponent bits: a format with “{self.specials}” "
                 f"specials takes {least} to {WIDEST_EXPONENT}"
             )
-        fewest = (
-            1 if self.specials == "ieee" else 0
-        )  # inf and NaN share an exponent field: one bit tells them apart
+        # inf and NaN share an exponent field: one bit tells them apart
+        fewest = 1 if self.specials == "ieee" else 0
         if not fewest <= self.significand_bits <= WIDEST_SIGNIFICAND:
             raise ValueError(
                 f"{self.name}: {self.significand_bits} significand bits: a format with "
@@ -84,9 +83,8 @@ class FloatFormat:
     ) -> FloatFormat:
         """Return a format of your own widths with IEEE's bias: of(4, 3).name → "E4M3"."""
         name = f"E{exponent_bits}M{significand_bits}"
-        in_range = (
-            isinstance(exponent_bits, int) and 0 < exponent_bits <= WIDEST_EXPONENT
-        )  # else it is refused below
+        # else it is refused below
+        in_range = isinstance(exponent_bits, int) and 0 < exponent_bits <= WIDEST_EXPONENT
         bias = ieee_bias(exponent_bits) if in_range else 0
         return cls(name, exponent_bits, significand_bits, bias, specials)
 
@@ -170,9 +168,8 @@ def ieee_bias(exponent_bits: int) -> int:
 
 FP64 = FloatFormat("fp64", 11, 52, 1023, "ieee", "float64")
 FP32 = FloatFormat("fp32", 8, 23, 127, "ieee", "float32")
-TF32 = FloatFormat(
-    "tf32", 8, 10, 127, "ieee"
-)  # how tensor cores read an fp32 input; stored in 32 bits
+# how tensor cores read an fp32 input; stored in 32 bits
+TF32 = FloatFormat("tf32", 8, 10, 127, "ieee")
 BF16 = FloatFormat("bf16", 8, 7, 127, "ieee", "bfloat16")
 FP16 = FloatFormat("fp16", 5, 10, 15, "ieee", "float16")
 FP8_E5M2 = FloatFormat("fp8 E5M2", 5, 2, 15, "ieee", "float8_e5m2")

@@ -70,9 +70,8 @@ def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
     if not is_finite(exact):
         return Nearest(exact, fmt, pattern, value, "largest")
     error = Fraction(value) - Fraction(exact)
-    far = neighbours(pattern, fmt)[
-        error < 0
-    ]  # the other of the two numbers that the exact one lies between
+    # the other of the two numbers that the exact one lies between
+    far = neighbours(pattern, fmt)[error < 0]
     tie = math.isfinite(far) and Fraction(far) - Fraction(exact) == -error
     if value == 0:
         return Nearest(exact, fmt, pattern, value, "zero", tie)

@@ -129,9 +129,8 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
     def x(number: Fraction) -> float:
         return _LINE_WIDTH / 2 + _REACH * float((number - here) / reach)
 
-    left = (
-        x((low + here) / 2) if not is_nan(below) else 10
-    )  # without inf, all that lies beyond comes back to the end
+    # without inf, all that lies beyond comes back to the end
+    left = x((low + here) / 2) if not is_nan(below) else 10
     right = x((here + high) / 2) if not is_nan(above) else _LINE_WIDTH - 10
     shade = FIELDS["significand"][0] + TINT
     parts = [svg.box(left, y - 9, right - left, 18, shade), svg.line(10, y, _LINE_WIDTH - 10, y)]

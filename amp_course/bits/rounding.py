@@ -74,9 +74,8 @@ def binade(x: Tensor, fmt: FloatFormat) -> Tensor:
     x is float32 or float64. Times `fmt.eps` it is the spacing of the format at x.
     """
     integer, exponent = _EXPONENT_BITS[x.dtype]
-    power = (x.view(integer) & exponent).view(
-        x.dtype
-    )  # the significand cleared: 1.1011 · 2^e → 2^e
+    # the significand cleared: 1.1011 · 2^e → 2^e
+    power = (x.view(integer) & exponent).view(x.dtype)
     return power.clamp_(fmt.smallest_normal, 2.0**fmt.max_exponent)
 
 
@@ -94,9 +93,8 @@ def overflow_(rounded: Tensor, fmt: FloatFormat) -> Tensor:
         return rounded.clamp_(-fmt.max, fmt.max)  # which leaves NaN as it is
     if rounded.numel() == 0:
         return rounded
-    least, largest = (
-        rounded.aminmax()
-    )  # one quick look, NaN if there is one: the rest costs more, and is rarely needed
+    # one quick look, NaN if there is one: the rest costs more, and is rarely needed
+    least, largest = rounded.aminmax()
     if -fmt.max <= least and largest <= fmt.max:
         return rounded
     return torch.where(rounded.abs() > fmt.max, rounded.sign() * torch.inf, rounded, out=rounded)

@@ -71,9 +71,8 @@ def decode(pattern: int, fmt: FloatFormat) -> float:
         magnitude = math.inf
     else:
         hidden = 2**fmt.significand_bits if fields.exponent else 0
-        exponent = (
-            max(fields.exponent, 1) - fmt.bias
-        )  # subtle: field 0 has the exponent of field 1, and no hidden 1
+        # subtle: field 0 has the exponent of field 1, and no hidden 1
+        exponent = max(fields.exponent, 1) - fmt.bias
         magnitude = math.ldexp(hidden + fields.significand, exponent - fmt.significand_bits)
     return -magnitude if fields.sign else magnitude
 
@@ -102,9 +101,8 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     if magnitude == 0:
         return sign
     exponent = max(floor_log2(magnitude), fmt.min_exponent)
-    steps = round(
-        magnitude / _power_of_two(exponent - fmt.significand_bits)
-    )  # a Fraction rounds half to even
+    # a Fraction rounds half to even
+    steps = round(magnitude / _power_of_two(exponent - fmt.significand_bits))
     # subtle: `steps` holds the hidden 1 where there is one, and so counts the exponent field up by
     #         one; if it was
     # rounded up to the next power of two, the carry counts it up once more.
@@ -142,9 +140,8 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
     nearest = decode(encode(value, fmt), fmt)
     if not math.isfinite(nearest):
         return math.inf
-    magnitude = abs(
-        Fraction(value if abs(nearest) < fmt.max else nearest)
-    )  # a format without inf keeps its last gap
+    # a format without inf keeps its last gap
+    magnitude = abs(Fraction(value if abs(nearest) < fmt.max else nearest))
     exponent = max(floor_log2(magnitude), fmt.min_exponent) if magnitude else fmt.min_exponent
     return math.ldexp(1.0, exponent - fmt.significand_bits)
 
@@ -158,9 +155,8 @@ def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
     if kind(pattern, fmt) == "NaN":
         return math.nan, math.nan
     half = 2 ** (fmt.bits - 1)
-    ordered = (
-        -(pattern - half) if pattern >= half else pattern
-    )  # for one sign, patterns are in the order of their values
+    # for one sign, patterns are in the order of their values
+    ordered = -(pattern - half) if pattern >= half else pattern
     last = fmt.max_pattern + (fmt.specials == "ieee")
 
     def value(number: int) -> float:
@@ -196,9 +192,8 @@ def _number(value: Any) -> float | Fraction:
         )
     try:
         near = float(value)
-        if (
-            near and math.isfinite(near) and hasattr(value, "as_integer_ratio")
-        ):  # a Decimal may be finer than a float
+        # a Decimal may be finer than a float
+        if near and math.isfinite(near) and hasattr(value, "as_integer_ratio"):
             return Fraction(*value.as_integer_ratio())
         return near
     except (TypeError, ValueError, RuntimeError):
@@ -210,6 +205,5 @@ def _power_of_two(exponent: int) -> Fraction:
 
 
 def _overflow_pattern(fmt: FloatFormat) -> int:
-    return fmt.max_pattern + (
-        fmt.specials == "ieee"
-    )  # inf comes right after the largest number, if there is one
+    # inf comes right after the largest number, if there is one
+    return fmt.max_pattern + (fmt.specials == "ieee")

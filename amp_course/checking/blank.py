@@ -85,9 +85,8 @@ def _code_of(answer: Any) -> types.CodeType | None:
         code = inspect.unwrap(
             answer.func if isinstance(answer, functools.partial) else answer
         ).__code__
-    except (
-        Exception
-    ):  # objects may answer oddly when asked for an attribute, and they are the reader's
+    except Exception:
+        # objects may answer oddly when asked for an attribute, and they are the reader's
         return None
     return code if isinstance(code, types.CodeType) else None
 

@@ -196,9 +196,8 @@ def _told_apart(one: Any, other: Any, show: Show) -> tuple[str, str]:
     shown = show(one), show(other)
     if shown[0] == shown[1] or not (_has_floats(one) and _has_floats(other)):
         return shown
-    mixed = any("^" in text for text in shown) and any(
-        map(_DECIMAL.fullmatch, shown)
-    )  # 2^-10 and 0.0253754
+    # 2^-10 and 0.0253754
+    mixed = any("^" in text for text in shown) and any(map(_DECIMAL.fullmatch, shown))
     if max(map(len, shown)) <= _SHORT and not mixed:
         return shown
     for digits in (6, 9):

@@ -164,9 +164,8 @@ class Exercise(Card):
             return unfinished
         load_lazy_modules()  # before the clock starts
         with sandbox() as left:
-            more = (
-                _AFTERWARDS if isinstance(self.judge, Judge) else 0.0
-            )  # it keeps to the limit itself
+            # it keeps to the limit itself
+            more = _AFTERWARDS if isinstance(self.judge, Judge) else 0.0
             problem = self._limited(lambda: self._problem(answer, left), self.seconds + more)
         mistake = problem.mistake if isinstance(problem, Wrong) else None
         if problem is None and left.leaks:
@@ -177,9 +176,8 @@ class Exercise(Card):
             if isinstance(empty, list) and empty:
                 notes = (*notes, f"Still empty: {', '.join(empty)}.")
             notes += _runs_later(answer)
-            return Outcome(
-                "not yet", short(str(problem), _LONG), notes, mistake
-            )  # it may quote a long answer
+            # it may quote a long answer
+            return Outcome("not yet", short(str(problem), _LONG), notes, mistake)
         return Outcome(
             "correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks)
         )
@@ -230,9 +228,8 @@ class Exercise(Card):
                 )
         except (TimeUp, KeyboardInterrupt):
             raise
-        except (
-            BaseException
-        ):  # an object that raises when it is looked at: so it will for the judge
+        except BaseException:
+            # an object that raises when it is looked at: so it will for the judge
             pass
         return None
 
@@ -245,9 +242,8 @@ class Exercise(Card):
             return wrong
         except (TimeUp, KeyboardInterrupt):
             raise
-        except (
-            BaseException
-        ) as error:  # SystemExit too: an answer that calls exit() must not end the notebook
+        except BaseException as error:
+            # SystemExit too: an answer that calls exit() must not end the notebook
             try:
                 return explain(error)
             except (TimeUp, KeyboardInterrupt):

@@ -123,34 +123,30 @@ def signature(error: BaseException) -> str:
 def short(text: str, length: int = _LONG) -> str:
     """Cut a text that nobody would read to its end: "aaaaaaaa", 4 → "aaa…"."""
     cut = text if len(text) <= length else text[: length - 1] + "…"
-    return cut.encode(
-        "utf-8", "replace"
-    ).decode()  # a lone surrogate can be neither printed nor sent to the browser
+    # a lone surrogate can be neither printed nor sent to the browser
+    return cut.encode("utf-8", "replace").decode()
 
 
 def _machines_fault(error: BaseException) -> str | None:
     """Explain an error of a full or failing disk, or of a machine at its limits:
     the answer may be right.
     """
-    if not issubclass(
-        type(error), OSError
-    ):  # not `isinstance`, which may run the reader's `__class__`
+    # not `isinstance`, which may run the reader's `__class__`
+    if not issubclass(type(error), OSError):
         return None
     failed = cast(OSError, error)
     return ", so ".join(cause_and_fix(failed)) if failed.errno in _MACHINE else None
 
 
 def _kind(error: BaseException) -> str:
-    return str(
-        type.__dict__["__name__"].__get__(type(error))
-    )  # a metaclass of the reader's may have another opinion
+    # a metaclass of the reader's may have another opinion
+    return str(type.__dict__["__name__"].__get__(type(error)))
 
 
 def _message(error: BaseException) -> str:
     try:
         line = short(_ANSI.sub("", str.strip(str(error))).split("\n")[0])
-        return re.sub(
-            r"(, but expected one of)?:$", "", line
-        )  # what it announces is on the lines below
+        # what it announces is on the lines below
+        return re.sub(r"(, but expected one of)?:$", "", line)
     except Exception:  # an exception of the reader's own may be broken too
         return ""

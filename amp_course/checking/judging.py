@@ -116,9 +116,8 @@ class Judge:
         seed = secrets.randbits(31)
         right = self.run(self.right, seed)
         with sandbox(TORCH):
-            torch.manual_seed(
-                seed
-            )  # outside the inner sandbox, which would take it for the answer's doing
+            # outside the inner sandbox, which would take it for the answer's doing
+            torch.manual_seed(seed)
             with workplace(), sandbox() as found:
                 mine = within(seconds, lambda: list(self._run(answer, seed)), PATIENCE)
         if left is not None:

@@ -92,9 +92,8 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
 
 
 def _ring_soon() -> None:
-    if (
-        signal.getitimer(signal.ITIMER_REAL)[0] > _LEAVING
-    ):  # else a key held down would put it off for ever
+    # else a key held down would put it off for ever
+    if signal.getitimer(signal.ITIMER_REAL)[0] > _LEAVING:
         signal.setitimer(signal.ITIMER_REAL, _LEAVING, _AGAIN)
 
 
@@ -138,9 +137,8 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     if shots > 1:
         _set_handled(handled)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(
-        signal.SIGALRM, old_handler or signal.SIG_DFL
-    )  # None: a handler that Python did not set
+    # None: a handler that Python did not set
+    signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)
     if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
         left = max(0.01, old_delay - (time.monotonic() - clock.began))
         signal.setitimer(signal.ITIMER_REAL, left, old_interval)

@@ -59,9 +59,8 @@ def box_html(look: str, head: str, lines: list[str], code: str | None = None) ->
             "0;padding:.6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);"
             f'background:var(--jp-layout-color2, #eee)">{html.escape(code)}</pre>'
         )
-    role = (
-        "" if look == "card" else ' role="status"'
-    )  # the course's JupyterLab has it read out when its cell has run
+    # the course's JupyterLab has it read out when its cell has run
+    role = "" if look == "card" else ' role="status"'
     return (
         f'<div{role} style="border-left:5px solid var({colour});padding:.5em .9em;margin:.2em '
         f"0;max-width:52em;"

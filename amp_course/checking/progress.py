@@ -76,17 +76,15 @@ def load() -> Progress:
         return _read(progress_file())
     except OSError as error:
         return Progress(note=describe_os_error(error, "Your progress cannot be read"))
-    except (
-        RuntimeError
-    ) as error:  # CourseError; or AMP_COURSE_WORK names the home of a user who is not there
+    except RuntimeError as error:
+        # CourseError; or AMP_COURSE_WORK names the home of a user who is not there
         return Progress(note=str(error))
 
 
 def _read(path: Path) -> Progress:
     try:
-        return Progress(
-            _parse(path.read_text(encoding="utf-8-sig"))
-        )  # some editors on Windows put a mark in front
+        # some editors on Windows put a mark in front
+        return Progress(_parse(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         return Progress()
     except (ValueError, RecursionError) as error:

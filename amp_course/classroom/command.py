@@ -70,9 +70,8 @@ def make_report(folder: str, chapters: Sequence[str]) -> None:
         if chapter in wanted:
             write_text(target / f"{chapter.stem}.html", page(found, projected=False))
             write_text(target / f"{chapter.stem}-projected.html", page(found, projected=True))
-            write_text(
-                target / f"{chapter.stem}.csv", f"\ufeff{table(found)}"
-            )  # the mark tells Excel that it is UTF-8
+            # the mark tells Excel that it is UTF-8
+            write_text(target / f"{chapter.stem}.csv", f"\ufeff{table(found)}")
     write_text(target / "index.html", index(reports))
     print(f"Open {target / 'index.html'}. The pages called …-projected.html name no student.")
 

@@ -181,9 +181,8 @@ def create(root: Path, names: Sequence[str]) -> Iterator[str]:
     ]
     _refuse(root)
     root.mkdir(parents=True, exist_ok=True)
-    if not (
-        root / _MARK
-    ).exists():  # first: what is interrupted can be told from somebody else's folder
+    # first: what is interrupted can be told from somebody else's folder
+    if not (root / _MARK).exists():
         write_text(
             root / _MARK, json.dumps({"made by": "amp-course classroom init", "version": 1}) + "\n"
         )

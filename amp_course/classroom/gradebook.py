@@ -131,9 +131,8 @@ def _quietly() -> Iterator[None]:
             "-c constraints.txt nbgrader` in the course's folder."
         ) from None
     path = os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join(
-        [str(Path(sys.executable).parent), path]
-    )  # it starts `alembic` by that name
+    # it starts `alembic` by that name
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")

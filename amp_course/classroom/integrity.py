@@ -126,9 +126,8 @@ _GONE = object()
 
 
 def _same(was: Any, now: Any) -> bool:
-    if isinstance(was, types.FunctionType) and isinstance(
-        now, types.FunctionType
-    ):  # a reloaded module has equal ones
+    # a reloaded module has equal ones
+    if isinstance(was, types.FunctionType) and isinstance(now, types.FunctionType):
         return was is now or (was.__code__ == now.__code__ and was.__globals__ is now.__globals__)
     return was is now or (
         type(was) is type(now) and isinstance(was, (*_ATOMS, tuple)) and was == now

@@ -84,9 +84,8 @@ def _handler(kernel: Any, keeper: Keeper, before: list[Part]) -> Callable[..., N
     def answer_request(stream: Any, identity: Any, message: Any) -> None:
         content = message["content"]
         reply: dict[str, str] = {}
-        with contextlib.suppress(
-            Exception
-        ):  # the submission may have done anything to this process; no verdict, then
+        # the submission may have done anything to this process; no verdict, then
+        with contextlib.suppress(Exception):
             for path in replaced(before)[:3]:
                 keeper.note("replaced", path)
             answer = _pickled(content["answer"], kernel.shell.user_ns)

@@ -59,11 +59,8 @@ class Kernel(NotebookClient):
             iopub_timeout=10,
             raise_on_iopub_timeout=False,
         )
-        self._limits, self._printed, self.excess = (
-            job.limits,
-            0,
-            "",
-        )  # what it was stopped for, in words
+        # what it was stopped for, in words
+        self._limits, self._printed, self.excess = (job.limits, 0, "")
         self._scratch, key = scratch, secrets.token_bytes(32)
         self._seal = Seal(key)
         settings = {
@@ -98,9 +95,8 @@ class Kernel(NotebookClient):
     async def __aenter__(self) -> Kernel:
         home = self._scratch / "home"
         home.mkdir()
-        with (self._scratch / "log").open(
-            "wb"
-        ) as log:  # of the kernel itself; a cell's prints are messages
+        # of the kernel itself; a cell's prints are messages
+        with (self._scratch / "log").open("wb") as log:
             await self._process.start_kernel(
                 cwd=str(home),
                 env=_environment(self._scratch / "settings.json"),
@@ -145,10 +141,8 @@ class Kernel(NotebookClient):
         began = time.monotonic()
         try:
             await self.async_execute_cell(cell, number)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # from a message of the submission's own making
+        except (ValueError, RecursionError) as error:
+            # from a message of the submission's own making
             raise DeadKernelError("a message that cannot be read") from error
         if time.monotonic() - began > self._limits.cell_seconds:
             await self._must_answer()
@@ -212,12 +206,8 @@ class Kernel(NotebookClient):
                 return None
         try:
             return super().process_message(msg, cell, cell_index)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ):  # a message of the submission's own making
+        except (KeyError, TypeError, ValueError, AttributeError):
+            # a message of the submission's own making
             return None
 
 

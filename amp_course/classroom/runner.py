@@ -84,9 +84,8 @@ async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
                         _show(cell, verdict)
                 except DeadKernelError:
                     current = asyncio.current_task()
-                    if (
-                        current is not None and current.cancelling()
-                    ):  # nbclient takes an interrupted run for a dead kernel
+                    # nbclient takes an interrupted run for a dead kernel
+                    if current is not None and current.cancelling():
                         raise asyncio.CancelledError from None
                     _end(done, cell, number, task)
                     if kernel.excess:

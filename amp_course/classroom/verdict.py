@@ -13,10 +13,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-REQUEST, REPLY = (
-    "amp_course_check_request",
-    "amp_course_check_reply",
-)  # types of messages to and from the kernel
+# types of messages to and from the kernel
+REQUEST, REPLY = ("amp_course_check_request", "amp_course_check_reply")
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from amp_course.kit.threads import one_thread
 
 STEPS_AFTER_DEATH = 8  # still recorded, to show that it is for good
 _PICTURES = 32  # few, and all of them in every step
-_GREY_LEVELS = (
-    16 * 255
-)  # of a pixel of `digits()` with value 1: 4 × 4 pixels of the scan, all with ink
+# of a pixel of `digits()` with value 1: 4 × 4 pixels of the scan, all with ink
+_GREY_LEVELS = 16 * 255
 
 
 class Block(nn.Module):

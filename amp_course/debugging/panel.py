@@ -46,9 +46,8 @@ class HeadroomMap(Panel):
     def __init__(self, run: DivergingRun | None = None) -> None:
         self.run, trouble = (run, "") if run is not None else _record()
         steps = len(self.run.losses) if self.run else 0
-        first = (self.run.death if self.run else None) or max(
-            1, steps
-        )  # all that led to it is on the map then
+        # all that led to it is on the map then
+        first = (self.run.death if self.run else None) or max(1, steps)
         self.step = widgets.IntSlider(
             first,
             1,

@@ -165,9 +165,8 @@ def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
         words.append(f"{_name(module)} {told}")
         if reading is not None:
             parts.append(_bar(y, reading, bar_end(reading.largest, dtype), told))
-    parts.append(
-        line(end, top - 2, end, floor + 2, stroke=INK, width=1.5)
-    )  # last: the end is marked on the bars, too
+    # last: the end is marked on the bars, too
+    parts.append(line(end, top - 2, end, floor + 2, stroke=INK, width=1.5))
     label = f"Step {step}, largest {kind} by module, for {short(dtype)}: {'; '.join(words)}."
     return picture(_WIDTH, floor + 14, *parts, label=label)
 

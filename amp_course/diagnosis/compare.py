@@ -50,6 +50,5 @@ def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], flo
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return (
-        tensor.cpu() if tensor.device.type == "mps" else tensor
-    ).double()  # Apple's GPUs have no float64
+    # Apple's GPUs have no float64
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

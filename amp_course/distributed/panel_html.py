@@ -22,10 +22,8 @@ RANKS = (
     ("#8C6D31", "4 4"),
     ("#7570B3", "9 2 2 2 2 2"),
 )
-OVERFLOWED, SKIPPED = (
-    "xx",
-    "//",
-)  # the hatch of a skipped step: the inf was this rank's own, or another's
+# the hatch of a skipped step: the inf was this rank's own, or another's
+OVERFLOWED, SKIPPED = ("xx", "//")
 NEUTRAL = "#777777"  # in a legend, for any rank's colour
 _STEPPED = "var(--jp-layout-color2, #eee)"
 _WIDTH, _LEFT, _RIGHT = 720, 88, 576

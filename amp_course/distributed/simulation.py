@@ -258,9 +258,8 @@ def _backward_parts(team: Sequence[_Rank], x: Tensor, y: Tensor, outliers: Seque
             normed.append(rank.layers.norm(x))
             inputs.append(normed[-1].detach().requires_grad_())
             parts.append(rank.layers.logits(inputs[-1], outlier))
-    logits = torch.stack([part.detach() for part in parts]).sum(
-        0
-    )  # the all-reduce of the forward pass
+    # the all-reduce of the forward pass
+    logits = torch.stack([part.detach() for part in parts]).sum(0)
     outputs = [logits.clone().requires_grad_() for _ in team]
     torch.autograd.backward(
         [rank.scaler.scale(cross_entropy(out, y)) for rank, out in zip(team, outputs, strict=True)]

@@ -53,9 +53,8 @@ class Examination(Examiner):
         self._warnings.__enter__()
         self.seen = Watchers(self._complete)
         self.begin()
-        self._listening = taps.listening(
-            {"exit": self._exits}
-        )  # kept: it ends when it is collected
+        # kept: it ends when it is collected
+        self._listening = taps.listening({"exit": self._exits})
         self._listening.__enter__()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -134,9 +133,8 @@ class Examination(Examiner):
         """Write what was found, once. why: "steps", "time", "interrupt", "end",
         "exit" or "error".
         """
-        if self.done or (
-            self.child and self.seen.observer is None
-        ):  # a worker of a DataLoader, say
+        # a worker of a DataLoader, say
+        if self.done or (self.child and self.seen.observer is None):
             return
         self.done = True
         result: dict[str, Any]

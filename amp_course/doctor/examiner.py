@@ -25,10 +25,8 @@ from amp_course.watching.records import Intervention, Update
 from amp_course.watching.script import Summary
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # origins, arrived, given
-_OF_AN_OPTIMIZER = (
-    "optimizer-of-old-weights",
-    "frozen-optimizer",
-)  # at fault is the line that made it
+# at fault is the line that made it
+_OF_AN_OPTIMIZER = ("optimizer-of-old-weights", "frozen-optimizer")
 _OFTEN = 0.5  # of the time
 _LONG = 10  # updates without one of an average that is in use
 

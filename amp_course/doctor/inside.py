@@ -132,8 +132,7 @@ def _keep_readers_frames(told: traceback.TracebackException) -> None:
 
 
 if __name__ == "__main__":
-    from amp_course.doctor import (
-        inside,
-    )  # under its own name, so that what is pickled is found again
+    # under its own name, so that what is pickled is found again
+    from amp_course.doctor import inside
 
     inside.main(sys.argv[1:])

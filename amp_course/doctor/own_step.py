@@ -197,9 +197,8 @@ def _together(
     vague = set()  # what others say better
     if names & _OF_AN_EXCEPTION:
         vague.add("script-raises" if "step-raises" in names else "step-raises")
-    if any(
-        one.behaviour == "values" or "op" in one.evidence for one in watched
-    ):  # the audit does not say where
+    # the audit does not say where
+    if any(one.behaviour == "values" or "op" in one.evidence for one in watched):
         vague |= {"not-finite", *(_RAISES if error is not None and mentions_values(error) else ())}
     found = [one for one in found if one.name not in vague or "op" in one.evidence]
     told = {one.name for one in advice}  # the observation of the same is left out then

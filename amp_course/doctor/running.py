@@ -20,14 +20,12 @@ from amp_course.kit.markup import without_codes
 STOP = "stop"
 _MOMENT = 5.0  # seconds that they get for that
 _GRACE = 15.0  # seconds that the processes get to write what they found
-_INSIDE = Path(__file__).with_name(
-    "inside.py"
-)  # which is not imported: the command does without torch
+# which is not imported: the command does without torch
+_INSIDE = Path(__file__).with_name("inside.py")
 _LAST = 12  # lines of the script's output
 _PLAIN = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
-_END_OF_INPUT = (
-    b"\x04" * 64
-)  # for a script that asks its terminal something: nobody is there to answer
+# for a script that asks its terminal something: nobody is there to answer
+_END_OF_INPUT = b"\x04" * 64
 
 
 @dataclass(frozen=True)

@@ -216,13 +216,11 @@ def _report(
     trained = [one for one in results if one["passes"] and one["optimizers"]]
     named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
     if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):
-        named = [
-            one for one in named if one.name != "script-raises"
-        ]  # others fail for want of a partner
+        # others fail for want of a partner
+        named = [one for one in named if one.name != "script-raises"]
     raised = [one["error"] for one in results if one["error"] and not one["passes"]]
-    if raised and any(
-        one["ended"] == "exit" and one["code"] for one in trained
-    ):  # a child's, told by its parent
+    # a child's, told by its parent
+    if raised and any(one["ended"] == "exit" and one["code"] for one in trained):
         named.append(finding("script-raises", f"the script raised {raised[0]}"))
         trained[0]["ended"] = "error"
     named += check_ranks(trained)
@@ -233,9 +231,8 @@ def _report(
     names = {one.name for one in findings}
     advice = [one for one in named if known(one.name).is_advice]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
-    left_out = names | (
-        {"wrapper-not-called"} if "ranks-drift" in names else set()
-    )  # which says it too
+    # which says it too
+    left_out = names | ({"wrapper-not-called"} if "ranks-drift" in names else set())
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
         observed.append(

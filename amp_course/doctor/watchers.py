@@ -59,9 +59,8 @@ class Watchers:
             WeakKeyDictionary()
         )
         self.sharded = False  # weights are DTensors, which only a collective can look at
-        self._regions: list[
-            tuple[Region | None, int]
-        ] = []  # entered: the event, and matmuls in 16 bits before it
+        # entered: the event, and matmuls in 16 bits before it
+        self._regions: list[tuple[Region | None, int]] = []
         self._stepping: torch.optim.Optimizer | None = None  # whose closure may run a backward pass
         self._stack = contextlib.ExitStack()
         for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.hidden):

@@ -100,9 +100,8 @@ class CompressedActivations:
         )
         key = place if tensor.is_contiguous() else (*place, tensor.shape, tensor.stride())
         if key not in self._known:
-            if not can_be_compressed(
-                tensor
-            ):  # an overflow is for the scaler to see: it comes out as it went in
+            # an overflow is for the scaler to see: it comes out as it went in
+            if not can_be_compressed(tensor):
                 return tensor
             self._known[key] = storage, compress(tensor, self.bits, self.group, self.generator)
             self.kept += self._known[key][1].nbytes

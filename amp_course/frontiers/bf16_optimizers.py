@@ -82,9 +82,8 @@ class Bf16Optimizer(PerParameterOptimizer):
             wanted = update + state.setdefault("compensation", torch.zeros_like(weight)).float()
             before = weight.float()
             weight.copy_(before + wanted)
-            state["compensation"].copy_(
-                wanted - (weight.float() - before)
-            )  # what this sum rounded away
+            # what this sum rounded away
+            state["compensation"].copy_(wanted - (weight.float() - before))
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state, and where the draws stand."""

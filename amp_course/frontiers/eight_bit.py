@@ -139,11 +139,8 @@ class AdamW8bit(PerParameterOptimizer):
         ).restore()
 
     def _write(self, state: dict[str, Any], name: str, values: Tensor, *, signed: bool) -> None:
-        for old in (
-            name,
-            f"{name}_codes",
-            f"{name}_scales",
-        ):  # from a state that was saved with other settings
+        # from a state that was saved with other settings
+        for old in (name, f"{name}_codes", f"{name}_scales"):
             state.pop(old, None)
         if values.numel() < self.smallest:
             state[name] = values

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from amp_course.bits import FP32, FloatFormat, round_to
 from amp_course.kit.models import CharGPT, TransformerBlock
 
-Cache = dict[
-    int, tuple[Tensor, Tensor]
-]  # block → its keys and values so far, (sequences, heads, tokens, width / heads)
+# block → its keys and values so far, (sequences, heads, tokens, width / heads)
+Cache = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ class Engine:
 
 TRAINING = Engine("training")
 INFERENCE = Engine("inference", pieces=4, round_pieces=True, fused=True)
-REORDERED = Engine(
-    "sums in another order", pieces=4
-)  # rounds where TRAINING does: only fp32 sums differ, in their last bits
+# rounds where TRAINING does: only fp32 sums differ, in their last bits
+REORDERED = Engine("sums in another order", pieces=4)
 
 
 class Policy:

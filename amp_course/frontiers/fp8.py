@@ -47,9 +47,8 @@ def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
             f"convert it with .float()"
         )
     scaled = tensor.detach().float() / scale
-    infinite = (
-        scaled if fmt.specials == "ieee" else torch.nan
-    )  # said here, for versions of torch cast inf in different ways
+    # said here, for versions of torch cast inf in different ways
+    infinite = scaled if fmt.specials == "ieee" else torch.nan
     return torch.where(tensor.detach().isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
 
 
@@ -164,9 +163,8 @@ def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     sum is rounded.
     """
     if simulated_because(a.device.type, *a.shape, b.shape[1]):
-        with torch.autocast(
-            a.device.type, enabled=False
-        ):  # it would take these matmuls for the model's
+        # it would take these matmuls for the model's
+        with torch.autocast(a.device.type, enabled=False):
             return (a.float() @ b.float()) * (scale_a * scale_b)
     return _scaled_mm(a, b, scale_a, scale_b)
 

@@ -16,9 +16,8 @@ from amp_course.frontiers.fp8 import E4M3, CurrentScaling, Scaling, from_fp8
 from amp_course.frontiers.hadamard import random_signs, rotate
 from amp_course.frontiers.quantizing import ElementRounding, quantize
 
-Operand = Callable[
-    [Tensor, int], Tensor
-]  # a tensor, and the dimension that the product sums over → what is multiplied
+# a tensor, and the dimension that the product sums over → what is multiplied
+Operand = Callable[[Tensor, int], Tensor]
 
 
 @dataclass

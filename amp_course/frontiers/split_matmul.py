@@ -35,9 +35,8 @@ from torch import Tensor
 from amp_course.bits import BF16, FP32, TF32, FloatFormat, round_to
 
 _U = FP32.eps / 2  # the largest relative error of one rounding, 2^−24
-EXACT_FROM = (
-    2.0**-110
-)  # the last of its 24 significand bits is worth 2^−133, the smallest subnormal of bf16
+# the last of its 24 significand bits is worth 2^−133, the smallest subnormal of bf16
+EXACT_FROM = 2.0**-110
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,14 @@ class Scheme:
         return self.left_out + sums * sum(sizes[i] * sizes[j] for i, j in self.pairs)
 
     def _lost(self) -> float:
-        return (
-            0.0 if self.operand == FP32 else self.operand.eps / 2
-        )  # by one rounding, relative to the number
+        # by one rounding, relative to the number
+        return 0.0 if self.operand == FP32 else self.operand.eps / 2
 
     def _sizes(self) -> tuple[float, ...]:
         """Return how large each piece is at most, relative to the number."""
         lost = self._lost()
-        return (1 + lost, lost, lost * lost / 2)[
-            : self.pieces
-        ]  # the half: a remainder's sign is one more bit
+        # the half: a remainder's sign is one more bit
+        return (1 + lost, lost, lost * lost / 2)[: self.pieces]
 
 
 BF16X1 = Scheme("bf16×1", BF16)
@@ -172,9 +169,8 @@ def split_bf16(tensor: Tensor, parts: int = 3) -> tuple[Tensor, ...]:
     for _ in range(parts):
         piece = round_to(rest, BF16)
         pieces.append(piece)
-        rest = torch.where(
-            piece.isfinite(), rest - piece, 0.0
-        )  # exact: what is left has fewer bits than the number
+        # exact: what is left has fewer bits than the number
+        rest = torch.where(piece.isfinite(), rest - piece, 0.0)
     return tuple(pieces)
 
 

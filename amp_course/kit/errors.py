@@ -91,10 +91,8 @@ _CAUSES: dict[str, tuple[str, str]] = {
 _BY_NUMBER = {
     getattr(errno, name): words for name, words in _CAUSES.items() if hasattr(errno, name)
 }
-_IN_USE = (
-    32,
-    33,
-)  # Windows reports a file that another program holds as EACCES, with one of these in `winerror`
+# Windows reports a file that another program holds as EACCES, with one of these in `winerror`
+_IN_USE = (32, 33)
 
 
 def cause_and_fix(error: OSError) -> tuple[str, str]:

@@ -19,18 +19,16 @@ from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.report import Block, Page, Table
 
-_CPU_MAX = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # "200000 100000": two cores' worth of time; "max 100000": no limit
+# "200000 100000": two cores' worth of time; "max 100000": no limit
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?"}
 
 
 def pick_device() -> torch.device:
     """Return the device to train on: CUDA, XPU or MPS, the first that works here, else the CPU."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns of too old a driver, and then says "not available"
+        # torch warns of too old a driver, and then says "not available"
+        warnings.simplefilter("ignore")
         for name in ("cuda", "xpu", "mps"):
             if _works(name):
                 return torch.device(name)
@@ -43,10 +41,8 @@ def _works(name: str) -> bool:
         return False
     try:
         return (torch.ones(1, device=name) + 1).item() == 2
-    except (
-        RuntimeError,
-        AssertionError,
-    ):  # this build has no kernels for it, or another process holds it
+    except (RuntimeError, AssertionError):
+        # this build has no kernels for it, or another process holds it
         return False
 
 

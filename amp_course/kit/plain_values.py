@@ -16,15 +16,10 @@ import torch
 from torch import Tensor, nn
 
 _KEPT = (bool, type(None), torch.Size, torch.dtype, torch.device)
-_NUMPY = (
-    np.bool_,
-    np.number,
-    np.str_,
-    np.bytes_,
-)  # what `.item()` turns into an equal Python value, if it does
-_BASES: dict[
-    type, Any
-] = {  # what gives the base type, whatever a subclass makes of `int()` or `str()`
+# what `.item()` turns into an equal Python value, if it does
+_NUMPY = (np.bool_, np.number, np.str_, np.bytes_)
+# what gives the base type, whatever a subclass makes of `int()` or `str()`
+_BASES: dict[type, Any] = {
     int: int.__int__,
     float: float.__float__,
     complex: complex.__complex__,
@@ -99,9 +94,8 @@ def _dict_like(value: dict[Any, Any], pairs: list[tuple[Any, Any]]) -> dict[Any,
     if not isinstance(value, collections.OrderedDict):
         return dict(pairs)
     ordered = collections.OrderedDict(pairs)
-    if isinstance(
-        metadata := getattr(value, "_metadata", None), Mapping
-    ):  # the versions of a model's modules
+    # the versions of a model's modules
+    if isinstance(metadata := getattr(value, "_metadata", None), Mapping):
         ordered._metadata = dict(metadata)  # type: ignore[attr-defined]
     return ordered
 

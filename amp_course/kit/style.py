@@ -43,9 +43,8 @@ class CourseFigure(Figure):
         """
         for text in self.findobj(Text):
             words = text.get_text()
-            if (
-                "$" in words and r"\mathdefault" not in words
-            ):  # matplotlib's own, on a logarithmic axis
+            # matplotlib's own, on a logarithmic axis
+            if "$" in words and r"\mathdefault" not in words:
                 text.set_parse_math(False)
         super().draw(renderer)
 

@@ -135,9 +135,8 @@ def _session(
     loss_fn: LossFn,
     batches: Iterable[Batch],
 ) -> Session:
-    endless = itertools.chain.from_iterable(
-        itertools.repeat(batches)
-    )  # each pass draws the same batches again
+    # each pass draws the same batches again
+    endless = itertools.chain.from_iterable(itertools.repeat(batches))
     return Session(recipe, recipe.prepare(model, make_optimizer, loss_fn), endless)
 
 

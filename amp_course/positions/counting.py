@@ -51,12 +51,10 @@ def distinct_positions(n: int, fmt: FloatFormat) -> int:
     n, exact = checked_length(n), last_exact(fmt)
     if n <= exact + 1:
         return n
-    further = encode(n - 1, fmt) - encode(
-        exact, fmt
-    )  # patterns from the last exact position to the last one
-    if exact < 2 ** (
-        fmt.significand_bits + 1
-    ):  # the numbers ended: what is left has one value, perhaps a known one
+    # patterns from the last exact position to the last one
+    further = encode(n - 1, fmt) - encode(exact, fmt)
+    # the numbers ended: what is left has one value, perhaps a known one
+    if exact < 2 ** (fmt.significand_bits + 1):
         further = min(further, 1)
     return exact + 1 + further
 

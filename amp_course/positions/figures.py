@@ -14,10 +14,8 @@ from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES,
 from amp_course.kit.style import new_figure, title
 from amp_course.positions.sharing import Run, Sharing
 
-_ALONE, _SHARED = (
-    ("#56B4E9", ""),
-    ("#D55E00", "//"),
-)  # a token with an id of its own, tokens that share one
+# a token with an id of its own, tokens that share one
+_ALONE, _SHARED = (("#56B4E9", ""), ("#D55E00", "//"))
 _WRONG, _RIGHT = COLOURS["amp_fp16"], COLOURS["fp32"]
 
 
@@ -36,9 +34,8 @@ def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     for name, points in sorted(counts.items(), key=lambda item: -item[1][-1][1]):
         lengths, distinct = zip(*points, strict=True)
         axis.plot(lengths, distinct, color=FORMAT_COLOURS[name], ls=FORMAT_LINES[name], lw=2)
-        label = (
-            distinct[-1] if not heights else min(distinct[-1], heights[-1] / 1.9)
-        )  # from the top down, none on another
+        # from the top down, none on another
+        label = distinct[-1] if not heights else min(distinct[-1], heights[-1] / 1.9)
         heights.append(label)
         axis.text(lengths[-1] * 1.15, label, f"{name}: {distinct[-1]:,}", fontsize=8, va="center")
     axis.set_xscale("log", base=2)

@@ -18,10 +18,8 @@ from torch import Tensor
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.positions.sharing import Run, Sharing
 
-ALONE, SHARED = (
-    ("#56B4E9", ""),
-    ("#D55E00", "//"),
-)  # a token with an id of its own, tokens that share one
+# a token with an id of its own, tokens that share one
+ALONE, SHARED = (("#56B4E9", ""), ("#D55E00", "//"))
 _WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 680, 8, 22, 26, 118
 _NO_VALUE, _GREY = 255, (150, 150, 150)
 _EVERY = 8  # tokens between two position labels

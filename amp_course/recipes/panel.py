@@ -26,9 +26,8 @@ Net = tuple[nn.Module, Tensor, Tensor]
 _SEED = 0
 _NARROW = widgets.Layout(width="24em", max_width="100%")
 _ABSENT = [("– (not an option of it)", None)]
-_OPTIONS: dict[
-    str, tuple[list[tuple[str, Any]], str, str]
-] = {  # of a recipe → choices, label, tooltip
+# of a recipe → choices, label, tooltip
+_OPTIONS: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
     "dtype": (
         [("fp16", LOW_DTYPES[0]), ("bf16", LOW_DTYPES[1])],
         "dtype",

@@ -122,9 +122,8 @@ def _leave(*_: Any) -> None:
     if places:
         for device, enabled in calls[places[-1]][1].items():
             torch.set_autocast_enabled(device, enabled)
-        del calls[
-            places[-1] :
-        ]  # calls further in that KeyboardInterrupt ended, without their hooks, go as well
+        # calls further in that KeyboardInterrupt ended, without their hooks, go as well
+        del calls[places[-1] :]
 
 
 def _call() -> int:

@@ -77,10 +77,8 @@ class DynamicScaler:
             )
             enabled = False
         self._enabled = enabled
-        self._init_scale, self._scale = (
-            init_scale,
-            cast(Tensor | None, None),
-        )  # a tensor from the first scale() on
+        # a tensor from the first scale() on
+        self._init_scale, self._scale = (init_scale, cast(Tensor | None, None))
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
         self._records: dict[int, _Record] = {}

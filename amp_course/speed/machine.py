@@ -210,9 +210,8 @@ def measure_rates(
     with _restored_matmul_precision():
         for size in sizes:
             found: dict[str, Rate] = {}
-            for fmt in (
-                formats * _TURNS
-            ):  # so that a busy second of the machine changes one turn, not a rate
+            # so that a busy second of the machine changes one turn, not a rate
+            for fmt in formats * _TURNS:
                 before = found.get(fmt)
                 if before and (
                     not before.flops or 3 * 2 * size**3 / before.flops > budget / _TURNS

@@ -48,9 +48,8 @@ _SIZES = (
     65536,
 )
 _DTYPES = {FORMATS[dtype]: dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-_QUICK = {
-    "cpu": (64, 256, 512)
-}  # sizes that are measured if no machine is given; elsewhere larger ones
+# sizes that are measured if no machine is given; elsewhere larger ones
+_QUICK = {"cpu": (64, 256, 512)}
 
 
 class RooflineExplorer(Panel):

@@ -170,19 +170,16 @@ def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
     return picture(_WIDTH, _HEIGHT, *parts, label=roof_words(roofline, sides))
 
 
-_SHAPES = (
-    "M-6,0 a6,6 0 1,0 12,0 a6,6 0 1,0 -12,0",
-    "M0,-8 L8,0 L0,8 L-8,0 Z",
-)  # a circle and a diamond
+# a circle and a diamond
+_SHAPES = ("M-6,0 a6,6 0 1,0 12,0 a6,6 0 1,0 -12,0", "M0,-8 L8,0 L0,8 L-8,0 Z")
 
 
 def _mark(shape: str, x: float, y: float, fmt: str, hollow: bool, tip: str = "") -> str:
     fill = "none" if hollow else FORMAT_COLOURS[fmt]
     edge = FORMAT_COLOURS[fmt] if hollow else "white"
     title = f"<title>{escape(tip)}</title>" if tip else ""
-    scale = (
-        1.35 if hollow and tip else 1
-    )  # where prediction and measurement agree, a ring around a mark
+    # where prediction and measurement agree, a ring around a mark
+    scale = 1.35 if hollow and tip else 1
     at = (
         f'transform="translate({x:.1f},{y:.1f}) scale({scale})" stroke-width="{2 if hollow else 1}"'
     )

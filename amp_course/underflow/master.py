@@ -47,9 +47,8 @@ class MasterSGD(torch.optim.Optimizer):
                     continue
                 master = self.master(parameter)
                 master.add_(parameter.grad.float(), alpha=-group["lr"])
-                parameter.copy_(
-                    master
-                )  # the only rounding, and it is not what the next step starts from
+                # the only rounding, and it is not what the next step starts from
+                parameter.copy_(master)
         return loss
 
     def master(self, parameter: Tensor) -> Tensor:

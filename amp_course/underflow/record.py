@@ -50,9 +50,8 @@ class GradientRecorder:
         for name, layer in self._layers.items():
             self._handles.append(layer.register_forward_hook(self._watch_output(name)))
             for parameter in layer.parameters(recurse=False):
-                if (
-                    parameter.requires_grad and id(parameter) not in seen
-                ):  # a tied weight counts for the first layer that has it
+                # a tied weight counts for the first layer that has it
+                if parameter.requires_grad and id(parameter) not in seen:
                     seen.add(id(parameter))
                     self._handles.append(
                         parameter.register_hook(_keep(self._of_weights.setdefault(name, [])))

@@ -30,15 +30,13 @@ def stochastic_round(
     Source: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision" (arXiv:1502.02551).
     """
     x = x.to(work_dtype(x, fmt))
-    size = (
-        x.abs()
-    )  # subtle: of sizes, so that rounding down is the same for both signs, and `left` is exact
+    # subtle: of sizes, so that rounding down is the same for both signs, and `left` is exact
+    size = x.abs()
     unit = binade(size, fmt)
     steps = (size / unit).mul_(2.0**fmt.significand_bits)
     below = steps.floor()
-    left = (
-        steps - below
-    )  # how far to the next, from 0 to 1; NaN for inf, which no draw is smaller than
+    # how far to the next, from 0 to 1; NaN for inf, which no draw is smaller than
+    left = steps - below
     device = x.device if generator is None else generator.device
     draw = torch.rand(x.shape, dtype=torch.float64, device=device, generator=generator).to(x.device)
     rounded = below.add_(draw < left).mul_(fmt.eps).mul_(unit)

@@ -79,9 +79,8 @@ class Observer:
         self.unknown_scalers: list[torch.amp.GradScaler] = []
         self.paused = False  # what the audit itself computes is not written down
         self._made: list[Any] = []
-        self._inside: list[
-            tuple[str, Any]
-        ] = []  # methods of scalers and schedulers that are running
+        # methods of scalers and schedulers that are running
+        self._inside: list[tuple[str, Any]] = []
         self._stepping_now: list[_Stepping] = []
         self._after_step: dict[int, list[Tensor]] = {}  # the weights that an optimizer left
         self._backward_depth = 0

@@ -60,9 +60,8 @@ _OVERWRITE = {
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 _SCALER: tuple[Sink, str] = ("scaler", "the GradScaler")
 _SILENT = ("running_mean", "running_var")  # batch norm's schema does not say that it writes to them
-Origin = tuple[
-    tuple[NonfiniteOrigin, ...], tuple[str, ...]
-]  # origins, names of what held it unwatched
+# origins, names of what held it unwatched
+Origin = tuple[tuple[NonfiniteOrigin, ...], tuple[str, ...]]
 
 
 _NOTHING: Origin = (), ()
@@ -92,9 +91,8 @@ class Watch(TorchDispatchMode):
         self._names: dict[int, tuple[Sink, str]] = {}  # id of a parameter or buffer → what it is
         self._open: list[nn.Module] = []
         self._leaves: list[ref[Tensor]] = []  # that got a gradient, and are no model's
-        self._read: tuple[
-            NonfiniteOrigin, ...
-        ] = ()  # of the last number that was read and is not finite
+        # of the last number that was read and is not finite
+        self._read: tuple[NonfiniteOrigin, ...] = ()
         self._stepping = 0
         self._passes = 0
         self._thread = threading.get_ident()

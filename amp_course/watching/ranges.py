@@ -135,9 +135,8 @@ class RangeWatch(Page):
             self._measuring = False
 
     def _leaf(self, path: str, output: Any) -> None:
-        if (
-            torch._C._current_graph_task_id() != -1
-        ):  # recomputed by a checkpoint, in a backward pass
+        # recomputed by a checkpoint, in a backward pass
+        if torch._C._current_graph_task_id() != -1:
             return
         number, me = self.passes, ref(self)
         for tensor in tensors_in(output):

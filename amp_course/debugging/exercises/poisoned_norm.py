@@ -107,9 +107,8 @@ def draw_model(generator: torch.Generator) -> nn.Sequential:
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.data = (torch.rand(parameter.shape, generator=generator) - 0.5) * 0.8
-    model[7].get_parameter(
-        "weight"
-    ).data *= 0.2  # no gradient overflows unless the forward pass does
+    # no gradient overflows unless the forward pass does
+    model[7].get_parameter("weight").data *= 0.2
     model[0].get_parameter("weight").data[0, 0] = (
         4.0  # in fp16, only this one overflows for an input of 30,000
     )

@@ -202,9 +202,8 @@ def check_clearing(updates: Sequence[Update], training: Training) -> Findings:
             came = (
                 one.arrived.get(number) for used in steps for one in [*used.parts, *used.cleared]
             )
-            if any(
-                one is not None and not one.empty and one.finite for one in came
-            ):  # inf may have been replaced by 0
+            # inf may have been replaced by 0
+            if any(one is not None and not one.empty and one.finite for one in came):
                 yield finding("cleared-before-step", optimizer=number)
         moving = [
             one

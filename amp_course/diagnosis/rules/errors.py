@@ -25,9 +25,8 @@ _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
 
 def described(error: BaseException) -> str:
     """Put an exception on a line, with the line of the reader's code that it came from."""
-    if (
-        type(error).__name__ == "ProcessRaisedException"
-    ):  # of a child that `torch.multiprocessing` spawned
+    # of a child that `torch.multiprocessing` spawned
+    if type(error).__name__ == "ProcessRaisedException":
         return _of_child(str(error))
     text = exceptions.described(error, 300)
     here = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")

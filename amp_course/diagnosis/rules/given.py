@@ -29,9 +29,8 @@ def check_given(training: Training, groups: Sequence[Any], accumulate: int) -> I
             return
     everything = [p for slot in training.slots for p in slot.parameters]
     kinds = sorted({p.device.type for p in everything})
-    if (
-        len(kinds) > 1 and "meta" in kinds
-    ):  # others may be meant: masters or an embedding that stay on the CPU
+    # others may be meant: masters or an embedding that stay on the CPU
+    if len(kinds) > 1 and "meta" in kinds:
         yield finding("two-devices", devices=" and ".join(kinds))
         return
     spoilt = sum(int((~p.detach().isfinite()).sum()) for p in everything if p.is_floating_point())

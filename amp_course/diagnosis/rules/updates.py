@@ -126,9 +126,8 @@ class PairRules:
             yield finding(
                 "overflow-not-skipped", HIDDEN, steps_with_an_inf=self.hidden, variant="hidden"
             )
-        fewest = (
-            _NEVER if self.given else _SOME
-        )  # of several optimizers, one may wait for its phase
+        # of several optimizers, one may wait for its phase
+        fewest = _NEVER if self.given else _SOME
         yield from (
             one
             for key, one in self.frozen.items()

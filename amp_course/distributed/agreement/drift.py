@@ -105,9 +105,8 @@ def _train(
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     scales, skipped, losses, weights = [], [], [], []
     for _ in range(steps):
-        rows = torch.randint(
-            len(targets), (_BATCH * dist.get_world_size(),)
-        )  # one seed, so the same on all ranks
+        # one seed, so the same on all ranks
+        rows = torch.randint(len(targets), (_BATCH * dist.get_world_size(),))
         if by_data:
             rows = rows.chunk(dist.get_world_size())[dist.get_rank()]
         with torch.autocast("cpu", dtype=torch.float16, enabled=kind != "fsdp2"):
@@ -137,9 +136,8 @@ def _ddp() -> tuple[nn.Module, Callable[[], Any], bool]:
 
 def _fsdp2() -> tuple[nn.Module, Callable[[], Any], bool]:
     net = _net()
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size(),)
-    )  # by default, FSDP2 moves the model to a GPU if there is one
+    # by default, FSDP2 moves the model to a GPU if there is one
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(
         net, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32)
     )

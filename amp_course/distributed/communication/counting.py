@@ -122,13 +122,11 @@ def _fake_group(ranks: int) -> Iterator[None]:
             "place: call this in a process without one, or call "
             "torch.distributed.destroy_process_group() first"
         )
-    from torch.testing._internal.distributed.fake_pg import (
-        FakeStore,
-    )  # importing it registers the backend "fake"
+    # importing it registers the backend "fake"
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    excepthook = (
-        sys.excepthook
-    )  # torch puts its own around it, which names the rank, and leaves it there
+    # torch puts its own around it, which names the rank, and leaves it there
+    excepthook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
@@ -165,9 +163,8 @@ class _Phases:
     def current(self) -> Phase:
         if not self.started:
             return "construction"
-        if (
-            torch._C._current_graph_task_id() != -1
-        ):  # autograd is at work; a checkpointed forward pass in it, too
+        # autograd is at work; a checkpointed forward pass in it, too
+        if torch._C._current_graph_task_id() != -1:
             return "backward"
         return "forward" if self._modules else "optimizer" if self._optimizers else "other"
 

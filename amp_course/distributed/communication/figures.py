@@ -98,9 +98,8 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
                         "lw": 0,
                     }
                     axis.barh(row, sent / 1e3, 0.7, left, **look)
-                    if sent > _NAMED * max(
-                        totals.values()
-                    ):  # the dtype in words: a hatch tells the phase only
+                    # the dtype in words: a hatch tells the phase only
+                    if sent > _NAMED * max(totals.values()):
                         middle = left + sent / 2e3
                         axis.text(
                             middle,

@@ -28,9 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_course.kit.models import SimpleNet
 
 WIDTH, BATCH = 64, 2
-FSDP2_ON_CPU = hasattr(
-    torch.cpu.Stream, "record_event"
-)  # torch 2.7 and newer, since pytorch#145935
+# torch 2.7 and newer, since pytorch#145935
+FSDP2_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 
 
 @dataclass
@@ -78,9 +77,8 @@ def build_fsdp2(width: int = WIDTH, policy: MixedPrecisionPolicy | None = None) 
             f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}"
         )
     model = SimpleNet(width)
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size(),)
-    )  # by default FSDP2 moves the model to a GPU, if there is one
+    # by default FSDP2 moves the model to a GPU, if there is one
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (*model.children(), model):
         fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
     return _training(model, width)

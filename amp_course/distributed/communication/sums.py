@@ -78,9 +78,8 @@ def _ring_sum(terms: Tensor) -> Tensor:
     """Add up (ranks, elements): the piece that ends on rank r begins on rank r+1."""
     ranks, elements = terms.shape
     columns = torch.arange(elements, device=terms.device)
-    first = (
-        columns // max(1, -(-elements // ranks)) + 1
-    )  # the rank on which an element's sum begins
+    # the rank on which an element's sum begins
+    first = columns // max(1, -(-elements // ranks)) + 1
     total = terms[first % ranks, columns]
     for hop in range(1, ranks):
         total = total + terms[(first + hop) % ranks, columns]

@@ -46,6 +46,5 @@ if __name__ == "__main__":
         ranks, port = int(sys.argv[3]), int(sys.argv[4])
         torch.multiprocessing.spawn(spawned, (sys.argv[1], ranks, port), nprocs=ranks)
     else:
-        join(
-            next(word for word in sys.argv[1:] if not word.startswith("--"))
-        )  # the old launcher adds --local-rank
+        # the old launcher adds --local-rank
+        join(next(word for word in sys.argv[1:] if not word.startswith("--")))

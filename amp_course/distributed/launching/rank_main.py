@@ -39,9 +39,8 @@ def main() -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not on every system
 
-        resource.setrlimit(
-            resource.RLIMIT_CORE, (0, 0)
-        )  # asked where it is, it must not dump its memory
+        # asked where it is, it must not dump its memory
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asker, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     threading.Thread(target=_end_with, args=(asker,), daemon=True).start()
@@ -67,9 +66,8 @@ def main() -> None:
             message=_message(error),
             **_place(error, script),
         )
-        error = error.with_traceback(
-            error.__traceback__ and error.__traceback__.tb_next
-        )  # without this file's own frame
+        # without this file's own frame
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     _record(base, end="finished")

@@ -113,9 +113,8 @@ def _ask_where(children: Sequence[Child], folder: Path) -> tuple[int, ...]:
 def _connections(processes: Iterable[psutil.Process]) -> list[Any]:
     found: list[Any] = []
     for process in processes:
-        with contextlib.suppress(
-            psutil.Error, AttributeError
-        ):  # it has another name before psutil 6
+        # it has another name before psutil 6
+        with contextlib.suppress(psutil.Error, AttributeError):
             found += process.net_connections("tcp")
     return found
 

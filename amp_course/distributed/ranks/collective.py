@@ -62,14 +62,8 @@ _NAMES = {
     "recv_": "recv",
     "recv_any_source_": "recv",
 }
-_SENT = (
-    "tensors",
-    "input_tensors",
-    "input_tensor",
-    "input",
-    "inputs",
-    "input_list",
-)  # what all ranks must have alike
+# what all ranks must have alike
+_SENT = ("tensors", "input_tensors", "input_tensor", "input", "inputs", "input_list")
 _SHAPELESS = {
     "barrier",
     "monitored_barrier",

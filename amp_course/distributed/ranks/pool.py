@@ -92,9 +92,8 @@ class Ranks:
                     self._join_again()
                 else:
                     self._ready = True
-            except (
-                BaseException
-            ):  # Ctrl-C above all: a rank in the middle of something is of no further use
+            except BaseException:
+                # Ctrl-C above all: a rank in the middle of something is of no further use
                 self.close()
                 raise
         return reports
@@ -255,9 +254,8 @@ class _Watch:
         if isinstance(message, Report):
             failure = message.failure
             waited = self.waiting.pop(rank, None) is not None or rank in self.stopped
-            if (
-                waited and failure is not None and failure.kind == "time"
-            ):  # it lost its time to another rank
+            # it lost its time to another rank
+            if waited and failure is not None and failure.kind == "time":
                 message = replace(message, failure=replace(failure, kind="stopped"))
             self.ended[rank] = message
         elif isinstance(message, Collective) and message.kind == "send":

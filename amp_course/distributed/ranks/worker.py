@@ -86,9 +86,8 @@ class Rank:
                 self.join()
                 self.connection.send_bytes(JOINED)
                 continue
-            if isinstance(
-                message, str
-            ):  # the word for a collective that the work has left meanwhile
+            # the word for a collective that the work has left meanwhile
+            if isinstance(message, str):
                 continue
             seconds, work, sources = message
             for file, lines in sources.items():

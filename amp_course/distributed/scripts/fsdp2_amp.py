@@ -40,17 +40,14 @@ def main():
     )
     for layer in (model[0], model[2], model):  # the inner ones first: each is gathered on its own
         fully_shard(layer, mp_policy=policy)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=2e-3
-    )  # after fully_shard: it gets the shards
-    scaler = torch.amp.GradScaler(
-        device.type, enabled=low == torch.float16
-    )  # its DTensors agree over the ranks
+    # after fully_shard: it gets the shards
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    # its DTensors agree over the ranks
+    scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)
     inputs, targets = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(targets))
-    sampler = DistributedSampler(
-        data
-    )  # equal sizes on all ranks, so their mean is the samples' mean
+    # equal sizes on all ranks, so their mean is the samples' mean
+    sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=64, sampler=sampler)
 
     def states():
@@ -63,14 +60,12 @@ def main():
         }
 
     epoch = 0
-    complete = options.checkpoint and sorted(
-        Path(options.checkpoint).glob("epoch-*/.metadata")
-    )  # written last
+    # written last
+    complete = options.checkpoint and sorted(Path(options.checkpoint).glob("epoch-*/.metadata"))
     if complete:
         saved = states()
-        dcp.load(
-            saved, checkpoint_id=complete[-1].parent
-        )  # each rank reads its part, into these tensors
+        # each rank reads its part, into these tensors
+        dcp.load(saved, checkpoint_id=complete[-1].parent)
         set_state_dict(
             model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
         )
@@ -81,9 +76,8 @@ def main():
         for x, y in loader:
             scaler.scale(nn.functional.cross_entropy(model(x.to(device)), y.to(device))).backward()
             scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(
-                model.parameters(), 1.0
-            )  # of all shards: it adds up over the ranks
+            # of all shards: it adds up over the ranks
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

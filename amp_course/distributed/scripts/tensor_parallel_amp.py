@@ -12,9 +12,8 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from amp_course.distributed.agreement.agreed import (
-    AgreedGradScaler,
-)  # a GradScaler with an all-reduce; copy it, too
+# a GradScaler with an all-reduce; copy it, too
+from amp_course.distributed.agreement.agreed import AgreedGradScaler
 
 
 def add_up(x: Tensor) -> Tensor:
@@ -23,9 +22,8 @@ def add_up(x: Tensor) -> Tensor:
     return x
 
 
-class SumOverRanks(
-    torch.autograd.Function
-):  # forward: the sum of the parts; backward: each gets the whole gradient
+# forward: the sum of the parts; backward: each gets the whole gradient
+class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return add_up(x)
@@ -35,16 +33,13 @@ class SumOverRanks(
         return gradient
 
 
-class ParallelMLP(
-    nn.Module
-):  # a norm that every rank has, and two layers of which each rank has some units
+# a norm that every rank has, and two layers of which each rank has some units
+class ParallelMLP(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(inputs)
-        into, out = (
-            nn.Linear(inputs, hidden),
-            nn.Linear(hidden, outputs),
-        )  # equal on all ranks: one seed
+        # equal on all ranks: one seed
+        into, out = (nn.Linear(inputs, hidden), nn.Linear(hidden, outputs))
         units = torch.arange(hidden).chunk(dist.get_world_size())[dist.get_rank()]
         self.into_weight = nn.Parameter(into.weight.detach()[units])
         self.out_weight = nn.Parameter(out.weight.detach()[:, units])
@@ -54,9 +49,8 @@ class ParallelMLP(
         if x.requires_grad:
             x.register_hook(add_up)  # backward: what the ranks' parts say about x is added up
         units = torch.relu(nn.functional.linear(x, self.into_weight))
-        return SumOverRanks.apply(
-            nn.functional.linear(units, self.out_weight).float()
-        )  # fp16 sums could overflow
+        # fp16 sums could overflow
+        return SumOverRanks.apply(nn.functional.linear(units, self.out_weight).float())
 
 
 def main() -> None:
@@ -71,9 +65,8 @@ def main() -> None:
     scaler = AgreedGradScaler(device.type, growth_interval=20)
     inputs, targets = (torch.tensor(part).to(device) for part in load_digits(return_X_y=True))
     for _ in range(150):
-        rows = torch.randint(len(targets), (128,)).to(
-            device
-        )  # one seed: all ranks draw the same batch
+        # one seed: all ranks draw the same batch
+        rows = torch.randint(len(targets), (128,)).to(device)
         with torch.autocast(device.type, dtype=torch.float16):
             loss = nn.functional.cross_entropy(model(inputs[rows].float() / 16), targets[rows])
         scaler.scale(loss).backward()

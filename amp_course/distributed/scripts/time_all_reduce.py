@@ -17,9 +17,8 @@ def main() -> None:
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
-    buckets = [
-        torch.zeros(2**exponent // 4, device=device) for exponent in range(10, 25, 2)
-    ]  # 1 KiB to 16 MiB
+    # 1 KiB to 16 MiB
+    buckets = [torch.zeros(2**exponent // 4, device=device) for exponent in range(10, 25, 2)]
     seconds: list[list[float]] = [[] for _ in buckets]
     for _ in range(20):  # all sizes in turn, so a slow moment costs each of them one try
         for bucket, measured in zip(buckets, seconds, strict=True):

@@ -156,9 +156,8 @@ def _train(
         stepping.step()
         schedule.step()
         losses.append(loss.item())
-        if len(losses) == 1 and isinstance(
-            saving, CompressedActivations
-        ):  # later ones may hold NaN, which is kept whole
+        # later ones may hold NaN, which is kept whole
+        if len(losses) == 1 and isinstance(saving, CompressedActivations):
             sizes = {"kept": saving.kept, "whole": saving.whole}
     seconds = (time.perf_counter() - began) / steps
     return {"losses": tuple(losses), "seconds_per_step": seconds, **sizes}

@@ -80,9 +80,8 @@ class Variant:
     def stepping(self, model: nn.Module, make_optimizer: MakeOptimizer, seed: int = 0) -> Stepping:
         """Return what updates the model, once a step."""
         optimizer = make_optimizer(list(model.parameters()))
-        return Stepping(
-            optimizer, lambda: optimizer.step()
-        )  # looked up late: a schedule replaces it
+        # looked up late: a schedule replaces it
+        return Stepping(optimizer, lambda: optimizer.step())
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,8 @@ class OptimizerVariant(Variant):
         rate = make_optimizer(whole).defaults["lr"]
         if not self.low:
             optimizer = self.make(whole, rate, seed)
-            return Stepping(
-                optimizer, lambda: optimizer.step()
-            )  # looked up late: a schedule replaces it
+            # looked up late: a schedule replaces it
+            return Stepping(optimizer, lambda: optimizer.step())
         low = [nn.Parameter(parameter.detach().bfloat16()) for parameter in whole]
         optimizer = self.make(low, rate, seed)
 

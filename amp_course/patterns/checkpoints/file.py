@@ -46,10 +46,8 @@ def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
     try:
         with replacing(path) as part, open(part, "wb") as file:
             torch.save(content, file)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # torch's writer turns some of the system's errors into RuntimeError
+    except (OSError, RuntimeError) as error:
+        # torch's writer turns some of the system's errors into RuntimeError
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
         if not isinstance(cause, OSError):
             raise

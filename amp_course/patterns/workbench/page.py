@@ -76,10 +76,8 @@ def judgements(audit: Report) -> list[Judgement]:
 
 
 _CODE = "font-family:var(--jp-code-font-family, monospace);font-size:12px;line-height:1.5"
-_HERE, _GONE = (
-    "#D55E00",
-    "#0072B2",
-)  # the edge of a line that only this loop has, and of one that only the right loop has
+# the edge of a line that only this loop has, and of one that only the right loop has
+_HERE, _GONE = ("#D55E00", "#0072B2")
 _LOOKS: dict[State, str] = {
     "right": "border-left:4px solid #009E73",
     "wrong": f"border-left:4px solid {_HERE};font-weight:bold",

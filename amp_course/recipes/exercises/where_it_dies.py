@@ -69,9 +69,8 @@ def right(step: HalfStep) -> tuple[str, str] | None:
 
 
 INF, NAN, LR = torch.inf, torch.nan, 2.0**-3
-ELEMENTS: dict[
-    Any, tuple[float, float, float]
-] = {  # symbol → the gradient of an element in fp16 and in fp32, and its weight
+# symbol → the gradient of an element in fp16 and in fp32, and its weight
+ELEMENTS: dict[Any, tuple[float, float, float]] = {
     "·": (2.0**-4, 2.0**-4, 1.5),  # it moves
     "L": (0.0, 2.0**-28, 1.5),  # its gradient is lost
     "0": (0.0, 0.0, 1.5),  # its gradient is 0 in fp32, too

@@ -22,9 +22,8 @@ from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
 from amp_course.recipes.training.scalers import StaticScaler
 
-Bytes = Mapping[
-    str, int
-]  # of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
+# of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
+Bytes = Mapping[str, int]
 _MOST_STEPS = (
     30  # before the optimizer must have made its state: a scale that starts too high skips some
 )

@@ -105,10 +105,8 @@ class MasterStepper(HalfStepper):
         """Hand the gradients to the masters, step them, and copy them back into the model."""
         for parameter, master in self.pairs:
             if parameter.grad is not None:
-                master.grad, parameter.grad = (
-                    parameter.grad.float(),
-                    None,
-                )  # freed one by one: never all twice
+                # freed one by one: never all twice
+                master.grad, parameter.grad = (parameter.grad.float(), None)
         self.step_optimizer()
         self.optimizer.zero_grad()
         self._copy_back()
@@ -116,9 +114,8 @@ class MasterStepper(HalfStepper):
     @torch.no_grad()
     def _copy_back(self) -> None:
         for parameter, master in self.pairs:
-            parameter.copy_(
-                master
-            )  # the only rounding, and it is not what the next step starts from
+            # the only rounding, and it is not what the next step starts from
+            parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base's state, and {"masters": [float32 tensors,

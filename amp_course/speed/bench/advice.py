@@ -20,10 +20,8 @@ from amp_course.speed.machine import Machine
 HELPED = 1.1  # speed-ups below this are called no gain
 CLOSE = 1.05  # fp16 has to be faster than bf16 by this factor to go before it
 FORMATS = {"amp_bf16": "bf16", "amp_fp16": "fp16"}  # recipe → the format of its matmuls
-_NOISY, _TOO_NOISY = (
-    1.5,
-    3.0,
-)  # the median step over the fastest: above these, a word of warning, and no recommendation
+# the median step over the fastest: above these, a word of warning, and no recommendation
+_NOISY, _TOO_NOISY = (1.5, 3.0)
 # of the fp32 step spent on starting ops: above it, the training is too small for the machine
 _LAUNCHING = 0.5
 _NOTABLE = 0.05  # of the AMP step: a part of the gap above it is worth a line

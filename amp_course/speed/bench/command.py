@@ -136,9 +136,8 @@ def _write(page: Page, data: str, targets: Targets) -> None:
         raise CourseError(describe_os_error(error, "the results could not be saved")) from None
     try:
         if png_path:
-            from amp_course.speed.bench.figures import (
-                bench_figure,
-            )  # here: matplotlib takes a second to load
+            # here: matplotlib takes a second to load
+            from amp_course.speed.bench.figures import bench_figure
 
             with replacing(png_path) as part:
                 bench_figure(page, recommend(page)).savefig(part, format="png")

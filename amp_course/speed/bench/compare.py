@@ -69,9 +69,8 @@ def compare_files(first: Path, second: Path) -> str:
     if os.path.samefile(first, second):
         raise CourseError(f"{first} and {second} are the same file: give two.")
     text = compare(*pages, names=(str(first), str(second)))
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else "?" for letter in text
-    )  # files of other people
+    # files of other people
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def compare(a: Page, b: Page, names: tuple[str, str] = ("A", "B")) -> str:

@@ -155,9 +155,8 @@ def _draw_one(axis: Any, y: float, one: Result) -> None:
     axis.plot([one.ceiling], [y], "v", mfc="white", mec=INK, ms=6, zorder=3)
     if one.predicted:
         axis.plot([one.predicted], [y], "D", color=INK, ms=4, zorder=3)
-    right = max(
-        min(high, 2 * one.measured), one.ceiling, one.predicted or 0.0
-    )  # a wild whisker may end outside
+    # a wild whisker may end outside
+    right = max(min(high, 2 * one.measured), one.ceiling, one.predicted or 0.0)
     axis.text(
         right + 0.03 * axis.get_xlim()[1],
         y,

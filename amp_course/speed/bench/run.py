@@ -121,12 +121,8 @@ class Bench:
                 workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS
             )
             self.results.append(Result.of(workload.name, prediction))
-        except (
-            RuntimeError,
-            ArithmeticError,
-            ValueError,
-            MemoryError,
-        ) as error:  # not enough memory, above all
+        except (RuntimeError, ArithmeticError, ValueError, MemoryError) as error:
+            # not enough memory, above all
             why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
             self.left_out.append(LeftOut(workload.title, recipe.name, f"left out: {why}"))
 

@@ -114,9 +114,8 @@ def _compile_and_compare(device: torch.device, seconds: float) -> dict[str, Any]
             quick()
             compile_seconds[recipe] = time.perf_counter() - started
             sides |= {f"{recipe}, eager": eager, f"{recipe}, compiled": quick}
-    except (
-        Exception
-    ) as error:  # inductor wraps whatever went wrong in errors of its own, one torch from the next
+    except Exception as error:
+        # inductor wraps whatever went wrong in errors of its own, one torch from the next
         return {"error": _cause(error)}
     base = {side: f"{side.partition(',')[0]}, eager" for side in sides}
     return compare(sides, device, seconds=seconds, base=base).to_dict() | {

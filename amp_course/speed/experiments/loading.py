@@ -65,9 +65,8 @@ def open_loader(
             yield loader
         finally:
             _shut_down(loader._iterator)
-            for left in (
-                set(multiprocessing.active_children()) - before
-            ):  # of a start that was interrupted half-way
+            # of a start that was interrupted half-way
+            for left in set(multiprocessing.active_children()) - before:
                 left.terminate()
                 left.join(5)
 

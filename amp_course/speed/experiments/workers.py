@@ -207,9 +207,8 @@ def prefetch(factors: Sequence[int] = (1, 2, 8), *, seconds: float = 2.5) -> Pre
     """Read a source that pauses, one worker, and work on each batch a little longer than an average
     batch takes to come.
     """
-    dataset = SlowSource(
-        64, 0.0005, pause=0.03, every=32
-    )  # 4 ms a batch of 8, and 30 ms more for every fourth
+    # 4 ms a batch of 8, and 30 ms more for every fourth
+    dataset = SlowSource(64, 0.0005, pause=0.03, every=32)
     with ExitStack() as stack:
         sides = {
             _ahead(factor): partial(

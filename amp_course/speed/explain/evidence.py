@@ -89,9 +89,8 @@ class _Watch(OpCounter):
     def __init__(self, evidence: Evidence) -> None:
         super().__init__()
         self.calls, self.replays, self.evidence = evidence.calls, evidence.replays, evidence
-        self.kept: list[
-            Any
-        ] = []  # what was cast stays alive, so that no other tensor gets its address
+        # what was cast stays alive, so that no other tensor gets its address
+        self.kept: list[Any] = []
         self.room = _MOST_KEPT
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -41,9 +41,8 @@ class Findings:
     trials: tuple[MatmulTrial, ...]
     low: torch.dtype
     device: str
-    fused: list[tuple[str, float]] = field(
-        default_factory=list
-    )  # of the optimizers: name, fused time over current
+    # of the optimizers: name, fused time over current
+    fused: list[tuple[str, float]] = field(default_factory=list)
     threads: tuple[int, int] = (0, 0)  # now, and the cores that there are
     other_threads: tuple[float, float] | None = (
         None  # seconds of the step as it is, and with a thread for each core, if tried

@@ -40,15 +40,12 @@ class LineTimes:
     """Samples by line: in Python alone, in all, while waiting for data; and which lines log."""
 
     python: Counter[Line] = field(default_factory=Counter)  # the line itself was running, in no op
-    ops: Counter[Line] = field(
-        default_factory=Counter
-    )  # an op was, called from this line: reads of values aside
-    calling: Counter[Line] = field(
-        default_factory=Counter
-    )  # torch's Python was, called from this line
-    logging: Counter[Line] = field(
-        default_factory=Counter
-    )  # the line was logging, in Python or in an op
+    # an op was, called from this line: reads of values aside
+    ops: Counter[Line] = field(default_factory=Counter)
+    # torch's Python was, called from this line
+    calling: Counter[Line] = field(default_factory=Counter)
+    # the line was logging, in Python or in an op
+    logging: Counter[Line] = field(default_factory=Counter)
     data: Counter[Line] = field(default_factory=Counter)
     logs: set[Line] = field(default_factory=set)
     gaps: int = 0  # samples in Python, with or without a line
@@ -100,7 +97,6 @@ def _logs(sample: Sample) -> bool:
         name == one or name.startswith(one + ".") for name in sample.modules for one in _LOGGERS
     ):
         return True
-    in_model = any(
-        name.startswith("torch.nn.") for name in sample.modules
-    )  # print(model(x).mean()) runs the model, too
+    # print(model(x).mean()) runs the model, too
+    in_model = any(name.startswith("torch.nn.") for name in sample.modules)
     return not in_model and bool(_LOGS.search(sample.line.text))

@@ -215,9 +215,8 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
             "are those of a middling one."
         )
     sizes = sorted(turns.ops)
-    sizes = sizes[
-        len(sizes) // 10 : len(sizes) - len(sizes) // 10
-    ]  # a step now and then does something else
+    # a step now and then does something else
+    sizes = sizes[len(sizes) // 10 : len(sizes) - len(sizes) // 10]
     if sizes[-1] > 1.2 * sizes[0]:
         notes.append(
             f"The steps are not alike: the recorded ones called between {sizes[0]:,} and "

@@ -114,9 +114,8 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
         if call.kind == MATMUL
     }
     total = found.times[kinds.SYNC] + sum(python_seconds(found, line) for line in reads)
-    total += sum(
-        line_seconds(found, found.lines.ops, line) for line in reads - work
-    )  # what is computed only to be read
+    # what is computed only to be read
+    total += sum(line_seconds(found, found.lines.ops, line) for line in reads - work)
     line, most = found.evidence.reads.most_common(1)[0]
     times = "once" if count == 1 else f"{count:,} times"
     here = f", {most:,} of them{found.at(line)}" if line and count > 1 else found.at(line)

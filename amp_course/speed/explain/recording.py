@@ -73,17 +73,15 @@ def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> l
         raise RuntimeError(
             "another profiler is running, and there can be only one: leave its `with` block first."
         )
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "6"
-    )  # or its C++ writes on stderr as it starts and stops
+    # or its C++ writes on stderr as it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities, record_shapes=True)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of GPU counters that it may not read: what is missing is noticed below
+        # of GPU counters that it may not read: what is missing is noticed below
+        warnings.simplefilter("ignore")
         with profiler:
             for _ in range(steps):
                 with Stretch(STEP):

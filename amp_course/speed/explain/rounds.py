@@ -68,9 +68,8 @@ class Rounds:
         crowded = torch.get_num_threads() > usable_cores()
         before = time.perf_counter(), time.process_time(), worker_seconds()
         with nullcontext() if crowded else self.wait:
-            for _ in range(
-                min(plain // 2, _WARM)
-            ):  # what was recorded before has filled the caches
+            # what was recorded before has filled the caches
+            for _ in range(min(plain // 2, _WARM)):
                 _whole(self.run, self.device)
             seconds, faults = plain_steps(self.run, self.device, plain)
         self.clock += time.perf_counter() - before[0]

@@ -78,10 +78,8 @@ class Runner:
         if self.batches is None:
             return (), {}
         with Stretch(DATA):
-            wall, busy = (
-                time.perf_counter(),
-                time.thread_time(),
-            )  # of this thread: torch's others spin while they wait
+            # of this thread: torch's others spin while they wait
+            wall, busy = (time.perf_counter(), time.thread_time())
             batch = self._next()
             wall = time.perf_counter() - wall
             self.fetch_busy.append((time.thread_time() - busy) / wall if wall > 0 else 0.0)

@@ -83,9 +83,8 @@ def reader_line(frame: FrameType | None) -> Line | None:
 def sampled(samples: list[Sample]) -> Iterator[None]:
     """Add samples of the calling thread to a list while the body runs."""
     target, done = threading.get_ident(), threading.Event()
-    zero = (
-        time.time_ns() - time.perf_counter_ns()
-    )  # read once: the system's clock may be set meanwhile
+    # read once: the system's clock may be set meanwhile
+    zero = time.time_ns() - time.perf_counter_ns()
 
     def watch() -> None:
         while not done.wait(_EVERY):

@@ -130,9 +130,8 @@ def _interleaved(
                 except (RuntimeError, TypeError, ValueError, NotImplementedError):
                     failed.add(name)
                     continue
-                if (
-                    rounds or taken > budget
-                ):  # the first call warms up, unless it is too slow to be called again
+                # the first call warms up, unless it is too slow to be called again
+                if rounds or taken > budget:
                     best[name] = min(best.get(name, taken), taken)
                 if taken > budget:
                     failed.add(name)

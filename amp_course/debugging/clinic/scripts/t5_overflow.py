@@ -44,9 +44,8 @@ if __name__ == "__main__":
     for in_fp16 in (True, False):
         torch.manual_seed(0)
         block = Block(16, 64)
-        for (
-            weight
-        ) in block.parameters():  # as large as those of a checkpoint that was trained in bf16
+        # as large as those of a checkpoint that was trained in bf16
+        for weight in block.parameters():
             weight.data *= 261
         model = nn.Sequential(nn.Embedding(12, 16), block, block.norm, nn.Linear(16, 12))
         batches = [torch.randint(0, 12, (4,)) for _ in range(16)]

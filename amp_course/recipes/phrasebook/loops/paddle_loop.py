@@ -17,9 +17,8 @@ def train(
     "O1" or "O2".
     """
     low, dtype = precision != "fp32", DTYPES.get(precision, "float16")
-    clip = nn.ClipGradByGlobalNorm(
-        clip_norm=1.0
-    )  # the optimizer clips, after the scaler has unscaled
+    # the optimizer clips, after the scaler has unscaled
+    clip = nn.ClipGradByGlobalNorm(clip_norm=1.0)
     optimizer = paddle.optimizer.SGD(
         learning_rate=0.5, parameters=model.parameters(), grad_clip=clip
     )
