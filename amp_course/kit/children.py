@@ -56,14 +56,16 @@ class Child(subprocess.Popen[bytes]):
 
     def end(self, patience: float = 1.0) -> None:
         """Ask it and all that it started to end; kill what is left after `patience` seconds."""
+        found: set[Any] = set()  # one that is about to end has no environment any more
         for number, seconds in ((signal.SIGTERM, patience), (_KILL, 5.0)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number) if os.name == "posix" else self.kill()
-            for process in family(self.token):
+            found.update(family(self.token))
+            for process in found:
                 with contextlib.suppress(Exception):  # it has just ended
                     process.send_signal(number)
             until = time.monotonic() + seconds
-            while self.poll() is None or family(self.token):
+            while self.poll() is None or any(map(_runs, found.union(family(self.token)))):
                 if time.monotonic() >= until:
                     break
                 time.sleep(0.02)
@@ -81,9 +83,19 @@ def family(token: str) -> list[Any]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             mine = process.pid != os.getpid() and process.environ().get(TOKEN) == token
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
+            if mine and _runs(process):
                 found.append(process)
     return found
+
+
+def _runs(process: Any) -> bool:
+    """Return whether a `psutil.Process` has not ended; a zombie has."""
+    import psutil
+
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def run_python(
