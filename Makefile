@@ -39,7 +39,7 @@ test-classroom: ## grade a class of thirty, each with another mistake, and all c
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/check.py classroom
 
-test-phrasebook: ## run the loops of chapters 08 and 12 in PyTorch, Accelerate, Fabric, Paddle and torchao
+test-phrasebook: ## run the loops of chapters 08 and 12 in PyTorch, Accelerate, Fabric, Paddle and torchao, and two trainers
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/phrasebook.py --torch-index "$(TORCH_INDEX)"
 

@@ -51,11 +51,11 @@ def test_a_new_exercise_works_as_it_is_written(course, capsys, monkeypatch):
     assert (
         cells[-2].metadata.tags == ["answer-twice_it"] and cells[-3].source == "exercises.twice_it"
     )
-    assert cells[-4].source == "## 7. Double it" and cells[-1].cell_type == "markdown"
+    assert cells[-4].source == "## 8. Double it" and cells[-1].cell_type == "markdown"
 
     exercise = loaded(course / written[0], monkeypatch).twice_it
     answers = loaded(course / written[1], monkeypatch)
-    assert (exercise.id, exercise.number) == ("loop.twice_it", 7) and len(exercise.mistakes) >= 4
+    assert (exercise.id, exercise.number) == ("loop.twice_it", 8) and len(exercise.mistakes) >= 4
     for mistake in exercise.mistakes:
         assert exercise.check(mistake.made_of(exercise.judge.right)).mistake == mistake.name
     for answer in answers.RIGHT.values():

@@ -90,7 +90,7 @@ ON_DEMAND = {
 
 # A busy machine disturbs their processes, browsers and time limits: what fails is run once more,
 # alone. More tests than MOST fail for another reason.
-AGAIN, MOST = ("slow", "browser"), 10
+AGAIN, MOST = ("unit", "slow", "browser"), 10
 
 # pytest's lines of dots, which are as many as the tests, and what pytest-xdist says before them
 DOTS = re.compile(r"[.sxXFE]+ *(\[ *\d+%\])?|bringing up nodes\.\.\.")

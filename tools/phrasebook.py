@@ -12,7 +12,8 @@ for Paddle is not among what the course needs; it is made once and used again. T
 - the course's auditor accuses none of Accelerate's and Fabric's loops, and finds the broken ones
   out;
 - torchao, the one of chapter 12's phrasebook that runs here, computes below 16 bits what the course
-  and NumPy do.
+  and NumPy do;
+- four trainers do to a step what the trainers' table says, fact by fact.
 """
 
 import argparse
@@ -26,7 +27,16 @@ import install
 
 from amp_course.recipes.phrasebook import AMP, LOW_BIT, Library
 
-PACKAGES = ("torch", "accelerate", "lightning-fabric", "paddlepaddle", "scikit-learn", "torchao")
+PACKAGES = (
+    "torch",
+    "accelerate",
+    "lightning-fabric",
+    "paddlepaddle",
+    "pytorch-lightning",
+    "scikit-learn",
+    "torchao",
+    "transformers",
+)
 REFERENCE = "torch_amp"
 PADDLE_TOLERANCE = 1e-5  # of a loss, relative; 6e-7 is seen, bf16 is off by 4e-3
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -35,6 +45,7 @@ SECONDS = 300  # for one library, its imports included
 FINDINGS = (
     "audit of",
     "torchao, ",
+    "trainers, ",
     "WRONG: ",
 )  # how a line begins that a script found; libraries print more
 
@@ -54,7 +65,8 @@ def main() -> int:
     except install.Stop as stop:
         return install.say(f"\nphrasebook: {stop}", 1, sys.stderr)
     agree = report({library.slug: run(library) for library in AMP.libraries if library.on_cpu})
-    return max([agree, *(audited(slug) for slug in AUDITED), below_16_bits()])
+    trainers = checked("the trainers' table", "phrasebook_trainers.py")
+    return max([agree, *(audited(slug) for slug in AUDITED), below_16_bits(), trainers])
 
 
 def use_own_environment() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter
 
+from amp_course.debugging.curves import Curve, describe
 from amp_course.debugging.headroom import LEVELS, describe_levels, level_of
 from amp_course.debugging.ranges import RangeWatch, Reading
+from amp_course.debugging.spikes import BAD_STEP, Spike
 from amp_course.kit.colours import FAINT, INK
 from amp_course.kit.style import new_figure, title
 from amp_course.kit.svg import is_pale
@@ -19,6 +23,17 @@ from amp_course.kit.tensors import short
 from amp_course.watching.readings import Kind
 
 _MOST_NAMES = 40
+# What a curve shows → its colour, and limits that make the trainings comparable
+_CURVES: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "loss": ("#0072B2", (0.05, 5e3)),
+    "loss scale": ("#D55E00", None),
+    "distance": ("#009E73", (1e-6, 1e4)),
+}
+_GUARDS = {  # a guard → its label, colour and line
+    "none": ("as it is", "#D55E00", "-"),
+    "clip": ("clipped to a norm of 1", "#0072B2", "--"),
+    "skip": ("update left out", "#009E73", ":"),
+}
 _SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it
 
 
@@ -69,6 +84,73 @@ def headroom_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None)
         fontsize=8,
         frameon=False,
     )
+    return figure
+
+
+def curves_figure(curves: Mapping[str, Curve]) -> Figure:
+    """Draw loss, loss scale and the weights' distance by step, four trainings in a row."""
+    rows = -(-len(curves) // 4)
+    figure, axes = new_figure(
+        10.0,
+        3.9 * rows,
+        columns=4,
+        rows=3 * rows,
+        sharex=True,
+        squeeze=False,
+        alt="Three curves of each training by step. "
+        + ". ".join(f"{letter}: {describe(curve)}" for letter, curve in curves.items())
+        + ".",
+    )
+    for place, (letter, curve) in enumerate(curves.items()):
+        shown = axes[3 * (place // 4) : 3 * (place // 4) + 3, place % 4]
+        values = ("loss", curve.losses), ("loss scale", curve.scales), ("distance", curve.distances)
+        for axis, (name, numbers) in zip(shown, values, strict=True):
+            steps = range(1, len(numbers) + 1)
+            finite = [number if math.isfinite(number) else math.nan for number in numbers]
+            colour, limits = _CURVES[name]
+            axis.plot(steps, finite, color=colour, linewidth=1.3, marker=".", markersize=2.5)
+            for step in (step for step, one in zip(steps, finite, strict=True) if one != one):
+                axis.axvline(step, color=FAINT, linewidth=0.5, alpha=0.5)
+            axis.set_yscale("log", base=2 if name == "loss scale" else 10)
+            axis.margins(y=0.15)
+            if limits:
+                axis.set_ylim(limits)
+                axis.yaxis.set_minor_formatter(NullFormatter())
+            if place % 4 == 0:
+                axis.set_ylabel(name, fontsize=8, color=INK)
+        title(shown[0], letter)
+        if place // 4 == rows - 1:
+            shown[-1].set_xlabel("step (grey: inf or NaN)", fontsize=8, color=INK)
+    return figure
+
+
+def spike_figure(runs: Sequence[Spike]) -> Figure:
+    """Draw loss and gradient norm by step, a line for each way to meet a bad batch."""
+    told = "; ".join(
+        f"{_GUARDS[run.guard][0]}: loss {run.losses[BAD_STEP]:.2g} in the next step" for run in runs
+    )
+    figure, axes = new_figure(
+        9.0,
+        3.2,
+        columns=2,
+        alt=f"Loss and gradient norm by step; one batch is bad, at step {BAD_STEP}. {told}.",
+    )
+    for run in runs:
+        label, colour, style = _GUARDS[run.guard]
+        for axis, numbers in zip(axes, (run.losses, run.norms), strict=True):
+            axis.plot(
+                range(1, len(numbers) + 1),
+                numbers,
+                color=colour,
+                linestyle=style,
+                linewidth=1.4,
+                label=label,
+            )
+    for axis, name in zip(axes, ("loss", "gradient norm"), strict=True):
+        axis.set_yscale("log")
+        axis.set_xlabel("step", fontsize=8, color=INK)
+        title(axis, name, f"by step; the batch of step {BAD_STEP} is bad")
+    axes[0].legend(fontsize=8, frameon=False)
     return figure
 
 

@@ -1,6 +1,4 @@
-"""The figures of two experiments of chapter 12: the training–inference mismatch,
-and fp32 matmuls in pieces of bf16.
-"""
+"""The figures of chapter 12 on the mismatch between training and inference."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 
 from amp_course.frontiers.mismatch import Mismatch
 from amp_course.frontiers.policy_gradient import RewardRun
-from amp_course.frontiers.split_matmul import MatmulError
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
 from amp_course.kit.style import new_figure, title
 
@@ -101,47 +98,6 @@ def reward_figure(runs: Sequence[RewardRun]) -> Figure:
     axis.set_xlabel("step", fontsize=8)
     title(axis, "Learning with a mismatch", "mean reward of a batch, a line for each seed")
     return figure
-
-
-def split_figure(errors: Sequence[MatmulError]) -> Figure:
-    """Draw the typical and the largest error of each scheme on a log scale,
-    and what it cannot exceed.
-    """
-    said = "; ".join(f"{one.scheme.name} {one.typical:.1e} and {one.largest:.1e}" for one in errors)
-    alt = (
-        f"Typical and largest error of an fp32 matmul, scheme by scheme, relative to |A||B|. "
-        f"{said}."
-    )
-    figure, axis = new_figure(7.2, 1.2 + 0.32 * len(errors), alt=alt)
-    for place, one in enumerate(errors[::-1]):
-        colour, _ = _look(one.scheme.operand.name)
-        axis.plot([one.typical, one.largest], [place, place], color=colour, lw=1.2)
-        axis.plot(one.typical, place, "o", color=colour, ms=5)
-        axis.plot(one.largest, place, "x", color=colour, ms=6)
-        axis.plot(one.bound, place, "|", color=INK, ms=10)
-    axis.set_xscale("log", base=2)
-    names = [_with_cost(one) for one in errors[::-1]]
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(-0.6, len(names) - 0.4)
-    axis.set_xlabel("|error| / |A||B|", fontsize=8)
-    marks: list[Any] = [
-        Line2D([], [], marker=marker, color=INK, ls="", label=label)
-        for marker, label in (
-            ("o", "root mean square"),
-            ("x", "largest"),
-            ("|", "largest possible"),
-        )
-    ]
-    axis.legend(
-        handles=marks, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
-    )
-    title(axis, "An fp32 matmul from smaller pieces", "error against fp64, log scale")
-    return figure
-
-
-def _with_cost(error: MatmulError) -> str:
-    number = error.scheme.products
-    return f"{error.scheme.name}: {number} matmul{'s' if number > 1 else ''}"
 
 
 def _look(name: str) -> tuple[str, Any]:

@@ -95,6 +95,27 @@ def _columns(axis: object, columns: Mapping[int, Mapping[str, float]]) -> None:
         base = [low + height for low, height in zip(base, heights, strict=True)]
 
 
+def resume_figure(timelines: Mapping[str, Timeline]) -> Figure:
+    """Draw the loss scale of trainings that were resumed, with a cross on each skipped step."""
+    told = "; ".join(
+        f"{name}: from {one.scales[0]:g} to {one.scales[-1]:g}, {sum(one.skipped)} steps skipped"
+        for name, one in timelines.items()
+    )
+    figure, axis = new_figure(7.2, 2.6, alt=f"Loss scale by step after resuming. {told}.")
+    for (name, one), (colour, style) in zip(
+        timelines.items(), ((FORMAT_COLOURS["fp16"], "-"), (INK, "--")), strict=True
+    ):
+        steps = range(1, len(one.scales) + 1)
+        axis.step(steps, one.scales, where="mid", color=colour, ls=style, lw=1.6, label=name)
+        lost = [step for step in steps if one.skipped[step - 1]]
+        axis.plot(lost, [one.scales[step - 1] for step in lost], "x", color=colour, ms=7)
+    axis.set_yscale("log", base=2)
+    axis.set_xlabel("step after resuming (a cross: skipped)", fontsize=8)
+    axis.legend(fontsize=8, frameon=False)
+    title(axis, "Resumed with and without the scaler's state", "loss scale by step")
+    return figure
+
+
 def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None) -> Figure:
     """Draw the loss scale and the loss of a run, step by step, with the skipped steps marked on
     both.

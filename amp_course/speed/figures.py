@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter
 
 from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK
 from amp_course.kit.measure import TOO_BUSY, seconds_text
-from amp_course.kit.style import new_figure, title
+from amp_course.kit.style import FEWER_DOTS, new_figure, title
 from amp_course.speed.counting import CAST, MATMUL, OTHER
 from amp_course.speed.machine import Machine
 from amp_course.speed.one_op import Predicted
@@ -32,6 +32,7 @@ from amp_course.speed.roof_labels import (
     same_height,
 )
 from amp_course.speed.roofline import Bound, PlacedOps, Roofline
+from amp_course.speed.two_clocks import Clocks
 
 KINDS = {  # of op → marker and colour
     MATMUL: ("o", "#0072B2"),
@@ -78,6 +79,35 @@ _LEGEND: dict[str, Any] = {
 }
 
 
+def clocks_figure(clocks: Sequence[Clocks]) -> Figure:
+    """Draw host and GPU on one time axis, a pair of rows for each way to train."""
+    told = "; ".join(f"{one.name}: the GPU is busy {one.busy:.0%} of the time" for one in clocks)
+    figure, axes = new_figure(
+        9.0,
+        0.95 * len(clocks) + 0.5,
+        rows=len(clocks),
+        sharex=True,
+        dots=FEWER_DOTS,
+        alt=f"What host and GPU do at each moment of three steps. {told}.",
+    )
+    for axis, one in zip(axes, clocks, strict=True):
+        for row, spans, colour in (
+            (1, one.waits, "#dddddd"),
+            (1, one.host, "#E69F00"),
+            (0, one.gpu, "#0072B2"),
+        ):
+            bars = [(1e6 * begin, 1e6 * (end - begin)) for begin, end in spans]
+            edge = "white" if row else colour  # the GPU's may be narrower than a line
+            axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolor=edge, lw=0.3)
+        axis.set_yticks((0, 1), ("GPU", "host"))
+        axis.set_ylim(-0.5, 1.5)
+        axis.set_title(f"{one.name}: GPU busy {one.busy:.0%}", loc="left", fontsize=9, color=INK)
+    axes[-1].set_xlabel(
+        "µs (orange: the host launches an op; grey: it waits; blue: the GPU runs one)", fontsize=8
+    )
+    return figure
+
+
 def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
     """Draw a machine's roofs, one for each format, and the ops of a step where they land; size:
     share of the time.
@@ -91,7 +121,7 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
         f"{', '.join(kinds.values()) or 'none'}; by what bounds it: "
         f"{', '.join(f'{bound} {_percent(share)}' for bound, share in bounds.items())}."
     )
-    figure, axis = new_figure(7.6, 4.2, alt=alt)
+    figure, axis = new_figure(7.6, 4.2, alt=alt, dots=FEWER_DOTS)
     draw_roofs(axis, roofline, "no FLOPs counted:\nplace and height\nmean nothing", STRIP_END)
     floor = min([axis.get_ylim()[0], *(op.flops_per_second / 3 for op in ops if op.flops)])
     axis.set_ylim(floor, None)
@@ -224,7 +254,7 @@ def opening_figure(opening: Opening) -> Figure:
         f"Time of a training step of three linear layers on {opening.name}, by width. {said}. "
         f"{crossing}."
     )
-    figure, axis = new_figure(7.6, 3.6, alt=alt)
+    figure, axis = new_figure(7.6, 3.6, alt=alt, dots=FEWER_DOTS)
     top = 1.25 * max(1, *(1 / pair.speedup for pair in opening.pairs))
     for place, pair in enumerate(opening.pairs):
         for shift, cost, name in ((-0.2, pair.fp32, "fp32"), (0.2, pair.amp, "AMP")):
@@ -334,7 +364,7 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     label = predictions[0].recipe.label
     busy = max((one.busy for one in predictions), default="")
     alt = f"{busy or f'Speed-up of {label} over fp32.'} {told}."
-    figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=alt)
+    figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=alt, dots=FEWER_DOTS)
     for row, one in enumerate(predictions):
         fp32, amp = one.fp32.timing, one.amp.timing
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]

@@ -95,6 +95,7 @@ def sums(record: Row, ward: Row) -> dict[str, Row]:
         "cpu": statistics.median(
             bugs[name]["cpu_seconds"] - spent - record["start_seconds"]
             for name, spent in alone.items()
+            if name in bugs
         ),
     }
     return result

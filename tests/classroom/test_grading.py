@@ -34,6 +34,7 @@ POINTS = {
     "log_scale": 3,
     "count_bytes": 2,
     "evaluate_right": 3,
+    "prepare_loaded": 3,
 }
 
 
@@ -58,11 +59,11 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     results = {result.student: result for result in grade(place, [loop], echo=lines.append)}
 
     assert {student: result.points for student, result in results.items()} == {
-        "ada": 13,
-        "<script>alert(1)": 3,
+        "ada": 16,
+        "<script>alert(1)": 6,
         "chen": 0,
     }
-    assert sum(POINTS.values()) == 13 == sum(answer.of for answer in results["ada"].answers)
+    assert sum(POINTS.values()) == 16 == sum(answer.of for answer in results["ada"].answers)
     assert states(results["<script>alert(1)"]) == {
         "honest_timing": "correct",
         "add_autocast": "correct",
@@ -70,6 +71,7 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
         "log_scale": "not yet",
         "count_bytes": "not attempted",
         "evaluate_right": "not yet",
+        "prepare_loaded": "correct",
     }
     told = {answer.exercise: answer.message for answer in results["<script>alert(1)"].answers}
     assert (
@@ -86,7 +88,7 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
 
     kept = gradebook.points(place.root, "06_loop")
     assert kept["ada"] == {f"points-{name}": points for name, points in POINTS.items()}
-    assert sum(kept["<script>alert(1)"].values()) == 3 and sum(kept["chen"].values()) == 0
+    assert sum(kept["<script>alert(1)"].values()) == 6 and sum(kept["chen"].values()) == 0
     assert [one.student for one in load(place, loop)] == ["<script>alert(1)", "ada", "chen"]
     assert ("under bubblewrap" in lines[0]) == (bubblewrap.missing() is None)
     assert ("WITHOUT A SANDBOX" in lines[0]) == (bubblewrap.missing() is not None)
@@ -98,7 +100,7 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     assert sum("(unchanged)" in line for line in again) == 3
     hand_in(place, loop, "chen", notebook(place, loop, right | {"add_autocast": ""}))
     changed = {result.student: result for result in grade(place, [loop], echo=again.append)}
-    assert changed["chen"].points == 12 and changed["ada"] == results["ada"]
+    assert changed["chen"].points == 15 and changed["ada"] == results["ada"]
 
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -148,7 +150,7 @@ def test_interrupted_and_continued(place: ClassFolder, loop: Chapter) -> None:
     assert 1 <= len(first) < 3
     lines: list[str] = []
     results = grade(place, [loop], echo=lines.append)
-    assert [result.points for result in results] == [13, 13, 13]
+    assert [result.points for result in results] == [16, 16, 16]
     assert sum("(unchanged)" in line for line in lines) == len(first)
 
 

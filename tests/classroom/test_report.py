@@ -135,8 +135,8 @@ def test_the_table(found: ClassReport) -> None:
     rows = list(csv.DictReader(io.StringIO(table(found))))
     assert [row["id"] for row in rows] == [EVIL, "'=cmd|'/c calc'!A0", "bo", "dora"]
     assert (
-        rows[0]["points"] == "8"
-        and rows[0]["of"] == "13"
+        rows[0]["points"] == "11"
+        and rows[0]["of"] == "16"
         and rows[0]["log_scale"] == "not yet"
         and rows[0]["hints"] == "2"
     )
@@ -198,7 +198,7 @@ def test_who_submitted_nothing_and_what_could_not_be_graded(loop: Chapter) -> No
         found, projected=True
     )
     assert "1 submission could not be graded and is in no count below" in shown
-    assert "10.1 of 13 points on average" in shown and "1.5 of 13" in shown  # (3 · 13 + 1.5) / 4
+    assert "12.4 of 16 points on average" in shown and "1.5 of 16" in shown  # (3 · 16 + 1.5) / 4
     assert "nothing again" in index([found])
 
 
@@ -209,7 +209,7 @@ def test_points_that_are_withheld_are_shown_as_such(found: ClassReport, loop: Ch
         report(loop, [dataclasses.replace(right, answers=none, withheld=("it replaced x",))], {}),
         projected=False,
     )
-    assert shown.count("! points withheld") == 6
+    assert shown.count("! points withheld") == 7
 
 
 def test_a_cheater_is_flagged_wherever_their_name_is(found: ClassReport, loop: Chapter) -> None:
@@ -246,9 +246,9 @@ def test_students_by_chapters(found: ClassReport, loop: Chapter) -> None:
     rows = [
         re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)
     ]
-    assert rows[0] == ["student", "00_start<br>of 1", "06_loop<br>of 13", "all<br>of 14"]
+    assert rows[0] == ["student", "00_start<br>of 1", "06_loop<br>of 16", "all<br>of 17"]
     assert (
-        ["Bo", "1", "11", "12"] in rows
+        ["Bo", "1", "14", "15"] in rows
         and ["eve", "1", "–", "1"] in rows
         and ["Zoë", "–", "–", "0"] in rows
     )

@@ -60,7 +60,7 @@ def test_thirty_students_each_with_a_mistake_of_their_own(
         assert [(answer.exercise, answer.mistake) for answer in wrong] == [
             (exercise.id, exercise.mistakes[number].name)
         ], result.student
-        assert result.points == 13 - exercise.difficulty == sum(kept[result.student].values())
+        assert result.points == 16 - exercise.difficulty == sum(kept[result.student].values())
         assert result.findings == result.withheld == ()
     page = (place.root / "report" / "06_loop.html").read_text()
     assert (

@@ -1,7 +1,8 @@
-"""The six exercises of chapter 04; `ALL` lists them in order."""
+"""The seven exercises of chapter 04; `ALL` lists them in order."""
 
 from amp_course.autocast.exercises.end_region import end_region
 from amp_course.autocast.exercises.fp32_island import fp32_island
+from amp_course.autocast.exercises.matmul_dtype import matmul_dtype
 from amp_course.autocast.exercises.mini_autocast import (
     FP32_OPS,
     LOWER_OPS,
@@ -14,4 +15,12 @@ from amp_course.autocast.exercises.safe_loss import safe_loss
 
 __all__ = ["ALL", "FP32_OPS", "LOWER_OPS", "TWELVE", "WIDEST_OPS"]
 
-ALL = (predict_dtypes, mini_autocast, end_region, fp32_island, safe_function, safe_loss)
+ALL = (
+    predict_dtypes,
+    mini_autocast,
+    end_region,
+    fp32_island,
+    safe_function,
+    safe_loss,
+    matmul_dtype,
+)

@@ -16,23 +16,27 @@ tf32-settings-mixed updates-vanish
 """
 CAUSES = {name: catalogue()[name].sentence for name in _NAMES.split()}
 
-_named: list[str] = []
+_named: list[tuple[str, str]] = []
 
 
-def cause(name: str) -> None:
+def cause(name: str, op: str = "") -> None:
     """Name, in the first line of an answer, the cause of the script's fault.
+
+    op: where an exercise asks for it, the op that `first_nonfinite` names, such as "mm"
     Raises ValueError for none of `CAUSES`.
     """
     name = current_name(name)  # answers from before a renaming still pass
     if name not in CAUSES:
         raise ValueError(f"{name!r} is not one of the causes to choose from: {', '.join(CAUSES)}.")
-    _named.append(name)
+    _named.append((name, str(op).removeprefix("aten.").split(".")[0].strip("_")))
 
 
 @contextmanager
-def named_causes() -> Iterator[list[str]]:
-    """Collect what is named inside, each cause once: `with named_causes() as named: answer(…)`."""
-    named: list[str] = []
+def named_causes() -> Iterator[list[tuple[str, str]]]:
+    """Collect the causes and ops that are named inside, each pair once:
+    `with named_causes() as named: answer(…)`.
+    """
+    named: list[tuple[str, str]] = []
     _named.clear()
     try:
         yield named

@@ -19,7 +19,8 @@ from amp_course.debugging.clinic.causes import named_causes
 from amp_course.distributed.ranks import cases_on_ranks
 from amp_course.watching.scene import flat
 
-CAUSE = "the cause that you name"  # the output of the last case, once all else is right
+# The outputs of the last case, once all else is right
+CAUSE, OP = "the cause that you name", "the op that you name"
 DTYPE = "the dtype that the first layer computes in"
 UNNAMED = "nothing"
 
@@ -68,18 +69,22 @@ class Runner:
     """Runs an answer and notes the causes that it names: `got = run("for 0", 0.0)`."""
 
     def __init__(self, answer: Callable[..., Any]) -> None:
-        self.answer, self._causes = answer, dict[str, None]()
+        self.answer, self._causes, self._ops = answer, dict[str, None](), dict[str, None]()
 
     def __call__(self, case: str, *arguments: Any) -> Any:
         """Return what the answer gives for the arguments."""
         with named_causes() as named:
             got = call_answer(self.answer, case, *arguments)
-        self._causes[" and ".join(named) or UNNAMED] = None
+        self._causes[" and ".join(name for name, _ in named) or UNNAMED] = None
+        self._ops |= dict.fromkeys(op for _, op in named if op)
         return got
 
-    def last_case(self) -> Case:
-        """Return a case with the causes, to be judged once all else is right."""
-        return Case("", {CAUSE: " and ".join(self._causes)})
+    def last_case(self, with_op: bool = False) -> Case:
+        """Return a case with the causes, and with the ops that `first_nonfinite` names, to be
+        judged once all else is right.
+        """
+        ops = {OP: " and ".join(self._ops) or "none"} if with_op else {}
+        return Case("", {CAUSE: " and ".join(self._causes), **ops})
 
 
 def cases_with_cause(
@@ -92,7 +97,7 @@ def cases_with_cause(
     seed, causes = draw.randrange(10_000), dict[str, None]()
     for part in (slice(1), slice(1, None)):
         for case in cases_on_ranks(on_rank, answer, seed, part):
-            causes |= dict.fromkeys(case.facts["named"])
+            causes |= dict.fromkeys(name for name, _ in case.facts["named"])
             yield case
     yield Case("", {CAUSE: " and ".join(causes) or UNNAMED})
 
@@ -147,7 +152,10 @@ def describe_cause(evidence: str) -> dict[str, str]:
     """Return the message for a cause other than the script's, with what was measured on it."""
     return {
         CAUSE: f"your function does what it should, but it names {{got}} as the cause. {evidence} "
-        "`CAUSES` lists the names to choose from"
+        "`CAUSES` lists the names to choose from",
+        OP: "your function and its cause are right, and the op that you name is {got}. Run "
+        "`first_nonfinite` in the cell above: its first line says which op made the first inf or "
+        'NaN. Write it after the cause, `cause("…", "…")`',
     }
 
 

@@ -24,7 +24,8 @@ card = Card(
     lines=4,
     task="Write `late_anomaly(x, alpha)`, an `elu` without the fault: the same values, and right "
     "gradients for `x` and for `alpha`, for `x` up to 1,000. At x = 0, the gradient for `x` is "
-    "`alpha`. Name the fault in its first line, by `cause(…)`.",
+    "`alpha`. Name the fault, and the op that `first_nonfinite` names, in its first line, "
+    'by `cause("…", "…")`.',
     hints=(
         "Anomaly mode looks for NaN in gradients, and not for inf. What are `growth` and `curve` "
         "at x = 100?",
@@ -41,7 +42,7 @@ card = Card(
 
 
 def right(x: Any, alpha: Any) -> Any:
-    cause("infinite-derivative")
+    cause("infinite-derivative", "exp")
     safe = torch.where(x > 0, 0.0, x)
     curve = alpha * (torch.exp(safe) - 1)
     return torch.where(x > 0, x, curve)
@@ -75,7 +76,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
                 "the gradient for `x`": "missing" if x.grad is None else x.grad / arriving + 0.0,
             },
         )
-    yield run.last_case()
+    yield run.last_case(with_op=True)
 
 
 SAFE, CURVE = "safe = torch.where(x > 0, 0.0, x)", "curve = alpha * (torch.exp(safe) - 1)"

@@ -25,7 +25,8 @@ card = Card(
     "works in fp32, fp16 and bf16, with scores as large as the dtype holds, and returns the dtype "
     "that it gets. `keep` (batch, keys) is True for real tokens; where a sequence has none, the "
     "output and all gradients are 0. All else is as in `attend`, and the arguments stay "
-    "unchanged. Name the fault in its first line, by `cause(…)`.",
+    "unchanged. Name the fault, and the op that `first_nonfinite` names, in its first "
+    'line, by `cause("…", "…")`.',
     hints=(
         "What is the softmax of a row in which every score is −inf? And what does the backward "
         "pass make of that?",
@@ -43,7 +44,7 @@ card = Card(
 
 
 def right(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor) -> Tensor:
-    cause("masked-row")
+    cause("masked-row", "_softmax")
     hidden = ~keep[:, None, :]
     scores = queries @ keys.mT / queries.shape[-1] ** 0.5
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
@@ -126,7 +127,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             },
             evidence={"finite": finite if finite[0] else []},
         )
-    yield run.last_case()
+    yield run.last_case(with_op=True)
 
 
 HIDDEN, FILL, WEIGHTS, RETURN = (

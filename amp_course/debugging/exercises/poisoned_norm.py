@@ -42,7 +42,8 @@ card = Card(
     "fp16 autocast, a `GradScaler`, one update per batch. A batch whose forward pass overflows "
     "must leave all parameters and **all** buffers of the model as they were; every other batch "
     "trains them as usual. It returns the list of losses, one per batch, whatever it is for one "
-    "that overflows. Name the fault in its first line, by `cause(…)`.",
+    "that overflows. Name the fault, and the op that `first_nonfinite` names, in its first "
+    'line, by `cause("…", "…")`.',
     hints=(
         "The scaler skips the update of the weights. What else does a forward pass in training "
         "mode change in a model?",
@@ -60,7 +61,7 @@ card = Card(
 
 
 def right(model: Any, batches: Any) -> list[float]:
-    cause("overflow-reached-buffer")
+    cause("overflow-reached-buffer", "_to_copy")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -167,7 +168,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
                 "something is restored": model[5].get_buffer("running_mean")._version != version,
             },
         )
-    yield run.last_case()
+    yield run.last_case(with_op=True)
 
 
 LOOP, SAVE = (

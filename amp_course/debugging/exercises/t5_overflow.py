@@ -24,7 +24,8 @@ card = Card(
     task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault. It is called "
     "in a region of fp16 autocast, with `hidden` in fp32 or in fp16. It returns fp32, right to "
     "1%, also where `hidden` or the result is beyond 65,504. The matmul of `wi` stays in fp16, "
-    "and gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
+    "and gradients reach `wi`, `wo` and `hidden`. Name the fault, and the op that "
+    '`first_nonfinite` names, in its first line, by `cause("…", "…")`.',
     hints=(
         "Which module is the first to give something that is not finite? What does the same "
         "module give in fp32?",
@@ -41,7 +42,7 @@ card = Card(
 
 
 def right(block: Any, hidden: Any) -> Any:
-    cause("beyond-fp16")
+    cause("beyond-fp16", "mm")
     inner = torch.relu(block.wi(block.norm(hidden)))
     with torch.autocast("cpu", enabled=False):
         change = block.wo(inner.float())
@@ -109,7 +110,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             },
             evidence={"wi": matmul},
         )
-    yield run.last_case()
+    yield run.last_case(with_op=True)
 
 
 INNER = "inner = torch.relu(block.wi(block.norm(hidden)))"

@@ -1,5 +1,4 @@
-"""Train on the digits with FSDP2 in mixed precision; any number of ranks can resume from its
-checkpoint:
+"""Train on the digits with FSDP2 in mixed precision; any number of ranks can resume:
 
 torchrun --standalone --nproc-per-node 2 fsdp2_amp.py --dtype bf16 --checkpoint digits_sharded
 """
@@ -35,14 +34,12 @@ def main():
     low = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}[options.dtype]
     # Stored and stepped in fp32, gathered and computed in `low`, reduced in fp32. There is no
     # autocast region.
-    policy = MixedPrecisionPolicy(
-        param_dtype=low, reduce_dtype=torch.float32, output_dtype=torch.float32
-    )
+    fp32 = torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=fp32, output_dtype=fp32)
     for layer in (model[0], model[2], model):  # the inner ones first: each is gathered on its own
         fully_shard(layer, mp_policy=policy)
-    # after fully_shard: it gets the shards
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    # its DTensors agree over the ranks
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)  # of the shards, so after the loop
+    # The shards are DTensors, so the scaler agrees over the ranks.
     scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)
     inputs, targets = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(targets))
@@ -51,13 +48,8 @@ def main():
     loader = DataLoader(data, batch_size=64, sampler=sampler)
 
     def states():
-        sharded, of_optimizer = get_state_dict(model, optimizer)
-        return {
-            "model": sharded,
-            "optimizer": of_optimizer,
-            "scaler": scaler.state_dict(),
-            "epoch": epoch,
-        }
+        weights, state = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": state, "scaler": scaler.state_dict(), "epoch": epoch}
 
     epoch = 0
     # written last
@@ -66,9 +58,8 @@ def main():
         saved = states()
         # each rank reads its part, into these tensors
         dcp.load(saved, checkpoint_id=complete[-1].parent)
-        set_state_dict(
-            model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
-        )
+        weights, state = saved["model"], saved["optimizer"]
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
         scaler.load_state_dict(saved["scaler"])
         epoch = saved["epoch"]
     while epoch < options.epochs:
@@ -83,14 +74,11 @@ def main():
             optimizer.zero_grad()
         epoch, last = epoch + 1, norm.full_tensor()  # a collective, so on every rank
         if dist.get_rank() == 0:
-            print(
-                f"epoch {epoch}: last gradient norm {last:.3f}, loss scale {scaler.get_scale():g}"
-            )
+            scale = scaler.get_scale()
+            print(f"epoch {epoch}: last gradient norm {last:.3f}, loss scale {scale:g}")
         if options.checkpoint:  # every rank writes its own part
             dcp.save(states(), checkpoint_id=Path(options.checkpoint, f"epoch-{epoch:04}"))
-    total = sum(
-        weight.detach().double().full_tensor().sum().item() for weight in model.parameters()
-    )
+    total = sum(one.detach().double().full_tensor().sum().item() for one in model.parameters())
     print(f"rank {dist.get_rank()}: sum of the weights {total:.10f}", flush=True)
     # else gloo's threads now and then outlive Python, and abort the process (torch 2.13)
     gc.collect()

@@ -1,7 +1,8 @@
-"""The nine exercises of chapter 07; `ALL` lists them in order."""
+"""The ten exercises of chapter 07; `ALL` lists them in order."""
 
 from amp_course.patterns.exercises.accumulate import accumulate
 from amp_course.patterns.exercises.clip_both import clip_both
+from amp_course.patterns.exercises.ema_step import ema_step
 from amp_course.patterns.exercises.frozen_layers import frozen_layers
 from amp_course.patterns.exercises.gradient_penalty import gradient_penalty
 from amp_course.patterns.exercises.recompute import recompute
@@ -20,4 +21,5 @@ ALL = (
     recompute,
     frozen_layers,
     clip_both,
+    ema_step,
 )

@@ -13,6 +13,7 @@ from amp_course.kit.markup import inline_html
 from amp_course.kit.table import text_table
 
 _HERE = Path(__file__).parent
+_LEGEND = "● seen in a run on a CPU, ○ read in the library's source."
 _CELL = "text-align:left;padding:3px 8px 3px 0;vertical-align:top;white-space:normal;font-size:88%"
 
 
@@ -49,17 +50,28 @@ class Phrase:
 
     words:   `code` is in backquotes
     sources: where each was read, if that is not the library's documentation
+    seen:    what a run showed of each, fact by fact: {"scheduler": "waits"}
     """
 
     thing: str
     words: dict[str, str]
     topic: str = ""
     sources: dict[str, str] = field(default_factory=dict)
+    seen: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def mark(self, slug: str) -> str:
+        """Return "●" for what was seen and "○" for what was read; "" if no cell of it was seen."""
+        return "●" if slug in self.seen else "○" if self.seen else ""
+
+    def evidence(self, slug: str) -> str:
+        """Return how a cell is known: what was seen, or where it was read; "" if nowhere said."""
+        facts = "; ".join(f"{fact}: {value}" for fact, value in self.seen.get(slug, {}).items())
+        return f"seen: {facts}" if facts else self.sources.get(slug, "")
 
 
 @dataclass(frozen=True, repr=False)
 class Phrasebook:
-    """Libraries side by side, a row for each thing; a tooltip says where a cell was read.
+    """Libraries side by side, a row for each thing; a tooltip says how a cell is known.
 
     Example: LOW_BIT.on("scaling").only("torchao", "microxcaling")
     """
@@ -89,10 +101,10 @@ class Phrasebook:
 
     @property
     def sources(self) -> str:
-        """Where each cell was read, as a table of text."""
+        """How each cell is known, as a table of text."""
         slugs = [library.slug for library in self.libraries]
         rows = [["", *(library.name for library in self.libraries)]]
-        rows += [[one.thing, *map(one.sources.__getitem__, slugs)] for one in self.phrases]
+        rows += [[one.thing, *map(one.evidence, slugs)] for one in self.phrases]
         return text_table(rows)
 
     def __repr__(self) -> str:
@@ -102,11 +114,15 @@ class Phrasebook:
             lines.append(phrase.thing)
             for library in self.libraries:
                 head = f"  {library.name:<{width}}  "
-                words = phrase.words[library.slug]
+                words = f"{phrase.mark(library.slug)} {phrase.words[library.slug]}".strip()
                 lines += textwrap.wrap(
                     words, 110, initial_indent=head, subsequent_indent=" " * len(head)
                 )
-        return "\n".join([*lines, *map(_about, self.libraries)])
+        return "\n".join([*lines, *self._legend, *map(_about, self.libraries)])
+
+    @property
+    def _legend(self) -> list[str]:
+        return [_LEGEND] if any(phrase.seen for phrase in self.phrases) else []
 
     def _repr_html_(self) -> str:
         heads = "".join(
@@ -120,9 +136,8 @@ class Phrasebook:
             + "</tr>"
             for phrase in self.phrases
         )
-        notes = "".join(
-            f"<div>{inline_html(_about(one))}</div>" for one in self.libraries if one.not_run
-        )
+        said = [*self._legend, *(_about(one) for one in self.libraries if one.not_run)]
+        notes = "".join(f"<div>{inline_html(one)}</div>" for one in said)
         head = f"<thead><tr><th></th>{heads}</tr></thead>"
         return f"<table>{head}<tbody>{rows}</tbody></table>{notes}"
 
@@ -137,6 +152,7 @@ def read_book(file: str) -> Phrasebook:
             {library.slug: one[library.slug] for library in libraries},
             one.get("topic", ""),
             one.get("in", {}),
+            one.get("seen", {}),
         )
         for one in data["phrase"]
     ]
@@ -152,7 +168,9 @@ def _cell(phrase: Phrase, slug: str) -> str:
         return re.sub(r"([.(_=])(?=\w)", r"\1<wbr>", code[0])
 
     words = re.sub(r"<code>.*?</code>", open_up, inline_html(phrase.words[slug]))
-    title = f' title="{escape(phrase.sources[slug])}"' if slug in phrase.sources else ""
+    words = f"{phrase.mark(slug)} {words}".strip()
+    known = phrase.evidence(slug)
+    title = f' title="{escape(known)}"' if known else ""
     return f'<td style="{_CELL}"{title}>{words}</td>'
 
 

@@ -7,13 +7,13 @@ from amp_course.debugging.clinic.causes import cause
 
 
 def clamped(x, alpha):
-    cause("unused-branch")
+    cause("unused-branch", "exp")
     below = torch.expm1(x.clamp(max=0))
     return torch.where(x > 0, x, alpha * below)
 
 
 def in_places(x, alpha):
-    cause("unused-branch")
+    cause("unused-branch", "exp")
     result = x.clone()
     low = x <= 0
     result[low] = alpha * (x[low].exp() - 1)
@@ -21,7 +21,7 @@ def in_places(x, alpha):
 
 
 CAUSE, BELOW, END = (
-    'cause("unused-branch")',
+    'cause("unused-branch", "exp")',
     "below = torch.expm1(x.clamp(max=0))",
     "return torch.where(x > 0, x, alpha * below)",
 )

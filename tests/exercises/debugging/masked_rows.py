@@ -10,12 +10,12 @@ from amp_course.debugging.clinic.causes import cause
 
 
 def torchs_own(q, k, v, keep):
-    cause("masked-row")
+    cause("masked-row", "_softmax")
     return F.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, :])
 
 
 def in_fp32(q, k, v, keep):
-    cause("masked-row")
+    cause("masked-row", "_softmax")
     scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.size(-1))
     scores = scores.masked_fill(~keep[:, None], -1e9)
     some = keep.any(-1)[:, None, None]
@@ -23,7 +23,7 @@ def in_fp32(q, k, v, keep):
 
 
 def opens_empty_rows(q, k, v, keep):
-    cause("masked-row")
+    cause("masked-row", "_softmax")
     empty = ~keep.any(dim=-1, keepdim=True)
     open_ = (keep | empty)[:, None, :]
     scores = torch.einsum("bqd,bkd->bqk", q, k) / q.shape[-1] ** 0.5
@@ -33,7 +33,7 @@ def opens_empty_rows(q, k, v, keep):
 
 
 def sequence_after_sequence(q, k, v, keep):
-    cause("masked-row")
+    cause("masked-row", "_softmax")
     out = []
     for i in range(len(q)):
         real = keep[i]
@@ -46,7 +46,7 @@ def sequence_after_sequence(q, k, v, keep):
 
 
 def fills_twice(q, k, v, keep):
-    cause("masked-row")
+    cause("masked-row", "_softmax")
     hidden = ~keep[:, None, :]
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
     weights = scores.softmax(-1).nan_to_num(0.0)
@@ -55,7 +55,7 @@ def fills_twice(q, k, v, keep):
 
 
 CAUSE, FILL, WEIGHTS = (
-    'cause("masked-row")',
+    'cause("masked-row", "_softmax")',
     "scores = scores.masked_fill(~keep[:, None], -1e9)",
     "weights = scores.softmax(-1).nan_to_num(0.0)",
 )

@@ -10,7 +10,7 @@ from amp_course.debugging.clinic.causes import cause
 
 
 def by_scale(model, batches):
-    cause("spoilt-buffer")
+    cause("spoilt-buffer", "_to_copy")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -30,7 +30,7 @@ def by_scale(model, batches):
 
 
 def tries_on_a_copy(model, batches):
-    cause("spoilt-buffer")
+    cause("spoilt-buffer", "_to_copy")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -51,7 +51,7 @@ def tries_on_a_copy(model, batches):
 
 
 def goes_on_without(model, batches):
-    cause("spoilt-buffer")
+    cause("spoilt-buffer", "_to_copy")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     losses = []
@@ -70,7 +70,7 @@ def goes_on_without(model, batches):
     return losses
 
 
-NAMED = 'cause("spoilt-buffer")'
+NAMED = 'cause("spoilt-buffer", "_to_copy")'
 SAVE = "saved = {name: buffer.clone() for name, buffer in model.named_buffers()}"
 STATE = "state = copy.deepcopy(model.state_dict())"
 MOMENTUM = "for m in model.modules():\n    if hasattr(m, 'momentum'): m.momentum = 0.0"
@@ -86,7 +86,7 @@ RIGHT = {
     "asks the loss, in fp16": edited(
         goes_on_without, {SCALER: SCALER.replace(", init_scale=1024.0", ""), LOSS: HALF_LOSS}
     ),
-    "the cause's old name": edited(by_scale, {NAMED: 'cause("batch-norm-in-eval")'}),
+    "the cause's old name": edited(by_scale, {NAMED: 'cause("batch-norm-in-eval", "_to_copy")'}),
     "tries on a copy": tries_on_a_copy,
     "leaves the batch out": goes_on_without,
 }

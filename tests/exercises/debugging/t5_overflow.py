@@ -8,7 +8,7 @@ from amp_course.debugging.clinic.causes import cause
 
 
 def in_fp32(block, hidden):
-    cause("beyond-fp16")
+    cause("beyond-fp16", "mm")
     x = block.norm(hidden)
     x = block.wi(x)
     x = F.relu(x)
@@ -16,7 +16,7 @@ def in_fp32(block, hidden):
         return hidden + F.linear(x.float(), block.wo.weight)
 
 
-CAUSE, END = 'cause("beyond-fp16")', "return hidden + F.linear(x.float(), block.wo.weight)"
+CAUSE, END = 'cause("beyond-fp16", "mm")', "return hidden + F.linear(x.float(), block.wo.weight)"
 WI, OFF = "x = block.wi(x)", 'with torch.autocast("cpu", enabled=False):'
 BY_HAND = 'with torch.autocast("cpu", enabled=False):\n    x = x.half() @ block.wi.weight.half().T'
 RIGHT = {

@@ -1,0 +1,188 @@
+"""The trainers' table: each cell says how it is known, it shows itself, and a cell that is not as
+seen is found.
+"""
+
+import importlib
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from amp_course.recipes.phrasebook import AMP, LOW_BIT, TRAINERS
+
+ROOT = Path(__file__).parents[3]
+SLUGS = [library.slug for library in TRAINERS.libraries]
+PINS = (ROOT / "tools/phrasebook-constraints.txt").read_text().splitlines()
+SOURCE = r"(\w+/)+\w+\.py:\d+(-\d+)?( \([^)]+\))?"
+
+
+@pytest.fixture
+def tools(monkeypatch):
+    """tools/phrasebook_trainers.py and the parts that it gives a trainer."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    names = ("phrasebook_trainers", "phrasebook_trainer_parts")
+    yield [importlib.import_module(name) for name in names]
+    for name in [one for one in sys.modules if one.startswith("phrasebook_")]:
+        sys.modules.pop(name)
+
+
+def test_each_cell_is_short_and_was_seen_or_has_a_source():
+    assert SLUGS == ["hf", "lightning", "accelerate", "fabric"]
+    assert len(TRAINERS.phrases) == len({phrase.thing for phrase in TRAINERS.phrases}) == 9
+    for phrase in TRAINERS.phrases:
+        assert list(phrase.words) == SLUGS and set(phrase.seen) | set(phrase.sources) == set(SLUGS)
+        for slug, words in phrase.words.items():
+            assert 0 < len(words.split()) <= 13 and words.count("`") % 2 == 0, (phrase.thing, slug)
+            assert bool(phrase.seen.get(slug)) != (slug in phrase.sources), (phrase.thing, slug)
+            assert phrase.mark(slug) == ("●" if slug in phrase.seen else "○")
+        assert all(
+            re.fullmatch(SOURCE, one)
+            for found in phrase.sources.values()
+            for one in found.split("; ")
+        )
+
+
+def test_few_cells_were_only_read():
+    read = [(one.thing, slug) for one in TRAINERS.phrases for slug in one.sources]
+    assert read == [("the scaler, in fp16", "hf"), ("the scaler, in fp16", "accelerate")]
+
+
+@pytest.mark.parametrize("library", TRAINERS.libraries, ids=SLUGS)
+def test_versions_are_those_installed_and_names_those_that_the_table_uses(library):
+    assert library.version.replace(" ", "==") in PINS and library.source.startswith("https://")
+    words = " ".join(phrase.words[library.slug] for phrase in TRAINERS.phrases)
+    for name in library.names:
+        assert re.search(rf"\b{name.split('.')[-1]}\b", f"{words} {library.name}"), name
+
+
+def test_it_shows_how_each_cell_is_known():
+    text, html = repr(TRAINERS), TRAINERS._repr_html_()
+    assert "  Accelerate            ○ made on a GPU" in text and "● seen in a run on a CPU" in text
+    assert html.count("<th ") == 4 + len(TRAINERS.phrases) and html.count("<td ") == 36
+    assert html.count("○") == 3 and html.count("●") == 35  # with those of the legend
+    assert 'title="seen: scheduler: steps; scale: halved"' in html
+    assert 'title="accelerate/accelerator.py:578-584"' in html
+    assert "first scale: 65536" in TRAINERS.sources
+    for book in (AMP, LOW_BIT):
+        assert "●" not in repr(book) and "seen" not in book._repr_html_()
+
+
+def table_as_seen(slug):
+    """What a run would say that does just what the table says."""
+    facts = [phrase.seen.get(slug, {}) for phrase in TRAINERS.phrases]
+    return {fact: value for some in facts for fact, value in some.items()}
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_a_run_that_does_what_the_table_says_agrees(tools, slug):
+    main, _ = tools
+    said = table_as_seen(slug)
+    assert len(said) == sum(len(phrase.seen.get(slug, {})) for phrase in TRAINERS.phrases) > 15
+    assert main.compare(TRAINERS, slug, said) == []
+
+
+def test_a_cell_that_is_not_as_seen_is_found(tools):
+    main, _ = tools
+    seen = table_as_seen("lightning") | {"scheduler": "waits"}
+    (wrong,) = main.compare(TRAINERS, "lightning", seen)
+    assert wrong == (
+        "Lightning Trainer, 'a skipped step', scheduler: the table says steps, the run says waits"
+    )
+    del seen["scheduler"]
+    (wrong,) = main.compare(TRAINERS, "lightning", seen)
+    assert wrong.endswith("scheduler: the table says steps, the run says not seen")
+    seen |= {"scheduler": "steps", "lr": "0.1"}
+    (wrong,) = main.compare(TRAINERS, "lightning", seen)
+    assert wrong == "Lightning Trainer, lr: the table says nothing, the run says 0.1"
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_a_trainer_that_is_not_installed_is_one_sentence_and_no_error(
+    tools, monkeypatch, capsys, slug
+):
+    main, _ = tools
+    monkeypatch.setattr(main.util, "find_spec", lambda name: None)
+    (library,) = TRAINERS.only(slug).libraries
+    assert main.examine(library) == []
+    package = library.version.split()[0]
+    assert capsys.readouterr().out == (
+        f"trainers, {library.name}: not run, because {package} is not installed here.\n"
+    )
+
+
+def test_a_run_that_fails_and_another_version_are_named(tools, monkeypatch, capsys):
+    main, _ = tools
+    library = replace(TRAINERS.libraries[2], version="torch 0.1", names=("torch.amp.autocat",))
+
+    def fail():
+        raise OSError("no such thing")
+
+    monkeypatch.setitem(main.RUNS, "accelerate", fail)
+    version, name, failed = main.examine(library)
+    assert version.startswith("torch is 2.") and version.endswith("the table describes 0.1")
+    assert name == "Accelerate has no torch.amp.autocat, which the table uses"
+    assert failed == "Accelerate could not be run: OSError: no such thing"
+    monkeypatch.setitem(main.RUNS, "accelerate", lambda: table_as_seen("accelerate"))
+    monkeypatch.setattr(main, "described", lambda library: [])
+    assert main.examine(library) == [] and capsys.readouterr().out == (
+        "trainers, Accelerate: 19 facts seen, each as the table says\n"
+    )
+
+
+def plain_loop(tools, *, unscale=True, wait=False, fused=False, share=2):
+    """A loop of torch's own, watched as the trainers are."""
+    _, given = tools
+    parts = given.net(fused=fused)
+    with parts.watched(scaled=True):
+        for number, (inputs, targets) in enumerate(given.batches()):
+            with torch.autocast("cpu", torch.float16):
+                outputs = parts.model(inputs)
+            parts.scaler.scale(parts.loss(outputs.float(), targets) / share).backward()
+            if number % 2:
+                if unscale:
+                    parts.scaler.unscale_(parts.optimizer)
+                nn.utils.clip_grad_norm_(parts.model.parameters(), 0.5)
+                before = parts.scaler.get_scale()
+                parts.scaler.step(parts.optimizer)
+                parts.scaler.update()
+                if not wait or parts.scaler.get_scale() == before:
+                    parts.schedule.step()
+                parts.optimizer.zero_grad()
+    return parts
+
+
+def test_what_is_watched_is_told_apart(tools):
+    parts = plain_loop(tools)
+    assert (parts.at("layer"), parts.at("layer's dtype"), parts.at("loss")) == (
+        "on",
+        "float16",
+        "off",
+    )
+    assert (parts.scheduler(), parts.scale(), parts.moves()) == ("steps", "halved", "1")
+    assert (parts.unscaled(), parts.clipped(), parts.limit()) == (
+        "before the step",
+        "unscaled",
+        "0.5",
+    )
+    assert (parts.scaled(), parts.divided()) == ("scaled", "micro-batches")
+    assert (parts.dtypes(), parts.kept()) == ("float32", "")
+    other = plain_loop(tools, unscale=False, wait=True, share=1)
+    assert (other.scheduler(), other.unscaled()) == ("waits", "in the step")
+    assert (other.clipped(), other.divided()) == ("scaled", "nothing")
+    assert plain_loop(tools, fused=True).scheduler() == "steps"
+
+
+def test_an_error_with_other_words_is_not_taken_for_the_one_expected(tools):
+    _, given = tools
+
+    def run(message):
+        raise RuntimeError(message)
+
+    assert given.raised("unscaling", run, message="no unscaling") == "RuntimeError"
+    assert given.raised("unscaling", lambda: None) == "nothing"
+    with pytest.raises(RuntimeError, match="no torch"):
+        given.raised("unscaling", run, message="no torch")
