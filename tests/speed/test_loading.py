@@ -322,12 +322,13 @@ def test_an_experiment_speaks_and_shows_its_numbers(name):
 
 
 def test_a_worker_computes_on_one_thread():
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         assert threads.threads_and_workers(threads=(1,), workers=(0, 1), seconds=SHORT).inside == 1
         assert torch.get_num_threads() == 2
     finally:
-        torch.set_num_threads(1)
+        torch.set_num_threads(before)
 
 
 def test_worker_counts_in_words():
