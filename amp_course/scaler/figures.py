@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
@@ -110,6 +111,7 @@ def resume_figure(timelines: Mapping[str, Timeline]) -> Figure:
         lost = [step for step in steps if one.skipped[step - 1]]
         axis.plot(lost, [one.scales[step - 1] for step in lost], "x", color=colour, ms=7)
     axis.set_yscale("log", base=2)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("step after resuming (a cross: skipped)", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
     title(axis, "Resumed with and without the scaler's state", "loss scale by step")

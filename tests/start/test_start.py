@@ -126,10 +126,10 @@ def test_taste_keeps_its_time_limit_and_both_sides_take_the_same_steps(monkeypat
 
 def test_map_lists_every_chapter_and_counts_what_is_solved(tmp_path, monkeypatch):
     monkeypatch.setenv("AMP_COURSE_WORK", str(tmp_path / "my_work"))
-    assert "0 of 6 solved" in repr(CourseMap())
+    assert "0 of 7 solved" in repr(CourseMap())
     progress.record(count_bytes.id, "correct")
     page = CourseMap()
-    assert "1 of 6 solved" in repr(page) and "1 of 6" in page._repr_html_()
+    assert "1 of 7 solved" in repr(page) and "1 of 7" in page._repr_html_()
     for chapter in CHAPTERS:
         assert chapter.question in repr(page)
         link = f'href="{chapter.stem}.ipynb"'
