@@ -16,13 +16,13 @@ from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
 
 SOUND = "nothing"
-# The letter of a curve → its fault, as the catalogue names it
+# The letter of a curve → its fault, most of them under the name that the doctor gives it
 FAULTS = {
     "A": "autocast-left-open",
     "B": SOUND,
     "C": "still-scaled",
     "D": "clipped-while-scaled",
-    "E": "diverges",
+    "E": "learning-rate-too-high",
     "F": "never-cleared",
     "G": "nan-in-data",
     "H": "beyond-fp16",
@@ -59,7 +59,7 @@ def train(fault: str, steps: int = STEPS) -> Curve:
         layers = nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)
         model = nn.Sequential(*layers)
         start = _vector(model)
-        rate = _TOO_HIGH if fault == "diverges" else _RATE
+        rate = _TOO_HIGH if fault == "learning-rate-too-high" else _RATE
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         scaler = torch.amp.GradScaler("cpu", growth_interval=10)
         rows = []

@@ -34,7 +34,7 @@ card = Card(
         "`x = torch.ones(2, 2, dtype=torch.float32)`, then `with make_region(): product = x @ x`, "
         "then `return product.dtype`.",
     ),
-    why="Settings are wishes: for another device, switched off by a warning, or overridden by an "
+    why="Settings are wishes: for another device, switched off with a warning, or overridden by an "
     "inner region. The result of an op is a fact.",
     alternative="the output of an `nn.Linear` inside the region, or `trace` of this chapter, which "
     "reports it for every op of a model.",

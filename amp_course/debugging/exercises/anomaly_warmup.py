@@ -40,7 +40,7 @@ card = Card(
     task="Write `anomaly_warmup(model, batches, scaler)`, a `train` without the fault: SGD with "
     "lr=0.01, fp16 autocast, the scaler as you get it, one update per batch, and none where the "
     "gradients overflow, whether in the first steps or later. It returns the list of losses. Name "
-    "the fault in its first line, by `cause(…)`.",
+    "the fault in its first line, with `cause(…)`.",
     hints=(
         "Which line raises? What would the scaler do with these gradients if it ever saw them?",
         "A new scaler starts at 65,536, finds overflows, skips those steps and halves the scale "

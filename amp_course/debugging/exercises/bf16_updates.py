@@ -36,7 +36,7 @@ card = Card(
     task="Write `bf16_updates(model, batches, lr)`, a `train` without the fault: SGD, one update "
     "per batch. The model comes in fp32, and its layers compute in bf16. At the end its "
     "parameters are in fp32, and each has changed by the sum of its updates, to within 1%. It "
-    "returns the list of losses. Name the fault in its first line, by `cause(…)`.",
+    "returns the list of losses. Name the fault in its first line, with `cause(…)`.",
     hints=(
         "How far apart are two bf16 numbers near 1? How large is an update in the script, with "
         "lr=0.001?",

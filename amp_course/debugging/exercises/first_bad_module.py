@@ -21,8 +21,8 @@ card = Card(
     task="Write `first_bad_module(model, *inputs)`. It runs the model once, on all inputs, and "
     "returns the name, as in `named_modules()`, of the first module without children that returns "
     "inf or NaN although all tensors that it was given are finite; None if there is none. A "
-    "module returns a tensor or a tuple of tensors. No hook of yours is left behind, even if the "
-    "model raises; its exception goes on to the caller.",
+    "module returns a tensor or a tuple of tensors, and may be given numbers, too. No hook of "
+    "yours is left behind, even if the model raises; its exception goes on to the caller.",
     hints=(
         "`module.register_forward_hook(hook)` calls `hook(module, args, output)` after each "
         "`forward` of that module. Hooks run in the order in which modules run.",
@@ -87,9 +87,17 @@ class Halves(Times):
 class Plus(nn.Module):
     """Adds two tensors."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, times: float = 1.0) -> Tensor:
         """Return a tensor of x's shape and dtype."""
-        return x + y
+        return (x + y) * times
+
+
+class Far(Plus):
+    """A model without modules inside, whose result overflows."""
+
+    def forward(self, x: Tensor, y: Tensor, times: float = 1e6) -> Tensor:
+        """Return a tensor of y's shape and dtype."""
+        return super().forward(x[:, :3], y, times)
 
 
 class Net(nn.Module):
@@ -101,14 +109,13 @@ class Net(nn.Module):
             nn.Sequential(Times(factors.get(name, 1.0)), nn.ReLU()) for name in "abc"
         )
         self.halves, self.plus = Halves(factors.get("halves", 1.0)), Plus()
-        self.between, self.runs = factors.get("between", 1.0), 0
+        self.between = factors.get("between", 1.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return a tensor of half of x's width."""
-        self.runs += 1
         total = self.b(x) + self.a(x) + self.c(x)
         left, right_half = self.halves(total)
-        return self.plus(left + right_half, y) * self.between
+        return self.plus(left + right_half, y, 1.0) * self.between
 
 
 class Raises(nn.Module):
@@ -139,8 +146,11 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         ("where an inf is passed in, and only passed on", Net(), (bad_x, y)),
         ("where the second input has an inf", Net(), (x, bad_y)),
         ("where the model overflows between its modules", Net(between=large), (x, y)),
+        ("where the model has no modules inside, and overflows", Far(), (x, y)),
     ):
-        hook = model.b[0].register_forward_hook(lambda *_: None)  # the caller's own
+        runs = list[None]()
+        leaf = next(one for one in model.modules() if not any(one.children()))
+        hook = leaf.register_forward_hook(lambda *_, runs=runs: runs.append(None))  # the caller's
         got = call_answer(answer, case, model, *inputs)
         if not isinstance(got, str | None):
             raise Wrong(f"{case}, your function returned {_a(got)}, not a name or None")
@@ -149,7 +159,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             case,
             {
                 "the name": repr(got),
-                "how often the model ran": model.runs,
+                "how often the model ran": len(runs),
                 "how many hooks are left behind": len(set(hooks) - {hook.id}),
                 "the caller's own hook": "kept" if hook.id in hooks else "removed",
             },
@@ -237,6 +247,13 @@ mistakes = [
         "put hooks only on modules whose `children()` are empty",
         edits={LEAVES: "leaves = list(model.named_modules())"},
         violates="without children",
+    ),
+    Mistake(
+        "the model itself left out",
+        "a model without modules inside is not looked at. In `named_modules()` its name is ''",
+        edits={
+            LEAVES: LEAVES.replace("if not any", "if one[0] and not any"),
+        },
     ),
     Mistake(
         "the class",

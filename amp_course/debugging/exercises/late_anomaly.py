@@ -25,7 +25,7 @@ card = Card(
     task="Write `late_anomaly(x, alpha)`, an `elu` without the fault: the same values, and right "
     "gradients for `x` and for `alpha`, for `x` up to 1,000. At x = 0, the gradient for `x` is "
     "`alpha`. Name the fault, and the op that `first_nonfinite` names, in its first line, "
-    'by `cause("…", "…")`.',
+    'with `cause("…", "…")`.',
     hints=(
         "Anomaly mode looks for NaN in gradients, and not for inf. What are `growth` and `curve` "
         "at x = 100?",

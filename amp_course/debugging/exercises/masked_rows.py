@@ -26,7 +26,7 @@ card = Card(
     "that it gets. `keep` (batch, keys) is True for real tokens; where a sequence has none, the "
     "output and all gradients are 0. All else is as in `attend`, and the arguments stay "
     "unchanged. Name the fault, and the op that `first_nonfinite` names, in its first "
-    'line, by `cause("…", "…")`.',
+    'line, with `cause("…", "…")`.',
     hints=(
         "What is the softmax of a row in which every score is −inf? And what does the backward "
         "pass make of that?",

@@ -18,8 +18,8 @@ card = Card(
     lines=8,
     takes="value",
     task="Eight trainings of the same net were recorded: the loss, the loss scale, and how far the "
-    "weights are from where they began. Seven have a fault, each another one, and one is sound. "
-    "Fill in the dict `name_curves`: the name of a fault for each letter, and "
+    "weights are from where they began. Seven have a fault, each a different one, and one is "
+    "sound. Fill in the dict `name_curves`: the name of a fault for each letter, and "
     f"{SOUND!r} for the sound one.",
     hints=(
         "First the losses that are not finite: from the start, for good after a while, or now and "
@@ -43,7 +43,7 @@ SHOWN = {
     "autocast-left-open": (
         "one region around all steps goes on with the casts of the first weights",
         "never falls",
-        "move as far as in a sound training",
+        "move even farther than in a sound training",
     ),
     "clipped-while-scaled": (
         "a gradient of norm 1 is divided by the loss scale afterwards",
@@ -55,8 +55,8 @@ SHOWN = {
         "is lost within three steps",
         "jump in the first step",
     ),
-    "diverges": (
-        "the learning rate is too high, but nothing overflows",
+    "learning-rate-too-high": (
+        "each update goes too far",
         "rises, and stays finite",
         "jump",
     ),
@@ -72,7 +72,7 @@ SHOWN = {
     ),
     "beyond-fp16": (
         "the outputs grow until they overflow, whatever the scale is",
-        "falls, then is inf or NaN to the end",
+        "falls, then is inf or NaN in nearly every step",
         "stop",
     ),
 }
@@ -124,4 +124,13 @@ mistakes = [
     if given != FAULTS[letter]
 ]
 
-name_curves = Exercise(card, right, cases, mistakes)
+name_curves = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    messages={
+        f"curve {letter}": f"{letter} is not {{got}}. ({{count}} of 8 are right.)"
+        for letter in FAULTS
+    },
+)

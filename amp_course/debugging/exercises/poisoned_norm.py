@@ -43,7 +43,7 @@ card = Card(
     "must leave all parameters and **all** buffers of the model as they were; every other batch "
     "trains them as usual. It returns the list of losses, one per batch, whatever it is for one "
     "that overflows. Name the fault, and the op that `first_nonfinite` names, in its first "
-    'line, by `cause("…", "…")`.',
+    'line, with `cause("…", "…")`.',
     hints=(
         "The scaler skips the update of the weights. What else does a forward pass in training "
         "mode change in a model?",
@@ -53,8 +53,8 @@ card = Card(
         "`scaler.update()`, if the loss was not finite, `b.copy_(old)` for each of them; the "
         "cause is 'overflow-reached-buffer'.",
     ),
-    why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that "
-    "the running ones are NaN. A moving average never forgets a NaN.",
+    why="In training mode batch norm uses the statistics of the batch, so no training loss ever "
+    "shows that the running ones are NaN. A moving average never forgets a NaN.",
     alternative="compare `scaler.get_scale()` before and after `scaler.update()`: if it fell, the "
     "step was skipped, so restore the buffers.",
 )

@@ -41,7 +41,7 @@ card = Card(
     "on both ranks, each with batches of its own. `checkpoint` is a dict of two `state_dict()`s, "
     "`model` and `scaler`, on rank 0, and None on rank 1; **both** ranks resume from it. Use DDP, "
     "SGD with lr=0.1 and fp16 autocast, with one update per batch. It returns the list of the "
-    "loss scales after each update. Name the fault in its first line, by `cause(…)`.",
+    "loss scales after each update. Name the fault in its first line, with `cause(…)`.",
     hints=(
         "DDP averages the gradients as they are, still scaled. What does each rank divide the "
         "average by?",

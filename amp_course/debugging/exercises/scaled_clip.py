@@ -42,7 +42,7 @@ card = Card(
     lines=14,
     task="Write `scaled_clip(model, batches)`, a `train` without the fault: SGD with lr=0.5, fp16 "
     "autocast, a `GradScaler`, gradients clipped to a norm of 1, one update per batch. It returns "
-    "the list of losses. Name the fault in its first line, by `cause(…)`.",
+    "the list of losses. Name the fault in its first line, with `cause(…)`.",
     hints=(
         "At which moment of a step do the gradients have their true size? What is their norm "
         "where they are clipped?",

@@ -47,7 +47,7 @@ card = Card(
     task="Write `scaler_syncs(model, batches, scaler)`, a `train` without the fault: SGD with "
     "lr=0.5, fp16 autocast, the scaler as you get it, one update per batch, and none where a "
     "gradient overflows. Until the last batch is reached, nothing may read a tensor's value. It "
-    "returns the losses, as a list or a tensor. Name the fault in its first line, by `cause(…)`.",
+    "returns the losses, as a list or a tensor. Name the fault in its first line, with `cause(…)`.",
     hints=(
         "`aten::_local_scalar_dense` is what `.item()` runs. The loop itself has none, so which "
         "of its calls has one inside?",

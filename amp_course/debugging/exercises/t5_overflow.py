@@ -25,7 +25,7 @@ card = Card(
     "in a region of fp16 autocast, with `hidden` in fp32 or in fp16. It returns fp32, right to "
     "1%, also where `hidden` or the result is beyond 65,504. The matmul of `wi` stays in fp16, "
     "and gradients reach `wi`, `wo` and `hidden`. Name the fault, and the op that "
-    '`first_nonfinite` names, in its first line, by `cause("…", "…")`.',
+    '`first_nonfinite` names, in its first line, with `cause("…", "…")`.',
     hints=(
         "Which module is the first to give something that is not finite? What does the same "
         "module give in fp32?",

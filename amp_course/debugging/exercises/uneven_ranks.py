@@ -38,7 +38,7 @@ card = Card(
     "runs on both ranks; `epochs` holds this rank's list of batches for each epoch, and which "
     "rank has more may change. In each epoch, **every** rank trains on as many of its batches as "
     "the rank with the fewest has, the first ones, under fp16 autocast, with one update per "
-    "batch. `model` is wrapped in DDP. Name the fault in its first line, by `cause(…)`.",
+    "batch. `model` is wrapped in DDP. Name the fault in its first line, with `cause(…)`.",
     hints=(
         "When does a scaler double its scale? Who calls `update()` on a rank that has run out of "
         "batches?",

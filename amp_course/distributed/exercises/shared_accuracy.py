@@ -36,8 +36,8 @@ card = Card(
         "Then `sums = torch.tensor([right, count])`, `dist.all_reduce(sums)` on every rank, and "
         "return `(sums[0] / sums[1]).item()`.",
     ),
-    why="An evaluation on one rank lets all others wait, and with DDP's wrapper it hangs. Counts "
-    "that are added up are right for any split.",
+    why="An evaluation on one rank makes all the others wait, and with DDP's wrapper it hangs. "
+    "Counts that are added up are right for any split.",
     alternative="`dist.all_gather_object` of the pairs (right answers, samples), and plain Python.",
 )
 

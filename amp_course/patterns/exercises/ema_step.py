@@ -39,7 +39,7 @@ card = Card(
     why="Each skipped step would move the average towards weights that have not changed, and end "
     "its warm-up early.",
     alternative="`optimizer.register_step_post_hook`: the hook runs only if the optimizer stepped, "
-    "so the average can move in it.",
+    "so the average can move in it. (Not with `fused=True`, where it runs in any case.)",
 )
 
 

@@ -37,8 +37,9 @@ def with_a_stack(model, *inputs):
         def look(module, args, output):
             nonlocal first
             outputs = output if type(output) is tuple else (output,)
-            sums = [float(one.double().abs().sum()) for one in (*args, *outputs)]
-            made = all(one < float("inf") for one in sums[: len(args)])
+            given = [one for one in args if isinstance(one, torch.Tensor)]
+            sums = [float(one.double().abs().sum()) for one in (*given, *outputs)]
+            made = all(one < float("inf") for one in sums[: len(given)])
             if first is None and made and not all(one < float("inf") for one in sums):
                 first = name
 
@@ -58,7 +59,7 @@ def global_hook(model, *inputs):
 
     def hook(module, args, output):
         flat = torch.utils._pytree.tree_leaves
-        sound = all(one.isfinite().all() for one in flat(args))
+        sound = all(torch.as_tensor(one).isfinite().all() for one in flat(args))
         if module in leaves and sound and not all(one.isfinite().all() for one in flat(output)):
             found.setdefault("name", leaves[module])
 

@@ -28,8 +28,8 @@ def layer_by_layer(model, lr):
     for layer in model.modules():
         for name, buffer in layer.named_buffers(recurse=False):
             setattr(layer, name, buffer.float() if buffer.is_floating_point() else buffer)
-        if all(p.requires_grad for p in layer.parameters(recurse=False)):
-            for p in layer.parameters(recurse=False):
+        for p in layer.parameters(recurse=False):
+            if p.requires_grad:
                 p.data = p.data.float()
     groups = [{"params": [p]} for p in model.parameters() if p.requires_grad]
     return torch.optim.AdamW(groups, lr=lr)
@@ -49,6 +49,13 @@ def new_parameters(model, lr):
 def masters(model, lr):
     trained = [p for p in model.parameters() if p.requires_grad]
     return torch.optim.AdamW([p.detach().clone().float() for p in trained], lr=lr)
+
+
+def whole_layers(model, lr):
+    for layer in model.modules():
+        if any(p.requires_grad for p in layer.parameters(recurse=False)):
+            layer.float()
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
 
 
 RETURN = "return torch.optim.AdamW(model.parameters(), lr=lr)"
@@ -78,6 +85,7 @@ WRONG = {
         edited(optimizer_first, {IS_FLOAT: "if tensor.requires_grad:"}),
         "buffers left in 16 bits",
     ),
+    "whole layers": (whole_layers, None),
     "one group of two": (
         edited(optimizer_first, {FIRST: FIRST.replace("p.requires_grad", "p.dim() > 1")}),
         None,
