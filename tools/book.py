@@ -112,6 +112,7 @@ def exercise_page(chapter: Chapter) -> nbformat.NotebookNode:
         if cell.cell_type == "code" and cell.source in stored:
             cell.outputs = stored[cell.source].outputs
             cell.execution_count = None
+            keep_alt(cell)
     return book
 
 

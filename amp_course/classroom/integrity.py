@@ -66,6 +66,7 @@ _CHANGES = (
         "__warningregistry__",
         ".__doc__",
         ".__annotations__",
+        ".__setstate__",  # torch.compile replaces that of nn.Module
     ),
     *(
         "__loader__",

@@ -130,8 +130,8 @@ def spike_figure(runs: Sequence[Spike]) -> Figure:
         f"{_GUARDS[run.guard][0]}: loss {run.losses[BAD_STEP]:.2g} in the next step" for run in runs
     )
     figure, axes = new_figure(
-        9.0,
-        3.2,
+        7.6,
+        2.9,
         columns=2,
         alt=f"Loss and gradient norm by step; one batch is bad, at step {BAD_STEP}. {told}.",
     )

@@ -75,7 +75,7 @@ def test_progress_survives_a_restart(lab, page, browser):
     open_notebook(page, lab.url("my_work/06_loop.ipynb"))
     restart_and_run_all(page)
     expect(errors(page)).to_have_count(0)
-    expect(outputs(page).get_by_text("Not attempted.")).to_have_count(6)
+    expect(outputs(page).get_by_text("Not attempted.")).to_have_count(7)
     check = "exercises.count_bytes.check(count_bytes)"
     cell = cell_with(page, check)
     retype(page, cell, f'count_bytes = {{"fp32": 16, "amp": 8, "half": 8}}\n{check}')
