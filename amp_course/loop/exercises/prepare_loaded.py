@@ -55,7 +55,7 @@ def right(model: Any, lr: float) -> Any:
 class Net(nn.Module):
     """Predict a token from a token and its position; embedding and head share one weight.
 
-    `spare` is frozen and nothing uses it, and has floating-point buffers all the same.
+    `spare` is frozen and unused. Its buffers are floating-point too.
     """
 
     positions: Tensor
