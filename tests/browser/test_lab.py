@@ -94,5 +94,5 @@ def test_progress_survives_a_restart(lab, page, browser):
     expect(cell_with(another, '"amp": 16')).to_be_visible()  # what was typed is still there
     open_notebook(another, lab.small_notebook("00_start", "CourseMap()"))
     run_all(another)
-    expect(cell_with(another, "CourseMap()").locator(".jp-OutputArea")).to_contain_text("1 of 6")
+    expect(cell_with(another, "CourseMap()").locator(".jp-OutputArea")).to_contain_text("1 of 7")
     another.close()
