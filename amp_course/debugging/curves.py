@@ -63,11 +63,12 @@ def train(fault: str, steps: int = STEPS) -> Curve:
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         scaler = torch.amp.GradScaler("cpu", growth_interval=10)
         rows = []
+        # While a region is open, those inside go on with its casts.
         with _region() if fault == "autocast-left-open" else contextlib.nullcontext():
             for number, (inputs, targets) in enumerate(_batches(steps), 1):
                 if fault == "nan-in-data" and number in _BAD_BATCHES:
                     inputs[0, 0] = torch.nan
-                with contextlib.nullcontext() if fault == "autocast-left-open" else _region():
+                with _region():
                     outputs = model(inputs)
                     if fault == "beyond-fp16":
                         outputs = (outputs * _UNIT) / _UNIT

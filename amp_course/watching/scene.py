@@ -7,7 +7,7 @@ gradients, weights, scale.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,10 +92,10 @@ class Scene:
     def outputs(self, update: Update) -> dict[str, Any]:
         """Return what a step did, in the order in which it is explained."""
         steps = update.steps(0)
-        layer, loss = _names(self.layer_dtypes), _names(self.loss_dtypes)
+        layer, loss = dtype_names(self.layer_dtypes), dtype_names(self.loss_dtypes)
         inside = sum(one.in_autocast for one in update.backwards)
         outputs = {
-            "the dtype of the weights": _names(p.dtype for p in self.model.parameters()),
+            "the dtype of the weights": dtype_names(p.dtype for p in self.model.parameters()),
             "the dtype that the first layer computes in": layer
             or "unknown, as the model never ran",
             "the dtype that the loss is computed in": loss or "unknown, as `loss_fn` never ran",
@@ -114,6 +114,6 @@ def flat(tensors: Any) -> Tensor:
     return torch.cat([one.detach().float().flatten() for one in tensors])
 
 
-def _names(dtypes: Any) -> str:
-    """Name the dtypes that were met, each once: "float32", "float16 and float32"."""
+def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    """Name dtypes, each once: "float32", "float16 and float32"."""
     return " and ".join(sorted(map(dtype_name, set(dtypes))))

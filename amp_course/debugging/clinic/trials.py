@@ -153,9 +153,9 @@ def describe_cause(evidence: str) -> dict[str, str]:
     return {
         CAUSE: f"your function does what it should, but it names {{got}} as the cause. {evidence} "
         "`CAUSES` lists the names to choose from",
-        OP: "your function and its cause are right, and the op that you name is {got}. Run "
-        "`first_nonfinite` in the cell above: its first line says which op made the first inf or "
-        'NaN. Write it after the cause, `cause("…", "…")`',
+        OP: "your function and its cause are right, but the op that you name ({got}) is not the "
+        "one that `first_nonfinite` names in the cell above. Its first line says which op made "
+        'the first inf or NaN. Write that op after the cause, `cause("…", "…")`',
     }
 
 

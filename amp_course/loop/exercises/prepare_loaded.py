@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer
 from amp_course.kit.dtypes import dtype_name
-from amp_course.watching.scene import flat
+from amp_course.watching.scene import dtype_names, flat
 
 card = Card(
     chapter="loop",
@@ -140,7 +140,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> str:
-    return " and ".join(sorted({dtype_name(one.dtype) for one in tensors}))
+    return dtype_names(one.dtype for one in tensors)
 
 
 FREES, CONVERT = "if parameter.requires_grad:", "parameter.data = parameter.data.float()"

@@ -1,12 +1,9 @@
 """What several exercises of the chapter share: dtypes, messages, the steps of two optimizers."""
 
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
-from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Training, Update
 
@@ -17,11 +14,6 @@ REGION_MESSAGES = {
     "the dtype that the loss is computed in": "the dtype that the loss is computed in is {got}. "
     "Call `loss_fn` inside the region, where autocast computes it in float32",
 }
-
-
-def names(dtypes: Iterable[torch.dtype]) -> str:
-    """Name dtypes, each once: "float16 and float32"."""
-    return " and ".join(sorted(map(dtype_name, set(dtypes))))
 
 
 def observe(models: list[nn.Module], optimizers: list[Any], scaler: Any) -> Observer:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_integer
-from amp_course.patterns.exercises._shared import names
-from amp_course.watching.scene import flat
+from amp_course.watching.scene import dtype_names, flat
 
 card = Card(
     chapter="patterns",
@@ -100,7 +99,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             "the gradient at the step": [*used],
             "the weights of the model after the call": flat(parameters),
             "the loss scale after the call": scaler.get_scale(),
-            DTYPE: names(p.dtype for p in average.parameters()),
+            DTYPE: dtype_names(p.dtype for p in average.parameters()),
             GRAPH: any(p.requires_grad for p in average.parameters()),
             "the weights of the average": flat(average.parameters()),
             "the buffers of the average": flat(average.buffers()),

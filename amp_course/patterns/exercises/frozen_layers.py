@@ -18,8 +18,7 @@ from amp_course.checking import (
     is_blank,
     read_tensor,
 )
-from amp_course.patterns.exercises._shared import names
-from amp_course.watching.scene import flat
+from amp_course.watching.scene import dtype_names, flat
 
 card = Card(
     chapter="patterns",
@@ -108,7 +107,9 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     def state() -> dict[str, Any]:
         outputs = dict[str, Any]()
         for what, parameters in (("head's parameters", given), ("backbone's matrices", frozen)):
-            outputs[f"the dtype of the {what}"] = names(p.dtype for p in parameters if p.dim() > 1)
+            outputs[f"the dtype of the {what}"] = dtype_names(
+                p.dtype for p in parameters if p.dim() > 1
+            )
             outputs[f"the number of the {what.split()[0]} parameters that require gradients"] = sum(
                 p.requires_grad for p in parameters
             )

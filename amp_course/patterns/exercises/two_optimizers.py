@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
-from amp_course.patterns.exercises._shared import both_steps, names, observe
-from amp_course.watching.scene import flat
+from amp_course.patterns.exercises._shared import both_steps, observe
+from amp_course.watching.scene import dtype_names, flat
 
 card = Card(
     chapter="patterns",
@@ -112,14 +112,14 @@ def _train(answer: Any, generator: torch.Generator, iterations: Any) -> Iterator
             case,
             {
                 "the number of forward passes of the body": sum(name == "body" for name, _ in ran),
-                "the dtype that body and heads compute in": names(
+                "the dtype that body and heads compute in": dtype_names(
                     dtype for name, dtype in ran if name != "loss"
                 ),
-                "the dtype that the losses are computed in": names(
+                "the dtype that the losses are computed in": dtype_names(
                     dtype for name, dtype in ran if name == "loss"
                 )
                 or "unknown",
-                "the dtype of the weights": names(p.dtype for p in parameters),
+                "the dtype of the weights": dtype_names(p.dtype for p in parameters),
                 "the number of backward passes in the region": sum(
                     one.in_autocast for one in observer.update.backwards
                 ),

@@ -4,7 +4,7 @@ what is launched, not at a clock.
 
 import copy
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer, read_number
-from amp_course.kit.dtypes import dtype_name
 from amp_course.kit.tensors import tensors_in
 from amp_course.speed.counting import CAST, MATMUL, OpCounter, totals
 from amp_course.speed.exercises.host_reads import HostReads
-from amp_course.watching.scene import flat
+from amp_course.watching.scene import dtype_names, flat
 
 card = Card(
     chapter="speed",
@@ -129,8 +128,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         casts = totals(watch.calls, CAST).kernels
         early = [read.call for read in host.reads if read.place < len(matmuls)]
         outputs = {
-            "the dtype of the weights": _names(one.dtype for one in model.parameters()),
-            "the format of the 16-bit matmuls": _names(low) or "none",
+            "the dtype of the weights": dtype_names(one.dtype for one in model.parameters()),
+            "the format of the 16-bit matmuls": dtype_names(low) or "none",
             MATMULS: "as few as needed" if len(matmuls) <= needed else f"{len(matmuls)}",
             "the number of matmuls in float32": matmuls.count(torch.float32),
             CASTS: "as few as needed" if casts <= count * (11 + 3) else f"{casts}",
@@ -150,10 +149,6 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
             evidence = {}  # a converted model has other parameters, and its losses vary
         yield Case(case, outputs, facts, evidence)
-
-
-def _names(dtypes: Iterable[torch.dtype]) -> str:
-    return " and ".join(sorted({dtype_name(dtype) for dtype in dtypes}))
 
 
 OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)"
