@@ -36,15 +36,18 @@ class Change:
     message: str
 
 
-def copy_missing() -> list[Change]:
+def copy_missing(folder: str = "exercises", copies: Path | None = None) -> list[Change]:
     """Copy each exercise that the reader lacks; put one that has changed in the course next to the
     reader's copy.
 
+    folder: of the course; on a server on which many share one course, "notebooks" too
+    copies: the reader's folder for them (default: `my_work/`)
+
     Returns what was done, in order; nothing to do gives an empty list. Raises CourseError where
-    `my_work/` cannot be written.
+    the reader's folder cannot be written.
     """
-    exercises = sorted((course_root() / "exercises").glob("*.ipynb"))
-    work = work_dir()
+    exercises = sorted((course_root() / folder).glob("*.ipynb"))
+    work = copies or work_dir()
     changes: list[Change] = []
     if not exercises:
         return changes
@@ -91,10 +94,11 @@ def reset(chapter: Chapter) -> list[Change]:
 def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> list[Change]:
     """Deal with one exercise; notes in `origins` what the copy now stems from."""
     upstream, origin = _sha256(exercise), origins.get(exercise.name)
+    kind = exercise.parent.name  # exercises
     if not copy.exists():
         _copy(exercise, copy)
         origins[exercise.name] = upstream
-        return [Change(copy, f"Copied the exercises {exercise.stem} to {copy}.")]
+        return [Change(copy, f"Copied the {kind} {exercise.stem} to {copy}.")]
     if origin == upstream:
         return []
     origins[exercise.name] = upstream
@@ -108,7 +112,7 @@ def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> li
         return [
             Change(
                 copy,
-                f"The exercises {exercise.stem} have changed, and your untouched copy with them.",
+                f"The {kind} {exercise.stem} have changed, and your untouched copy with them.",
             )
         ]
     offered = files.unused_name(copy, f"new-{datetime.now():%Y-%m-%d}")
@@ -116,7 +120,7 @@ def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> li
     return [
         Change(
             offered,
-            f"The exercises {exercise.stem} have changed in the course. Your copy is unchanged; "
+            f"The {kind} {exercise.stem} have changed in the course. Your copy is unchanged; "
             f"the new version is next to it: {offered}.",
         )
     ]

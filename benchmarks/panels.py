@@ -22,7 +22,7 @@ from amp_course.autocast.panel import DtypeTrace
 from amp_course.bits.formats import FORMATS
 from amp_course.bits.panel import BitExplorer
 from amp_course.kit.hardware import machine_report
-from amp_course.kit.panel import Panel
+from amp_course.kit.panel import Menu, Panel
 from amp_course.patterns.panel import LoopWorkbench
 from amp_course.positions.panel import CollisionExplorer
 from amp_course.recipes.panel import RecipeExplorer
@@ -46,8 +46,8 @@ def toggling() -> tuple[Panel, Callable[[], Event]]:
         if random.random() < 0.1:
             other = random.choice([name for name in names if name != panel.format.value])
             return lambda: setattr(panel.format, "value", other)
-        bit = random.choice(panel.bits)
-        return lambda: setattr(bit, "value", not bit.value)
+        weight = random.randrange(len(panel.bits))
+        return lambda: panel.bits.toggle(weight)
 
     return panel, draw
 
@@ -55,26 +55,17 @@ def toggling() -> tuple[Panel, Callable[[], Event]]:
 def sliding() -> tuple[Panel, Callable[[], Event]]:
     """Move the sliders of the RangeExplorer, and change its format."""
     panel = RangeExplorer()
-    return panel, lambda: _moved(
-        [
-            (slider, slider.min, slider.max)
-            for slider in (panel.centre, panel.spread, panel.loss_scale)
-        ],
-        [(panel.format, [fmt for _, fmt in panel.format.options])],
-    )
+    return panel, lambda: _moved(*panel.controls())
 
 
 def colliding() -> tuple[Panel, Callable[[], Event]]:
     """Change the format, context length, base and head size of the CollisionExplorer."""
     panel = CollisionExplorer()
     return panel, lambda: _moved(
-        [],
-        [
-            (panel.format, [fmt for _, fmt in panel.format.options]),
-            (panel.length, [str(2**power) for power in range(4, 21)]),
-            (panel.base, ["100", "10000", "500000"]),
-            (panel.head_size, ["16", "64", "128"]),
-        ],
+        panel.format,
+        (panel.length, [str(2**power) for power in range(4, 21)]),
+        (panel.base, ["100", "10000", "500000"]),
+        (panel.head_size, ["16", "64", "128"]),
     )
 
 
@@ -86,17 +77,7 @@ def tracing() -> tuple[Panel, Callable[[], Event]]:
 
     def draw() -> Event:
         panel._traces.clear()
-        menus = (panel.model, panel.policy, panel.dtype, panel.phase, panel.module)
-        return _moved(
-            [],
-            [
-                (
-                    menu,
-                    [option[1] if isinstance(option, tuple) else option for option in menu.options],
-                )
-                for menu in menus
-            ],
-        )
+        return _moved(panel.model, panel.policy, panel.dtype, panel.phase, panel.module)
 
     return panel, draw
 
@@ -104,14 +85,7 @@ def tracing() -> tuple[Panel, Callable[[], Event]]:
 def scaling() -> tuple[Panel, Callable[[], Event]]:
     """Move the loss scale of the ScaleExplorer; change its format, kind of gradients and layer."""
     panel = ScaleExplorer()
-    return panel, lambda: _moved(
-        [(panel.exponent, panel.exponent.min, panel.exponent.max)],
-        [
-            (panel.format, [fmt for _, fmt in panel.format.options]),
-            (panel.kind, ["outputs", "weights"]),
-            (panel.layer, panel.layer.options),
-        ],
-    )
+    return panel, lambda: _moved(*panel.controls())
 
 
 def assembling() -> tuple[Panel, Callable[[], Event]]:
@@ -124,8 +98,7 @@ def assembling() -> tuple[Panel, Callable[[], Event]]:
         panel._audits.clear()
         # A menu that is disabled cannot be changed, and "your own" changes nothing.
         menus = [menu for menu in panel.switches.values() if not menu.disabled]
-        choices = [(menu, [value for _, value in menu.options]) for menu in menus]
-        return _moved([], [(panel.start, panel.start.options[:-1]), *choices])
+        return _moved((panel.start, panel.start.options[:-1]), *menus)
 
     return panel, draw
 
@@ -141,31 +114,17 @@ def comparing() -> tuple[Panel, Callable[[], Event]]:
         panel._reached.clear()
         menus = [menu for menu in panel.options.values() if not menu.disabled]
         menus += [panel.recipe, panel.optimizer, panel.rate, panel.net, panel.size]
-        return _moved(
-            [],
-            [
-                (
-                    menu,
-                    [option[1] if isinstance(option, tuple) else option for option in menu.options],
-                )
-                for menu in menus
-            ],
-        )
+        return _moved(*menus)
 
     return panel, draw
 
 
-def _moved(
-    sliders: Sequence[tuple[Any, float, float]], menus: Sequence[tuple[Any, Sequence[Any]]]
-) -> Event:
-    """Return the event of one slider or menu, drawn at random, set to another value."""
-    chosen = random.randrange(len(sliders) + len(menus))
-    if chosen < len(sliders):
-        control, low, high = sliders[chosen]
-        steps = round((high - low) / control.step)
-        values: Sequence[Any] = [low + control.step * step for step in range(steps + 1)]
-    else:
-        control, values = menus[chosen - len(sliders)]
+def _moved(*choices: Any) -> Event:
+    """Return the event of one control, drawn at random, set to another value; of what is no menu
+    its values are given.
+    """
+    chosen = random.choice(choices)
+    control, values = (chosen, chosen.options) if isinstance(chosen, Menu) else chosen
     other = random.choice([value for value in values if value != control.value])
     return lambda: setattr(control, "value", other)
 
@@ -193,13 +152,13 @@ def measure(make: Callable[[], tuple[Panel, Callable[[], Event]]], events: int) 
     panel, draw = make()
     taken, changed = [], 0
     for number in range(WARMUP + events):
-        event, before = draw(), panel.view.value
+        event, before = draw(), panel.html
         began = time.perf_counter()
         event()
         seconds = time.perf_counter() - began
         if number >= WARMUP:
             taken.append(seconds * 1e3)
-            changed += panel.view.value != before
+            changed += panel.html != before
     assert changed > 0.8 * events, f"{changed} of {events} events changed the view"
     return taken
 

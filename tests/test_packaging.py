@@ -3,9 +3,12 @@ and importing the package costs nothing.
 """
 
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import amp_course
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -148,3 +153,52 @@ def test_the_version_is_one() -> None:
     from amp_course import __version__
 
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
+    """The files of the source distribution and of the wheel, made from a copy of the course."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("built")
+    unwanted = shutil.ignore_patterns(".*", "build", "my_work", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "course", ignore=unwanted)
+    make = "from setuptools import build_meta as b; b.build_sdist('..'); b.build_wheel('..')"
+    command = [sys.executable, "-c", make]
+    done = subprocess.run(command, cwd=folder / "course", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        return inside, set(archive.namelist())
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_the_course_and_the_wheel_what_it_imports(
+    built: tuple[set[str], set[str]],
+) -> None:
+    sdist, wheel = built
+    for folder in ("notebooks", "exercises", "solutions"):
+        books = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.ipynb")}
+        assert books and books <= sdist
+    for name in (
+        "Makefile",
+        "constraints.txt",
+        "CITATION.cff",
+        "tests/conftest.py",
+        "docs/tour.md",
+    ):
+        assert name in sdist
+    here = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "amp_course").rglob("*")
+        if path.suffix in (".py", ".toml", ".css", ".template", ".typed")
+    }
+    package = {name for name in wheel if not name.startswith("amp_course-")}
+    assert here <= package and not any(name.startswith("tests") for name in package)
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = amp_course.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")

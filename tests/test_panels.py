@@ -4,22 +4,13 @@ it changes in its words, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
-import ipywidgets as widgets
 import pytest
 
+from amp_course.kit.panel import Bits, Control, Menu, Text
 from tests.browser.every_panel import PANELS, make
-
-SETTABLE = (
-    widgets.Dropdown,
-    widgets.IntSlider,
-    widgets.SelectionSlider,
-    widgets.Text,
-    widgets.ToggleButton,
-)
 
 
 class Pictures(HTMLParser):
@@ -54,53 +45,35 @@ class Pictures(HTMLParser):
             self.drawn[-1] += data
 
 
-def controls(widget: Any) -> Iterator[widgets.Widget]:
-    """Yield all controls in a widget that take a value."""
-    if isinstance(widget, SETTABLE):
-        yield widget
-    for child in getattr(widget, "children", ()):
-        yield from controls(child)
-
-
-def other_values(control: Any) -> list[Any]:
+def other_values(control: Control) -> list[Any]:
     """Return two more values of a control, where there are two."""
-    if isinstance(control, widgets.ToggleButton):
-        return [not control.value]
-    if isinstance(control, widgets.Text):
+    if isinstance(control, Bits):
+        return [control.value ^ 1, control.value ^ 1 << len(control) - 1]
+    if isinstance(control, Text):
         return {
             "number": ["2049", "-3"],
             "context length": ["4096", "100"],
             "RoPE base": ["500", "1e6"],
-        }.get(control.description, ["16", "32"])
-    if isinstance(control, widgets.IntSlider):
-        near = (
-            control.value + control.step
-            if control.value < control.max
-            else control.value - control.step
-        )
-        return [near, control.max if control.value < control.max else control.min]
-    values = [one[1] if isinstance(one, tuple) else one for one in control.options]
-    place = values.index(control.value)
-    return [
-        one
-        for one in (values[place - 1], values[(place + 1) % len(values)])
-        if one is not control.value
-    ]
+        }.get(control.label, ["16", "32"])
+    if isinstance(control, Menu):
+        values, place = control.options, control.place
+        return [values[one] for one in {place - 1, (place + 1) % len(values)} if one != place]
+    return []  # a button, a note, or a number that is hidden
 
 
 @pytest.mark.parametrize("name", PANELS)
 def test_a_picture_never_changes_without_its_words(name: str) -> None:
     panel = make(name)
     silent, moved = [], 0
-    for control in list(controls(panel)):
+    for control in panel.controls():
         first = control.value
-        if control.disabled or control.layout.display == "none":
+        if control.disabled or control.hidden:
             continue
         for value in other_values(control):
-            before = Pictures(panel.view.value)
+            before = Pictures(panel.html)
             assert all(before.words), f"a picture of {name} has no words"
             control.value = value
-            after = Pictures(panel.view.value)
+            after = Pictures(panel.html)
             moved += before.drawn != after.drawn
             if len(before.drawn) != len(after.drawn):
                 continue
@@ -108,7 +81,7 @@ def test_a_picture_never_changes_without_its_words(name: str) -> None:
                 before.drawn, after.drawn, before.words, after.words, strict=True
             ):
                 if old != new and said == says:
-                    silent.append((control.description, value, said[:60]))
+                    silent.append((control.label, value, said[:60]))
         control.value = first
     assert not silent
     assert moved or name in (
@@ -120,8 +93,7 @@ def test_a_picture_never_changes_without_its_words(name: str) -> None:
 
 def test_the_panel_that_measures_says_what_it_measured() -> None:
     panel = make("StepExplorer")
-    before = Pictures(panel.view.value)
-    panel.results = panel.results[1:]
-    panel._redraw()
-    after = Pictures(panel.view.value)
+    before = Pictures(panel.html)
+    panel.show(panel.results[1:])
+    after = Pictures(panel.html)
     assert before.drawn != after.drawn and before.words != after.words and all(after.words)

@@ -1,5 +1,5 @@
 """Build the course as a book: a site of static pages, from the outputs that the notebooks have
-stored. Nothing is run.
+stored. No notebook is run.
 
 `make book` calls it. It prepares a folder of pages (book_pages.py makes those that are no
 notebooks), and lets Sphinx with myst-nb turn them into HTML, every warning an error. The pages ask
@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import book_pages
+import live_panels
 import nbformat
+import slides
 from sphinx.cmd.build import main as sphinx
 
 from amp_course.course import CHAPTERS, Chapter, available
@@ -25,8 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "book"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLAY = """:::{{tip}}
-This is a still picture. In JupyterLab its controls move, by mouse and by keyboard: `make lab`, then
-open `notebooks/{stem}.ipynb`. :::"""
+This is a picture: the panel {why}, which a page cannot. In JupyterLab its controls move, by mouse
+and by keyboard: `make lab`, then open `notebooks/{stem}.ipynb`.
+:::"""
+WHY = {"StepExplorer": "times your own machine"}  # what a page cannot do for a panel
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,8 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
                 str(chosen.out),
             ]
         )
+    code = code or slides.main(["--out", str(chosen.out / "slides")])
     if code:
         return int(code)
+    for file in chosen.out.rglob("*.map"):  # of scripts and sheets, for their developers
+        file.unlink()
     size = sum(file.stat().st_size for file in chosen.out.rglob("*") if file.is_file())
     print(
         f"{chosen.out / 'index.html'}: {size / 2**20:.1f} MiB, built in "
@@ -66,16 +74,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepare(pages: Path) -> None:
     """Write the folder that Sphinx reads: notebooks, exercises and generated pages."""
-    shutil.copytree(ROOT / "docs" / "book", pages)
+    shutil.copytree(
+        ROOT / "docs" / "book", pages, ignore=shutil.ignore_patterns("live.py", "__pycache__")
+    )
+    live = live_panels.write(pages / "_static")
     shutil.copytree(ROOT / "docs" / "images", pages / "images")
-    for name in ("notebooks", "exercises"):
+    for name in ("notebooks", "exercises", "downloads"):
         (pages / name).mkdir()
     chapters = available()
     for chapter in chapters:
-        nbformat.write(chapter_page(chapter), pages / "notebooks" / f"{chapter.stem}.ipynb")
+        nbformat.write(emptied(chapter), pages / "downloads" / f"{chapter.stem}.ipynb")
+        nbformat.write(chapter_page(chapter, live), pages / "notebooks" / f"{chapter.stem}.ipynb")
         if (ROOT / "exercises" / f"{chapter.stem}.ipynb").is_file():
             nbformat.write(exercise_page(chapter), pages / "exercises" / f"{chapter.stem}.ipynb")
-    book_pages.write_all(pages, chapters)
+    book_pages.write_all(pages, chapters, live)
     make_pdf(pages)
 
 
@@ -84,19 +96,38 @@ def read(folder: str, chapter: Chapter) -> nbformat.NotebookNode:
     return nbformat.read(ROOT / folder / f"{chapter.stem}.ipynb", as_version=4)
 
 
-def chapter_page(chapter: Chapter) -> nbformat.NotebookNode:
-    """Return a chapter with its links turned to pages of the book,
-    and a line on how to play under each panel.
+def chapter_page(chapter: Chapter, live: Mapping[str, str]) -> nbformat.NotebookNode:
+    """Return a chapter with its links turned to pages of the book, and its panels live, or with a
+    line on how to play.
+
+    live: a panel's name → its HTML
     """
     book = read("notebooks", chapter)
     cells = []
-    for cell in book.cells:
+    for place, cell in enumerate(book.cells):
         cells.append(keep_alt(turn_links(cell)))
-        if cell.cell_type == "code" and any(
-            WIDGET in output.get("data", {}) for output in cell.outputs
-        ):
-            cells.append(nbformat.v4.new_markdown_cell(PLAY.format(stem=chapter.stem)))
+        if place == 0:
+            cells.append(nbformat.v4.new_markdown_cell(book_pages.chapter_links(chapter)))
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if WIDGET not in data:
+                continue
+            name = data["text/plain"].rstrip("()")
+            if name in live:
+                output.data = nbformat.from_dict({"text/html": live[name]})
+            else:
+                play = PLAY.format(why=WHY.get(name, "TODO"), stem=chapter.stem)
+                cells.append(nbformat.v4.new_markdown_cell(play))
     book.cells = cells
+    return book
+
+
+def emptied(chapter: Chapter) -> nbformat.NotebookNode:
+    """Return a chapter's notebook without its outputs, to be downloaded and run."""
+    book = read("notebooks", chapter)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
     return book
 
 

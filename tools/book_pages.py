@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -25,17 +27,34 @@ h1 { font-size: 15pt; column-span: all; margin: 0 0 3mm } h2 { font-size: 10.5pt
 ol { margin: 0; padding-left: 5mm; break-inside: avoid } code { font-size: 90% }"""
 
 
-def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
-    """Write them into the folder of pages."""
+def write_all(pages: Path, chapters: Sequence[Chapter], live: Mapping[str, str]) -> None:
+    """Write them into the folder of pages; live: a panel's name → its HTML."""
     for name in ("notebooks", "exercises", "api", "more"):
         (pages / name).mkdir(exist_ok=True)
     index = pages / "index.md"
     text = index.read_text("utf-8").replace("CHAPTERS", chapter_table(chapters))
-    for word, count in zip(("READING", "EXERCISES"), hours(), strict=True):
-        text = text.replace(word, str(count))
+    text = text.replace("BITEXPLORER", live["BitExplorer"])
+    exercises = [one for chapter in chapters for one in chapter.exercises()]
+    reading, working = hours()
+    for word, said in {
+        "EXERCISES_COUNT": len(exercises),
+        "MISTAKES_COUNT": f"{sum(len(one.mistakes) for one in exercises):,}",
+        "READING": reading,
+        "EXERCISES": working,
+        "SITE": f"{site()}_static/",
+    }.items():
+        text = text.replace(word, str(said))
     index.write_text(with_address(text), "utf-8")
-    stems = [chapter.stem for chapter in chapters]
-    worked = [stem for stem in stems if (pages / "exercises" / f"{stem}.ipynb").is_file()]
+    scorer = pages / "scorer.js"
+    questions = {f"notebooks/{one.stem}": f"{one.question} {one.word}" for one in chapters}
+    script = scorer.read_text("utf-8").replace("CHAPTER_QUESTIONS", json.dumps(questions))
+    scorer.write_text(script, "utf-8")
+    stems = [f"{one.stem[:2]} · {one.word.capitalize()} <{one.stem}>" for one in chapters]
+    worked = [
+        name
+        for name, one in zip(stems, chapters, strict=True)
+        if (pages / "exercises" / f"{one.stem}.ipynb").is_file()
+    ]
     written = {
         "notebooks/index": contents(
             "Chapters", "Read any of them on its own, though each builds on those before.", stems
@@ -55,10 +74,12 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
             "Pictures, setting up, teaching, the wall, and what was measured.",
             [
                 "tour",
+                "tools",
                 "setup",
                 "keyboard",
                 "notebook-ci",
                 "teaching",
+                "slides",
                 "sheet",
                 "mistakes",
                 "benchmarks",
@@ -67,23 +88,64 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
             ],
         ),
         "more/sheet": sheet_page(),
+        "more/slides": slides_page(chapters),
         "more/mistakes": mistakes_page(chapters),
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
     }
-    for name in ("tour", "setup", "keyboard", "notebook-ci", "teaching", "machines", "elsewhere"):
+    docs = "tour tools setup keyboard notebook-ci teaching machines elsewhere"
+    for name in docs.split():
         written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():
         (pages / f"{name}.md").write_text(with_address(text), "utf-8")
 
 
-def with_address(text: str) -> str:
-    """Return a page with the repository's address where GitHub Actions, which publishes the book,
-    names it.
+def address() -> str:
+    """Return where the repository is on the web, as GitHub Actions or git's own remote names it; ""
+    if neither does.
     """
     name = os.environ.get("GITHUB_REPOSITORY")
-    address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
-    return text.replace("<the address of the repository>", address) if name else text
+    if name:
+        return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
+    asked = subprocess.run(
+        ["git", "remote", "get-url", "origin"], cwd=ROOT, capture_output=True, text=True
+    )
+    found = re.fullmatch(
+        r"(?:https://|(?:ssh://)?git@)([\w.-]+)[:/]([\w./-]+?)(?:\.git)?/?", asked.stdout.strip()
+    )
+    return f"https://{found[1]}/{found[2]}" if found else ""
+
+
+def site() -> str:
+    """Return where GitHub Pages has the book, which a picture for sharing needs; "" if unknown."""
+    found = re.fullmatch(r"https://github\.com/([^/]+)/(.+)", address())
+    return f"https://{found[1]}.github.io/{found[2]}/" if found else ""
+
+
+def with_address(text: str) -> str:
+    """Return a page with the repository's address, where that is known."""
+    return text.replace("<the address of the repository>", address()) if address() else text
+
+
+def chapter_links(chapter: Chapter) -> str:
+    """Return the line under a chapter's title: from reading to doing."""
+    stem, home = chapter.stem, address()
+    links = [
+        f"[Exercises](../exercises/{stem}.ipynb)",
+        f'<a href="../slides/{stem}.html">Slides</a>',
+        f"{{download}}`Download the notebook <../downloads/{stem}.ipynb>`",
+    ]
+    if home:
+        path = f"blob/main/notebooks/{stem}.ipynb"
+        links.append(f"[Open it on {home.split('/')[2]}]({home}/{path})")
+    if home.startswith("https://github.com/"):
+        github = home.removeprefix("https://github.com/")
+        links.append(
+            f"[Colab](https://colab.research.google.com/github/{github}/{path}) and "
+            f"[Kaggle](https://kaggle.com/kernels/welcome?src={home}/{path}), neither tried: run "
+            f"`%pip install git+{home}` there first"
+        )
+    return " · ".join(links)
 
 
 def contents(title: str, words: str, names: Sequence[str]) -> str:
@@ -125,6 +187,19 @@ def sheet_page() -> str:
         for chapter, lines in five_lines()
     ]
     return "# The course on a sheet\n\n" + "\n\n".join(parts) + "\n"
+
+
+def slides_page(chapters: Sequence[Chapter]) -> str:
+    """Return the page that leads to the talks."""
+    rows = [
+        f'| {one.stem[:2]} | <a href="../slides/{one.stem}.html">{one.word}</a> | {one.question} |'
+        for one in chapters
+    ]
+    head = "# Slides\n\nA talk on each chapter, with the places where the class works. The arrow "
+    head += "keys turn the pages, `S` opens the speaker's notes, `?` lists the keys.\n\n"
+    table = ["| | talk | the question |", "|---|---|---|", *rows]
+    last = '\n\n<a href="../slides/index.html">All talks with their minutes</a>\n'
+    return head + "\n".join(table) + last
 
 
 def sheet_html() -> str:
@@ -193,37 +268,27 @@ def outside_links(source: Path) -> str:
 
 
 def api_page(chapter: Chapter) -> str:
-    """Return what a chapter's package exports: signatures and docstrings, as they are written."""
+    """Return what a chapter's package exports, for autodoc to describe."""
     package = importlib.import_module(f"amp_course.{chapter.word}")
     parts = [f"# amp_course.{chapter.word}\n\n{(inspect.getdoc(package) or '').strip()}\n"]
     for owner, name in public_names(package):
         thing = getattr(owner, name)
-        where = "" if owner is package else f" ({owner.__name__})"
-        parts.append(f"## {_plain(name)}{where}\n\n{_literal(f'{name}{_signature(thing)}')}\n")
-        document = (
-            inspect.getdoc(thing) if inspect.isroutine(thing) or inspect.isclass(thing) else None
-        )
-        if document:
-            first, _, rest = document.partition("\n\n")
-            parts.append(_plain(first) + "\n" + (f"\n{_literal(rest)}\n" if rest.strip() else ""))
+        parts.append(f"## {_plain(name)}\n")
+        if inspect.isclass(thing) or inspect.isroutine(thing):
+            kind = "class" if inspect.isclass(thing) else "function"
+            members = "   :members:\n" if kind == "class" else ""
+            parts.append(
+                f"```{{eval-rst}}\n.. auto{kind}:: {owner.__name__}.{name}\n   :no-index:\n"
+                f"{members}```\n"
+            )
+        else:
+            value = repr(thing)
+            if len(value) > 80 and hasattr(thing, "__len__"):
+                value = f"{type(thing).__name__} of {len(thing)}"
+            parts.append(f"`{value}`\n")
     return "\n".join(parts)
 
 
 def public_names(package: ModuleType) -> list[tuple[ModuleType, str]]:
     """Return what `__all__` lists, in its order."""
     return [(package, name) for name in getattr(package, "__all__", ())]
-
-
-def _signature(thing: object) -> str:
-    if not callable(thing):
-        return f" = {thing!r}" if len(repr(thing)) < 80 else ""
-    try:
-        return str(inspect.signature(thing))
-    except (TypeError, ValueError):
-        return ""
-
-
-def _literal(text: str) -> str:
-    fence = "`" * (max((len(run) for run in re.findall(r"`+", text)), default=2) + 1)
-    fence = fence if len(fence) > 2 else "```"
-    return f"{fence}text\n{text}\n{fence}"

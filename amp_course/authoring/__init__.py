@@ -27,6 +27,7 @@ from nbformat import NotebookNode
 
 from amp_course import stamps
 from amp_course.kit.errors import CourseError
+from amp_course.kit.panel import PHOTOGRAPHS
 from amp_course.kit.paths import course_root
 
 BLANK = "# your code here"  # a function that is left blank has its docstring for a body
@@ -125,6 +126,8 @@ def run(path: Path) -> None:
     """
     from nbclient import NotebookClient
 
+    from amp_course.authoring.photographs import photograph_panels
+
     book = nbformat.read(path, as_version=4)
     book.cells.append(nbformat.v4.new_code_cell(stamps.REPORT))
     client = NotebookClient(
@@ -136,6 +139,7 @@ def run(path: Path) -> None:
         coalesce_streams=True,
     )
     client.execute()
+    photograph_panels(book)
     report = json.loads(book.cells.pop().outputs[0].text)
     for cell in book.cells:
         for output in cell.get("outputs", []):
@@ -201,6 +205,7 @@ def _write(args: argparse.Namespace) -> int:
 
 def _run_notebooks(named: Sequence[Path], every: bool) -> int:
     os.environ["TQDM_DISABLE"] = "1"
+    os.environ[PHOTOGRAPHS] = "1"
     with tempfile.TemporaryDirectory() as work:
         os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")
         chosen = (

@@ -4,26 +4,25 @@ and the ops inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from html import escape
+from itertools import product
 from typing import Any
 
-import ipywidgets as widgets
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
-from amp_course.autocast.figures import trace_figure
-from amp_course.autocast.region import is_fake
-from amp_course.autocast.trace import Trace, TraceError, trace
+from amp_course.autocast.records import ModuleRow, Op, Record
+from amp_course.autocast.region import LOWER_DTYPES, is_fake
 from amp_course.autocast.trace_html import panel_html
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
-from amp_course.kit.panel import WIDE, Panel
+from amp_course.kit.panel import Control, Menu, Panel
 
 _SEED = 0
-_FULL = {"width": "100%", "overflow": "auto"}  # a wide table scrolls
-_NARROW = widgets.Layout(width="24em", max_width="100%")
 Built = tuple[nn.Module, tuple[Any, ...]]
+Setting = tuple[str, str, torch.dtype | None]  # the model, the policy, the lower dtype
 
 
 def _simple_net() -> Built:
@@ -43,6 +42,7 @@ _COURSE: dict[str, Callable[[], Built]] = {
     "DigitsResNet": _digits_resnet,
     "CharGPT": _char_gpt,
 }
+_SETTINGS: list[Setting] = [*product(_COURSE, ("cpu", "cuda"), (*LOWER_DTYPES, None))]
 
 
 class DtypeTrace(Panel):
@@ -50,43 +50,66 @@ class DtypeTrace(Panel):
     panel.dtype.value = torch.float16.
 
     `DtypeTrace(model, *inputs)` shows your own model next to the course's three. `panel.trace` is
-    what is shown. Traces are kept, so that the same choice shows at once. What goes wrong in a
-    model is told, and the view stays as it was.
+    what is shown. Traces are kept, so that the same choice shows at once; `recorded` are kept from
+    the start. What goes wrong in a model is told, and the view stays as it was.
     """
 
-    def __init__(self, model: nn.Module | None = None, *inputs: Any) -> None:
+    title = "DtypeTrace: what did autocast decide?"
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *inputs: Any,
+        recorded: Mapping[Setting, Record] | None = None,
+    ) -> None:
+        self.trace: Record | None = None
         self._models: dict[str, Built] = {}
-        self._traces: dict[tuple[str, str, torch.dtype | None], Trace] = {}
+        self._traces = dict(recorded or {})
         if model is not None:
             self._models[f"yours: {type(model).__name__}"] = (model, inputs)
         names = [*self._models, *_COURSE]
-        self.model = _menu(names, "model", "whose forward and backward pass is traced")
-        cuda = "CUDA (fake: no GPU)" if is_fake("cuda") else "CUDA"
-        self.policy = _menu(
-            [("CPU", "cpu"), (cuda, "cuda")], "policy", "the device whose rules autocast follows"
+        self.model = Menu(names[0], names, "model", "whose forward and backward pass is traced")
+        faked = any(one.fake for one in recorded.values()) if recorded else is_fake("cuda")
+        cuda = "CUDA (fake: no GPU)" if faked else "CUDA"
+        self.policy = Menu(
+            "cpu",
+            [("CPU", "cpu"), (cuda, "cuda")],
+            "policy",
+            "the device whose rules autocast follows",
         )
-        self.dtype = _menu(
+        self.dtype = Menu(
+            torch.bfloat16,
             [("bf16", torch.bfloat16), ("fp16", torch.float16), ("off", None)],
             "autocast to",
             "the lower dtype, or none",
         )
-        self.phase = _menu(
-            ["forward", "backward"], "pass", "the forward pass, or the gradients’ way back"
+        self.phase = Menu(
+            "forward",
+            ["forward", "backward"],
+            "pass",
+            "the forward pass, or the gradients’ way back",
         )
-        self.module = _menu(
-            ["(model)"], "look into", "the module whose ops are listed under the table"
+        self.module = Menu(
+            "(model)",
+            ["(model)"],
+            "look into",
+            "the module whose ops are listed under the table",
         )
-        rows = [_row(self.model, self.policy), _row(self.dtype, self.phase), self.module]
-        super().__init__("DtypeTrace: what did autocast decide?", rows, widgets.HTML(layout=_FULL))
-        self.trace: Trace | None = None
-        self._filling = False
-        for control in (self.model, self.policy, self.dtype, self.phase):
-            control.observe(self._redraw, names="value")
-        self.module.observe(self._look_into, names="value")
-        self._redraw()
+        super().__init__((self.model, self.policy), (self.dtype, self.phase), self.module)
 
-    def _traced(self) -> Trace:
-        name, policy, dtype = self.model.value, self.policy.value, self.dtype.value
+    @classmethod
+    def record(cls) -> list[Any]:
+        """Trace the course's models at every setting, as data for a page, dtypes by name."""
+        panel = cls()
+        traces = [astuple(panel._traced(*setting)) for setting in _SETTINGS]
+        return json.loads(json.dumps(traces, default=str))
+
+    @classmethod
+    def of(cls, data: Sequence[Any]) -> DtypeTrace:
+        """Return the panel of what `record` returned."""
+        return cls(recorded=dict(zip(_SETTINGS, map(_trace_of, data), strict=True)))
+
+    def _traced(self, name: str, policy: str, dtype: torch.dtype | None) -> Record:
         if (name, policy, dtype) not in self._traces:
             # Gradients are on in here, whatever the cell around the panel does.
             with torch.inference_mode(False), torch.enable_grad():
@@ -95,44 +118,45 @@ class DtypeTrace(Panel):
                         torch.manual_seed(_SEED)
                         self._models[name] = _COURSE[name]()
                 model, inputs = self._models[name]
-                self._traces[name, policy, dtype] = trace(
-                    model, *inputs, device_type=policy, dtype=dtype
-                )
+                self._traces[name, policy, dtype] = run_trace(model, inputs, policy, dtype)
         return self._traces[name, policy, dtype]
 
-    def _redraw(self, change: Any = None) -> None:
-        try:
-            shown = self._traced()
-        except (TraceError, TypeError, ValueError) as error:
-            return self.tell(f"<b>Nothing changed.</b> {escape(str(error))}")
-        self.tell(escape("; ".join(note[:1].upper() + note[1:] for note in shown.notes)))
-        if self.trace is None or [row.path for row in shown.modules] != [
-            row.path for row in self.trace.modules
-        ]:
-            paths = [row.path for row in shown.modules]
-            self._filling = True  # the menu's own change is no choice of the reader's
-            self.module.options = paths
-            self.module.value = next((row.path for row in shown.modules if row.casts), paths[0])
-            self._filling = False
-        self.trace = shown
-        self._look_into()
-
-    def _look_into(self, change: Any = None) -> None:
-        if self.trace is not None and not self._filling:
-            self.view.value = panel_html(self.trace, self.phase.value, self.module.value)
-
-    def still(self) -> Figure:
-        """Return the modules of the forward pass as a picture;
-        an empty one if nothing could be traced.
-        """
-        return trace_figure(self.trace.modules if self.trace else ())
+    def update(self, control: Control | None) -> None:
+        """Show the trace that is chosen, or say what the model raised."""
+        if control is not self.module:
+            try:
+                self.trace = self._traced(self.model.value, self.policy.value, self.dtype.value)
+            except (RuntimeError, TypeError, ValueError) as error:
+                self.refuse(error)
+                return
+            notes = "; ".join(note[:1].upper() + note[1:] for note in self.trace.notes)
+            self.message = escape(notes)
+            rows = self.trace.modules
+            if (paths := [row.path for row in rows]) != self.module.options:
+                self.module.options = paths
+                self.module.value = next((row.path for row in rows if row.casts), paths[0])
+        if self.trace is not None:
+            self.html = panel_html(self.trace, self.phase.value, self.module.value)
 
 
-def _menu(options: list[Any], description: str, tooltip: str) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=options, description=description, tooltip=tooltip, style=WIDE, layout=_NARROW
-    )
+def run_trace(
+    model: nn.Module, inputs: tuple[Any, ...], policy: str, dtype: torch.dtype | None
+) -> Record:
+    """Trace a model; what the trace raises is the caller's."""
+    from amp_course.autocast.trace import trace  # it runs models; the book shows what it found
+
+    return trace(model, *inputs, device_type=policy, dtype=dtype)
 
 
-def _row(*children: widgets.Widget) -> widgets.HBox:
-    return widgets.HBox(children, layout=widgets.Layout(flex_flow="row wrap"))
+def _trace_of(data: Any) -> Record:
+    """Make a trace again of its fields as JSON has them."""
+    name, device_type, dtype, fake, ops, modules, notes = _unjson(data)
+    rows = tuple(ModuleRow(*one) for one in modules)
+    return Record(name, device_type, dtype, fake, tuple(Op(*one) for one in ops), rows, notes)
+
+
+def _unjson(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_unjson, value))
+    is_dtype = isinstance(value, str) and value.startswith("torch.")
+    return getattr(torch, value.removeprefix("torch.")) if is_dtype else value

@@ -6,12 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from amp_course.bits.formats import FloatFormat
-from amp_course.bits.nearest import exact_value
-from amp_course.bits.numerals import number_text, raised
-from amp_course.bits.scalar import kind, split
 from amp_course.kit.colours import FAINT, FIELDS, FORMAT_COLOURS, FORMAT_LINES, INK
 from amp_course.kit.style import new_figure, title
 
@@ -199,78 +195,5 @@ def range_figure(formats: Sequence[FloatFormat]) -> Figure:
     return figure
 
 
-def bits_figure(pattern: int, fmt: FloatFormat) -> Figure:
-    """Draw the bits of a pattern as squares, its value above them and the formula below:
-    0x2E66 in fp16 → 0.09997…
-    """
-    across = 32
-    lines = -(-fmt.bits // across)
-    value = number_text(exact_value(pattern, fmt))
-    alt = (
-        f"The bits of a number in {fmt.name}, {pattern:0{fmt.bits}b}: sign, exponent, "
-        f"significand; the value is {value}."
-    )
-    figure, axis = new_figure(7.2, 1.05 + 0.55 * lines, alt=alt)
-    places = [("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits)]
-    names = [name for name, width in places for _ in range(width)]
-    for at, name in enumerate(names):
-        row, column = divmod(at, across)
-        colour, letter = FIELDS[name]
-        on = pattern >> (fmt.bits - 1 - at) & 1
-        square = Rectangle(
-            (column, -1.7 * row),
-            0.9,
-            1,
-            facecolor=colour if on else "white",
-            edgecolor=colour,
-            lw=1.2,
-        )
-        axis.add_patch(square)
-        ink = "white" if on else INK
-        axis.text(
-            column + 0.45,
-            0.5 - 1.7 * row,
-            str(on),
-            color=ink,
-            fontsize=10,
-            ha="center",
-            va="center_baseline",
-        )
-        axis.text(
-            column + 0.45,
-            -0.35 - 1.7 * row,
-            letter,
-            color=colour,
-            fontsize=8,
-            ha="center",
-            va="center_baseline",
-        )
-    axis.set_xlim(-0.2, max(min(fmt.bits, across), 24))
-    axis.set_ylim(-1.7 * (lines - 1) - 1.3, 1.1)
-    axis.set_axis_off()
-    axis.text(0, -1.7 * (lines - 1) - 1.25, _formula_text(pattern, fmt), fontsize=9, color=INK)
-    title(
-        axis,
-        f"{fmt.name}  0x{pattern:0{-(-fmt.bits // 4)}X}  {'' if '≈' in value else '= '}{value}",
-        kind(pattern, fmt),
-    )
-    return figure
-
-
 def _digits(fmt: FloatFormat) -> float:
     return (fmt.significand_bits + 1) * math.log10(2)
-
-
-def _formula_text(pattern: int, fmt: FloatFormat) -> str:
-    fields, width = split(pattern, fmt), fmt.significand_bits
-    if kind(pattern, fmt) in ("infinity", "NaN"):
-        return (
-            f"exponent field {fields.exponent}, significand {fields.significand}: "
-            f"{kind(pattern, fmt)}"
-        )
-    hidden, field = (1, fields.exponent) if fields.exponent else (0, 1)
-    over = f"2{raised(width)}" if width > 16 else str(2**width)
-    return (
-        f"(−1){raised(fields.sign)} · 2{raised(field - fmt.bias)} · ({hidden} + "
-        f"{fields.significand} / {over})"
-    )

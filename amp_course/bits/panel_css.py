@@ -73,10 +73,10 @@ _RULES = """
 """
 
 
-def style() -> str:
-    """Return the style sheet of a panel, as an element."""
+def sheet() -> str:
+    """Return the style sheet of a panel."""
     tints = "".join(
         f".amp-bits .amp-{field} {{--amp-solid:{colour};--amp-tint:{colour}{TINT}}}"
         for field, (colour, _) in FIELDS.items()
     )
-    return f"<style>{tints}{_RULES}</style>"
+    return f"{tints}{_RULES}"

@@ -25,6 +25,7 @@ def round_to(x: Tensor, fmt: FloatFormat) -> Tensor:
 
     x:       any shape, any floating dtype
     returns: the same shape, in float32; in float64 if x is float64 or the format needs it
+
     Gradients pass straight through, as if nothing had been rounded (Bengio et al. 2013,
     arXiv:1308.3432).
 

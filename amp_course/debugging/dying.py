@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amp_course.debugging.ranges import RangeWatch, watch_ranges
+from amp_course.debugging.headroom import DivergingRun
+from amp_course.debugging.ranges import watch_ranges
 from amp_course.kit.data import digits
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
@@ -54,27 +55,6 @@ class Net(nn.Sequential):
         for number in range(1, 5):
             self.add_module(f"block{number}", Block(width))
         self.head = nn.AdaptiveAvgPool1d(1)
-
-
-@dataclass(frozen=True)
-class DivergingRun:
-    """A recorded training.
-
-    ranges:  what the values of its tensors did; its forward passes are the steps
-    losses:  one for each step
-    skipped: the steps that the scaler skipped, counted from 1
-    """
-
-    ranges: RangeWatch
-    losses: tuple[float, ...]
-    skipped: tuple[int, ...]
-
-    @property
-    def death(self) -> int | None:
-        """The first step whose loss is not finite, counted from 1; None if the run lives."""
-        return next(
-            (number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None
-        )
 
 
 @dataclass(frozen=True)

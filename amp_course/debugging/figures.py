@@ -37,12 +37,11 @@ _GUARDS = {  # a guard → its label, colour and line
 _SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it
 
 
-def headroom_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) -> Figure:
+def headroom_figure(ranges: RangeWatch, *kinds: Kind) -> Figure:
     """Draw maps of a run: a row for each module, a column for each measured pass, from lost (blue)
     to overflowing (red).
 
-    kinds:  one map each; by default activations and their gradients
-    marked: a forward pass to mark with a line, if it was measured
+    kinds: one map each; by default activations and their gradients
 
     Raises ValueError if none of the kinds was measured.
     """
@@ -54,13 +53,6 @@ def headroom_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None)
             f"no {' and no '.join(chosen)} was measured: train the model while it is watched."
         )
     rows = max(map(len, maps.values()))
-    numbers = {
-        reading.number
-        for found in maps.values()
-        for readings in found.values()
-        for reading in readings
-    }
-    at = f" Pass {marked:,} is marked." if marked in numbers else ""
     many = f"Maps of {len(maps)} kinds" if len(maps) > 1 else "A map of one kind"
     told = "; ".join(f"{kind}: {describe_levels(found)}" for kind, found in maps.items())
     figure, axes = new_figure(
@@ -68,10 +60,10 @@ def headroom_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None)
         min(9.0, 1.5 + 0.2 * rows),
         columns=len(maps),
         squeeze=False,
-        alt=f"{many} of tensor by module and forward pass, for {short(ranges.dtype)}. {told}.{at}",
+        alt=f"{many} of tensor by module and forward pass, for {short(ranges.dtype)}. {told}.",
     )
     for axis, (kind, found) in zip(axes[0], maps.items(), strict=True):
-        _map(axis, found, marked)
+        _map(axis, found)
         title(axis, f"{kind}s", f"by module and forward pass, for {short(ranges.dtype)}")
     shown = [
         Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=_legend(name, mark))
@@ -158,7 +150,7 @@ def _legend(name: str, mark: str) -> str:
     return f"{name} ({_SIGNS[mark]})" if mark else name
 
 
-def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None:
+def _map(axis: Any, found: dict[str, list[Reading]]) -> None:
     numbers = sorted({reading.number for readings in found.values() for reading in readings})
     place = {number: column for column, number in enumerate(numbers)}
     grid = np.full((len(found), len(numbers)), np.nan)
@@ -183,8 +175,6 @@ def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None
             axis.scatter(
                 x, y, marker="." if mark == "o" else mark, s=size, color=ink, linewidths=0.8
             )
-    if marked is not None and marked in place:
-        axis.axvline(place[marked], color=INK, linewidth=1.2)
     names = [name or "the model" for name in found]
     if len(names) <= _MOST_NAMES:
         axis.set_yticks(range(len(names)), names)
@@ -192,11 +182,3 @@ def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None
     shown = range(0, len(numbers), max(1, len(numbers) // 6))
     axis.set_xticks([*shown], [f"{numbers[column]:,}" for column in shown])
     axis.set_xlabel("forward pass", fontsize=8, color=INK)
-
-
-def no_headroom_figure(reason: str) -> Figure:
-    """Draw what there is to see of a run in which nothing was measured: the reason, a sentence."""
-    figure, axis = new_figure(5, 1, alt=reason)
-    axis.set_axis_off()
-    axis.text(0, 0.5, reason, fontsize=10, color=INK, va="center")
-    return figure

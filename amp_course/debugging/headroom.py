@@ -1,12 +1,14 @@
-"""How hot or cold a reading is: six levels, each with a colour and a second cue.
-Draws nothing.
+"""How hot or cold a reading is: six levels, each with a colour and a second cue; and a run with its
+readings. Draws nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from amp_course.watching.readings import Reading
+from amp_course.watching.readings import Ranges, Reading
 
 # From cold to hot: what to call it, its colour, and the mark that is the second cue.
 LEVELS = (
@@ -17,6 +19,27 @@ LEVELS = (
     ("2 doublings left", "#E69F00", ""),
     ("overflows, inf or NaN", "#B30000", "x"),
 )
+
+
+@dataclass(frozen=True)
+class DivergingRun:
+    """A recorded training.
+
+    ranges:  what the values of its tensors did; its forward passes are the steps
+    losses:  one for each step
+    skipped: the steps that the scaler skipped, counted from 1
+    """
+
+    ranges: Ranges
+    losses: tuple[float, ...]
+    skipped: tuple[int, ...]
+
+    @property
+    def death(self) -> int | None:
+        """The first step whose loss is not finite, counted from 1; None if the run lives."""
+        return next(
+            (number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None
+        )
 
 
 def level_of(reading: Reading) -> int:

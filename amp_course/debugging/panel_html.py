@@ -8,16 +8,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
-
+from amp_course.bits.formats import FloatFormat, find_format
 from amp_course.bits.numerals import raised
-from amp_course.debugging.dying import DivergingRun
-from amp_course.debugging.headroom import LEVELS, describe_levels, level_of
-from amp_course.debugging.ranges import Reading
+from amp_course.debugging.headroom import LEVELS, DivergingRun, describe_levels, level_of
 from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
-from amp_course.kit.tensors import short
-from amp_course.watching.readings import Kind
+from amp_course.watching.readings import Kind, Reading
 
 Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of` returns them
 
@@ -116,40 +112,30 @@ def _label(y: float, module: str, size: float) -> str:
 # ---- one step: a bar for each module ----
 
 
-def range_of(dtype: torch.dtype) -> tuple[float, float]:
-    """Return log2 of a format's smallest and largest number. Example:
-    torch.float16 → (-24.0, 15.9993)
-    """
-    limits = torch.finfo(dtype)
-    return math.log2(limits.smallest_normal * limits.eps), math.log2(limits.max)
-
-
-def bar_end(largest: float, dtype: torch.dtype) -> float:
+def bar_end(largest: float, fmt: FloatFormat) -> float:
     """Return the x at which the bar of a largest value ends;
     a tenth of the range is added on either side of the format.
     """
-    low, high = range_of(dtype)
-    margin = (high - low) / 10
     if not math.isfinite(largest):
         return _BARS_END
+    low, high = math.log2(fmt.smallest_subnormal), math.log2(fmt.max)
     exponent = math.log2(largest) if largest else -math.inf
-    share = (exponent - (low - margin)) / (high - low + 2 * margin)
+    share = ((exponent - low) / (high - low) + 0.1) / 1.2
     return _LEFT + (_BARS_END - _LEFT) * min(1.0, max(0.0, share))
 
 
 def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     """Draw where the largest value of each tensor lies, on an axis of powers of two."""
-    dtype, shown = run.ranges.dtype, readings_in(found, step)
+    fmt, shown = find_format(run.ranges.dtype), readings_in(found, step)
     top, floor = 36, 36 + _BAR * len(found)
-    limits = torch.finfo(dtype)
-    first, end = bar_end(limits.smallest_normal * limits.eps, dtype), bar_end(limits.max, dtype)
+    first, end = bar_end(fmt.smallest_subnormal, fmt), bar_end(fmt.max, fmt)
     parts = [
         text(8, 14, f"largest {kind}", bold=True),
-        box(first, top, end - first, floor - top, _INSIDE, tip=f"the range of {short(dtype)}"),
-        text(end, top - 6, f"{limits.max:,.6g}", anchor="middle"),
+        box(first, top, end - first, floor - top, _INSIDE, tip=f"the range of {fmt.name}"),
+        text(end, top - 6, f"{fmt.max:,.6g}", anchor="middle"),
     ]
-    for value in (limits.smallest_normal * limits.eps, limits.smallest_normal, 1.0):
-        x = bar_end(value, dtype)
+    for value in (fmt.smallest_subnormal, fmt.smallest_normal, 1.0):
+        x = bar_end(value, fmt)
         exponent = round(math.log2(value))
         parts.append(line(x, top, x, floor, stroke=GRID, width=0.5))
         parts.append(
@@ -164,10 +150,10 @@ def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
         parts += [_label(y + 13, module, 12), text(_BARS_END + 8, y + 13, told)]
         words.append(f"{_name(module)} {told}")
         if reading is not None:
-            parts.append(_bar(y, reading, bar_end(reading.largest, dtype), told))
+            parts.append(_bar(y, reading, bar_end(reading.largest, fmt), told))
     # last: the end is marked on the bars, too
     parts.append(line(end, top - 2, end, floor + 2, stroke=INK, width=1.5))
-    label = f"Step {step}, largest {kind} by module, for {short(dtype)}: {'; '.join(words)}."
+    label = f"Step {step}, largest {kind} by module, for {fmt.name}: {'; '.join(words)}."
     return picture(_WIDTH, floor + 14, *parts, label=label)
 
 

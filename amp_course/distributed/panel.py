@@ -4,17 +4,14 @@ see who skips and who drifts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
-import ipywidgets as widgets
-from matplotlib.figure import Figure
-
-from amp_course.distributed.figures import rank_figure
 from amp_course.distributed.panel_html import run_view
-from amp_course.distributed.simulation import RankRun, simulate
-from amp_course.kit.panel import WIDE, Panel
+from amp_course.distributed.simulation import AGREEMENTS, Agreement, RankRun, simulate
+from amp_course.kit.panel import Control, Menu, Panel, Slider
 
-_NARROW = widgets.Layout(width="27em", max_width="100%")
 PATTERNS = {
     "never": (0, 0),
     "once": (0, 1),
@@ -22,6 +19,15 @@ PATTERNS = {
     "bursts of 3": (10, 3),
 }  # period, steps in a row
 ALL, IN_TURN = "all ranks", "the ranks in turn"
+_RANKS, _STEPS, _FIRST = (2, 4, 8), 30, 13
+_GROWTH = 8
+_RECORDED = (
+    "These runs were recorded, in PyTorch. In JupyterLab, where they are simulated as you choose, "
+    "the sliders and the growth interval move, too."
+)
+
+# The arguments of `simulate`, with the schedule as its items.
+Settings = tuple[int, Agreement, tuple[tuple[int, tuple[int, ...]], ...], int, int | None]
 
 
 def plan_outliers(
@@ -53,118 +59,135 @@ class RankExplorer(Panel):
     """Choose ranks, agreement and outliers by menu and slider; every rank trains with a GradScaler
     of its own.
 
+    recorded: runs to choose from; None simulates each when it is chosen
+
     `panel.ranks.value = 8` drives it in a test; `panel.run` is what it shows, a `RankRun`. Settings
     that were shown before are kept, and shown again at once.
     """
 
-    def __init__(self) -> None:
-        self._runs: dict[tuple[Any, ...], RankRun] = {}
-        self._setting = False
+    title = "RankExplorer: which ranks skip, and do they stay equal?"
+
+    def __init__(self, recorded: Mapping[Settings, RankRun] | None = None) -> None:
+        self._runs, self._recorded = dict(recorded or {}), recorded is not None
         self.agreement = _menu(
+            "nothing",
             [
                 ("nothing (each has a shard)", "nothing"),
                 ("gradients (all-reduced, as in DDP)", "gradients all-reduced"),
                 ("found_inf (each has a shard)", "found_inf agreed"),
             ],
-            "nothing",
             "ranks agree on",
             "what keeps the ranks together: nothing, the all-reduce of all gradients, or an "
             "all-reduce of found_inf",
         )
-        self.ranks = _menu([2, 4, 8], 4, "ranks", "how many ranks train together")
+        self.ranks = _menu(4, _RANKS, "ranks", "how many ranks train together")
         self.pattern = _menu(
-            [*PATTERNS], "once", "outliers", "when an activation of 100,000 overflows fp16"
+            "once", PATTERNS, "outliers", "when an activation of 100,000 overflows fp16"
         )
-        self.where = _menu(self._places(), 1, "on", "the rank or ranks on which it overflows")
+        self.where = _menu(1, [1], "on", "the rank or ranks on which it overflows")
         self.growth = _menu(
-            [("4", 4), ("8", 8), ("never", None)],
-            8,
+            _GROWTH,
+            [4, 8, ("never", None)],
             "growth interval",
             "after how many steps without an inf a scaler doubles its scale",
         )
-        self.steps = _slider(30, 10, 40, "steps", "how many steps the ranks train")
+        self.steps = _slider(_STEPS, range(10, 41), "steps", "how many steps the ranks train")
         self.first = _slider(
-            13, 1, 30, "first outlier at", "the step of the first outlier; the first step is 1"
+            _FIRST,
+            range(1, _STEPS + 1),
+            "first outlier at",
+            "the step of the first outlier; the first step is 1",
         )
-        controls = [
-            self.agreement,
-            self.ranks,
-            self.pattern,
-            self.where,
-            self.first,
-            self.steps,
-            self.growth,
+        self.steps.disabled = self.growth.disabled = self._recorded
+        outliers = (self.pattern, self.where, self.first)
+        super().__init__((self.agreement, self.ranks, *outliers, self.steps, self.growth))
+        self.message = _RECORDED if self._recorded else ""
+
+    @staticmethod
+    def record() -> Any:
+        """Record runs as data for a page; ranks to which the same happens share a story."""
+        places: dict[Any, int] = {}
+        runs = []
+        for settings in _recorded_settings():
+            run = _simulated(settings)
+            stories = zip(run.scales, run.overflowed, run.skipped, run.distances, strict=True)
+            runs.append([places.setdefault(story, len(places)) for story in stories])
+        brief = [
+            [scales, [*map(int, over)], [*map(int, skips)], [float(f"{one:.9g}") for one in apart]]
+            for scales, over, skips, apart in places
         ]
-        box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__(
-            "RankExplorer: which ranks skip, and do they stay equal?", [box], widgets.HTML()
-        )
-        self.ranks.observe(self._change_ranks, names="value")
-        self.steps.observe(self._change_steps, names="value")
-        for control in (self.agreement, self.pattern, self.where, self.first, self.growth):
-            control.observe(self._redraw, names="value")
-        self._redraw()
+        return {"stories": brief, "runs": runs}
 
-    def _places(self) -> list[tuple[str, int | str]]:
-        ranks: list[tuple[str, int | str]] = [
-            (f"rank {rank}", rank) for rank in range(self.ranks.value)
+    @classmethod
+    def of(cls, data: Any) -> RankExplorer:
+        """Return the panel of what `record` returned."""
+        stories = [
+            (tuple(scales), tuple(map(bool, over)), tuple(map(bool, skips)), tuple(apart))
+            for scales, over, skips, apart in data["stories"]
         ]
-        return [*ranks, (IN_TURN, IN_TURN), (ALL, ALL)]
+        recorded = {}
+        for settings, places in zip(_recorded_settings(), data["runs"], strict=True):
+            scales, over, skips, apart = zip(*(stories[place] for place in places), strict=True)
+            recorded[settings] = RankRun(settings[1], scales, over, skips, apart, norms=())
+        return cls(recorded)
 
-    def _change_ranks(self, change: Any) -> None:
-        self._setting = True  # the menu's own changes are no choice of the reader's
-        where = self.where.value
-        self.where.options = self._places()
-        self.where.value = where if where in [value for _, value in self.where.options] else 1
-        self._setting = False
-        self._redraw()
-
-    def _change_steps(self, change: Any) -> None:
-        self._setting = True
-        self.first.max = self.steps.value
-        self._setting = False
-        self._redraw()
-
-    def _redraw(self, change: Any = None) -> None:
-        if self._setting:
-            return
-        self.where.disabled = self.first.disabled = self.pattern.value == "never"
+    def update(self, control: Control | None) -> None:
+        """Show the run as chosen; simulate it, if it is new."""
         ranks, steps = self.ranks.value, self.steps.value
-        plan = plan_outliers(
-            self.pattern.value, self.where.value, self.first.value - 1, ranks, steps
+        if self.where.value in range(ranks, max(_RANKS)):
+            self.where.value = 1
+        among = [1] if self._recorded else range(ranks)
+        self.where.options = [*((f"rank {rank}", rank) for rank in among), IN_TURN, ALL]
+        self.first.value = min(self.first.value, steps)
+        self.first.options = range(1, steps + 1)
+        self.where.disabled = self.pattern.value == "never"
+        self.first.disabled = self.where.disabled or self._recorded
+        settings = _settings(
+            ranks,
+            self.agreement.value,
+            self.pattern.value,
+            self.where.value,
+            self.first.value,
+            steps,
+            self.growth.value,
         )
-        settings = (ranks, self.agreement.value, tuple(plan.items()), steps, self.growth.value)
         if settings not in self._runs:
-            self._runs[settings] = simulate(
-                ranks, self.agreement.value, plan, steps, self.growth.value
-            )
+            self._runs[settings] = _simulated(settings)
         self.run = self._runs[settings]
-        self.view.value = run_view(self.run)
-
-    def still(self) -> Figure:
-        """Return the ranks' scales, skips and weights as they stand."""
-        return rank_figure(self.run)
+        self.html = run_view(self.run)
 
 
-def _menu(options: list[Any], value: Any, description: str, tooltip: str) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=options,
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=_NARROW,
+def _settings(
+    ranks: int,
+    agreement: Agreement,
+    pattern: str,
+    where: int | str,
+    first: int,
+    steps: int,
+    growth: int | None,
+) -> Settings:
+    plan = plan_outliers(pattern, where, first - 1, ranks, steps)
+    return ranks, agreement, tuple(plan.items()), steps, growth
+
+
+def _simulated(settings: Settings) -> RankRun:
+    ranks, agreement, plan, steps, growth = settings
+    return simulate(ranks, agreement, dict(plan), steps, growth)
+
+
+def _recorded_settings() -> list[Settings]:
+    """Return what can be chosen in a page."""
+    places: tuple[int | str, ...] = (1, IN_TURN, ALL)
+    found = (
+        _settings(*chosen, _FIRST, _STEPS, _GROWTH)
+        for chosen in product(_RANKS, AGREEMENTS, PATTERNS, places)
     )
+    return [*dict.fromkeys(found)]
 
 
-def _slider(value: int, low: int, high: int, description: str, tooltip: str) -> widgets.IntSlider:
-    return widgets.IntSlider(
-        value,
-        low,
-        high,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=_NARROW,
-        continuous_update=False,
-    )
+def _menu(*args: Any) -> Menu:
+    return Menu(*args, width="27em")
+
+
+def _slider(*args: Any) -> Slider:
+    return Slider(*args, width="27em", late=True)

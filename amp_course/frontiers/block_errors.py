@@ -1,77 +1,88 @@
 """Measure what block formats do to numbers: to a row of them, to one block, and to whole tensors in
 every format.
 
-Nothing is drawn here, and nothing is rounded here either: that is `quantize`'s work.
+Nothing is drawn here, and nothing is rounded here either: tensors by `quantize`, a row exactly and
+without torch, so that it can be shown where torch is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from amp_course.bits import FP8_E4M3, FloatFormat, decode
+from amp_course.bits.formats import FP8_E4M3, FloatFormat
+from amp_course.bits.scalar import decode
 from amp_course.frontiers.block_formats import BLOCK_FORMATS, BlockFormat, ScaleRounding
-from amp_course.frontiers.quantizing import ElementRounding, blocks_of, quantize
+from amp_course.frontiers.reference import block_scale, fp32_scale, quantize_block
 from amp_course.kit.threads import one_thread
 
 # The integers from −127 to 127: with a single exponent bit, the spacing is the same everywhere.
 INT8 = FloatFormat("int8", 1, 6, -5, "finite")
-
+# Drawn once like a linear layer's weights at the start, with GPT-2's standard deviation of 0.02; in
+# millionths.
+# fmt: off
 _WEIGHTS = (
-    0.02  # the standard deviation of a linear layer's weights at the start, as GPT-2 draws them
+    -46208, -7465, -21216, 19990, -17681, -25511, -12464, -17329, -25913, 30473, 6473, 40355, 22715,
+    -24538, 1428, 6760, 3070, -12665, -25218, -14539, -399, 4206, 3544, -16610, 20224, -4854,
+    -15460, -31904, -13740, 29761, -8968, -17820, -1835, 11126, -189, -24354, -25309, -22391, 23330,
+    18525, 13078, 2964, -22922, 37456, -6198, 4804, -26975, 4888, -62906, -2275, 33924, -13304,
+    -11744, 56642, 18080, 18957, -27619, -41095, 952, -7711, -5501, 17732, 29715, -157,
 )
+# fmt: on
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class RowErrors:
-    """What a block format makes of a row of n numbers.
+    """What a block format makes of a row of numbers.
 
-    values, rounded: (n,), float64
-    scales:          (n,), float64, of each number's block, the tensor's scale included
+    scales: of each number's block, the tensor's scale included
     """
 
     block_format: BlockFormat
-    values: Tensor
-    rounded: Tensor
-    scales: Tensor
+    values: Sequence[float]
+    rounded: Sequence[float]
+    scales: Sequence[float]
 
-    @property
-    def errors(self) -> Tensor:
-        """The relative error of each number, (n,): 0.25 if a number is a quarter off,
-        1.0 if it became 0, 0.0 for a 0.
+    @cached_property
+    def errors(self) -> list[float]:
+        """The relative error of each number: 0.25 if a number is a quarter off, 1.0 if it became
+        0, 0.0 for a 0.
         """
-        return (self.rounded - self.values).abs() / torch.where(
-            self.values == 0, 1.0, self.values.abs()
-        )
+        pairs = zip(self.values, self.rounded, strict=True)
+        return [abs(after - before) / abs(before or 1.0) for before, after in pairs]
 
-    @property
-    def zeroed(self) -> Tensor:
-        """Which numbers became 0, (n,), bool; one that was 0 did not become it."""
-        return (self.rounded == 0) & (self.values != 0)
+    @cached_property
+    def zeroed(self) -> list[bool]:
+        """Which numbers became 0; one that was 0 did not become it."""
+        pairs = zip(self.values, self.rounded, strict=True)
+        return [after == 0 != before for before, after in pairs]
 
-    @property
-    def clipped(self) -> Tensor:
-        """Which numbers are too large for their block, (n,), bool:
-        more than half a step above the largest that it holds.
+    @cached_property
+    def clipped(self) -> list[bool]:
+        """Which numbers are too large for their block: more than half a step above the largest that
+        it holds.
         """
         element = self.block_format.element
-        step = 2.0**element.max_exponent * element.eps
-        return (self.values.abs() > (element.max + step / 2) * self.scales) & (self.rounded != 0)
+        room = element.max + 2.0**element.max_exponent * element.eps / 2
+        parts = zip(self.values, self.rounded, self.scales, strict=True)
+        return [abs(before) > room * scale and after != 0 for before, after, scale in parts]
 
-    @property
-    def filled(self) -> Tensor:
-        """The largest number of each block, as a share of the largest that the block could hold,
-        (blocks,).
-        """
-        size = self.block_format.size
-        largest = torch.stack([part.abs().max() for part in self.values.split(size)])
-        room = self.block_format.element.max * self.scales[::size]
-        return torch.where(room > 0, largest / torch.where(room > 0, room, 1.0), 0.0)
+    @cached_property
+    def filled(self) -> list[float]:
+        """The largest number of each block, as a share of the largest that the block could hold."""
+        shares = []
+        for start in range(0, len(self.values), self.block_format.size):
+            room = self.block_format.element.max * self.scales[start]
+            shares.append(self._largest(self.block(start)) / room if room else 0.0)
+        return shares
 
     def block(self, place: int) -> range:
         """Return the places that share a scale with a place:
@@ -82,110 +93,88 @@ class RowErrors:
 
     def sets_scale(self, place: int) -> bool:
         """Return True if a number is the largest of its block."""
-        block = self.block(place)
-        return bool(self.values[place].abs() >= self.values[block.start : block.stop].abs().max())
+        return abs(self.values[place]) >= self._largest(self.block(place))
 
     def error(self, without: int | None = None) -> float:
         """Return the relative root-mean-square error of the row, or of all its numbers but one."""
-        kept = torch.ones(len(self.values), dtype=torch.bool)
-        if without is not None:
-            kept[without] = False
-        return relative_error(self.values[kept], self.rounded[kept])
+        kept = [place for place in range(len(self.values)) if place != without]
+        exact, rounded = ([of[place] for place in kept] for of in (self.values, self.rounded))
+        norm = math.hypot(*exact)
+        return math.dist(exact, rounded) / norm if norm else 0.0
 
     def zeroed_neighbours(self, place: int) -> int:
         """Return how many of the other numbers in a number's block became 0."""
-        block = self.block(place)
-        return int(self.zeroed[block.start : block.stop].sum()) - int(self.zeroed[place])
+        return sum(self.zeroed[one] for one in self.block(place) if one != place)
+
+    def _largest(self, places: range) -> float:
+        return max(abs(self.values[place]) for place in places)
 
 
 def row_errors(
-    values: Tensor,
+    values: Sequence[float],
     block_format: BlockFormat,
-    *,
-    rounding: ElementRounding = "nearest",
-    generator: torch.Generator | None = None,
+    draw: Callable[[], float] | None = None,
 ) -> RowErrors:
-    """Round a row of numbers, (n,), to a block format and keep what became of each.
+    """Round a row of numbers to a block format and keep what became of each.
 
-    Raises ValueError for inf, NaN, and anything but one dimension with at least one number;
-    TypeError for integers.
-    Example: row_errors(torch.tensor([6.0, 0.2]), MXFP4).zeroed → tensor([False, True])
+    draw: as in `quantize_block`
+
+    Raises ValueError for inf, NaN, and no numbers at all.
+    Example: row_errors([6.0, 0.2], MXFP4).zeroed → [False, True]
     """
-    if values.dim() != 1 or not len(values):
-        raise ValueError(
-            f"a row has one dimension and at least one number, and this tensor's shape is "
-            f"{[*values.shape]}"
-        )
-    exact = _finite(values, "the row").double()
-    scales = (
-        blocks_of(exact, block_format)
-        .scales.double()
-        .repeat_interleave(block_format.size)[: len(exact)]
-    )
-    rounded = quantize(exact, block_format, rounding=rounding, generator=generator)
-    return RowErrors(block_format, exact, rounded, scales)
+    row = [float(one) for one in values]
+    if not row or not all(map(math.isfinite, row)):
+        raise ValueError("a row has at least one number, and no inf or NaN")
+    whole, size = fp32_scale(row, block_format), block_format.size
+    rounded, scales = [], []
+    for start in range(0, len(row), size):
+        block = row[start : start + size]
+        rounded += quantize_block(block, block_format, whole, draw)
+        scales += [float(block_scale(block, block_format, whole))] * len(block)
+    return RowErrors(block_format, row, rounded, scales)
 
 
-def relative_error(exact: Tensor, rounded: Tensor) -> float:
-    """Return |rounded − exact| / |exact|, of the whole tensors' norms: [3, 4], [3, 3] → 0.2.
-    It is 0.0 for nothing but zeros.
-    """
-    norm = float(torch.linalg.vector_norm(exact.double()))
-    return (
-        float(torch.linalg.vector_norm(rounded.double() - exact.double())) / norm if norm else 0.0
-    )
+def weight_row(count: int = 64) -> list[float]:
+    """Return up to 64 numbers drawn like the weights of a layer, always the same ones."""
+    return [one / 1e6 for one in _WEIGHTS[:count]]
 
 
-def weight_row(count: int = 64) -> Tensor:
-    """Return numbers drawn like the weights of a layer, (count,), always the same ones."""
-    return (
-        torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        * _WEIGHTS
-    )
-
-
-def with_outlier(values: Tensor, place: int, size: float) -> Tensor:
+def with_outlier(values: Sequence[float], place: int, size: float) -> list[float]:
     """Return a copy of a row in which one number is `size` times the standard deviation of the
     others.
     """
-    found = values.double().clone()
-    found[place] = size * spread(values, place)
-    return found
+    return [*values[:place], size * spread(values, place), *values[place + 1 :]]
 
 
-def spread(values: Tensor, place: int) -> float:
+def spread(values: Sequence[float], place: int) -> float:
     """Return the standard deviation of all numbers of a row but one."""
-    return float(torch.cat([values[:place], values[place + 1 :]]).double().std(correction=0))
+    return statistics.pstdev([*values[:place], *values[place + 1 :]])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class BlockLine:
     """One block in a format, for a number line.
 
-    values, rounded: (n,), float64
-    grid:            all numbers that the block can hold with its scale, ascending, float64
+    grid: all numbers that the block can hold with its scale, ascending
     """
 
     block_format: BlockFormat
     scale: float
-    values: Tensor
-    rounded: Tensor
-    grid: Tensor
+    values: Sequence[float]
+    rounded: Sequence[float]
+    grid: Sequence[float]
 
 
-def block_line(values: Tensor, block_format: BlockFormat) -> BlockLine:
-    """Round one block, (n,), and list all the numbers that it could hold: [6.0, 0.4] in MXFP4 → …,
-    0, 0.5, 1, 1.5, …, 6.
+def block_line(values: Sequence[float], block_format: BlockFormat) -> BlockLine:
+    """Round one block, and list all the numbers that it could hold: [6.0, 0.4] in MXFP4 → …, 0,
+    0.5, 1, 1.5, …, 6.
 
     The format's own size does not matter: all of the values are one block.
     """
     row = row_errors(values, block_format.with_size(len(values) or 1))
-    element, scale = block_format.element, float(row.scales[0])
-    numbers = torch.tensor(
-        [decode(pattern, element) for pattern in range(element.max_pattern + 1)],
-        dtype=torch.float64,
-    )
-    grid = torch.cat([-numbers[1:].flip(0), numbers]) * scale
+    element, scale = block_format.element, row.scales[0]
+    numbers = [decode(pattern, element) * scale for pattern in range(element.max_pattern + 1)]
+    grid = [*(-one for one in numbers[:0:-1]), *numbers]
     return BlockLine(block_format, scale, row.values, row.rounded, grid)
 
 
@@ -239,6 +228,16 @@ def format_errors(
     return tuple(found)
 
 
+def relative_error(exact: Tensor, rounded: Tensor) -> float:
+    """Return |rounded − exact| / |exact|, of the whole tensors' norms: [3, 4], [3, 3] → 0.2.
+    It is 0.0 for nothing but zeros.
+    """
+    norm = float(torch.linalg.vector_norm(exact.double()))
+    return (
+        float(torch.linalg.vector_norm(rounded.double() - exact.double())) / norm if norm else 0.0
+    )
+
+
 def one_scale(element: FloatFormat, count: int) -> BlockFormat:
     """Return a format in which `count` numbers, a whole tensor, share one scale: amax / the largest
     element.
@@ -252,6 +251,8 @@ def one_scale(element: FloatFormat, count: int) -> BlockFormat:
 def _format_error(
     name: str, exact: Tensor, fmt: BlockFormat, rounding: ScaleRounding | None
 ) -> FormatError:
+    from amp_course.frontiers.quantizing import quantize  # torch's, which a page lacks
+
     rounded = quantize(exact, fmt)
     there = int((exact != 0).sum())
     zeroed = int(((rounded == 0) & (exact != 0)).sum()) / there if there else 0.0

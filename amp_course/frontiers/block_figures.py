@@ -1,23 +1,20 @@
-"""The figures of block formats: a row with an outlier, number lines of one block,
-and errors by format. Data in, Figure out.
+"""The figures of block formats: number lines of one block, and errors by format. Data in, Figure
+out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from amp_course.bits.numerals import raised
-from amp_course.frontiers.block_errors import BlockLine, FormatError, RowErrors
+from amp_course.frontiers.block_errors import BlockLine, FormatError
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK, ZONES
 from amp_course.kit.style import FEWER_DOTS, new_figure, title
 
-FATES = {"kept": ZONES["normal"], "became 0": ZONES["lost"], "clipped": ZONES["overflow"]}
-LEAST_ERROR = 1e-3  # the bottom of a logarithmic axis of relative errors, which ends at 1
 _MARKS = {"down": "v", "nearest": "o", "up": "^", None: "s"}  # the rounding of a scale
 # Within a row, so that equal errors do not hide each other.
 _SHIFTS = {"down": -0.22, "nearest": 0.0, "up": 0.22, None: 0.0}
@@ -29,88 +26,16 @@ _CAPTIONS = {
 }
 
 
-def fate(row: RowErrors, place: int) -> str:
-    """Say what became of a number: "kept", "became 0" or "clipped"."""
-    if row.zeroed[place]:
-        return "became 0"
-    return "clipped" if row.clipped[place] else "kept"
-
-
-def row_figure(row: RowErrors, place: int, unit: float) -> Figure:
-    """Draw a row of numbers before and after rounding, and under it each one's relative error; a
-    place is marked.
-
-    unit: what the numbers are given in, the standard deviation of all but the marked one
-    """
-    block, size = row.block(place), row.block_format.size
-    alt = (
-        f"{len(row.values)} numbers in {row.block_format.name}, blocks of {size}. Became 0: "
-        f"{int(row.zeroed.sum())}; clipped: {int(row.clipped.sum())}; relative error "
-        f"{row.error():.2%}, without the outlier {row.error(place):.2%}. The outlier, "
-        f"{float(row.values[place]) / unit:.3g} standard deviations at place {place}, shares a "
-        f"scale with the numbers at places {block.start} to {block.stop - 1}, of which "
-        f"{row.zeroed_neighbours(place)} became 0."
-    )
-    figure, (above, below) = new_figure(7.6, 4.2, rows=2, sharex=True, alt=alt)
-    places = range(len(row.values))
-    exact, rounded = (
-        [float(one) / unit for one in numbers] for numbers in (row.values, row.rounded)
-    )
-    above.bar(places, exact, width=0.7, color="#cccccc")
-    above.scatter(places, rounded, marker="_", s=36, color=INK, lw=1.6)
-    above.set_ylim(-4, 4)
-    above.text(
-        place,
-        3.6,
-        f"  {exact[place]:.3g} → {rounded[place]:.3g}",
-        fontsize=8,
-        ha="left" if place < 48 else "right",
-    )
-    for name, (colour, hatch) in FATES.items():
-        of = [one for one in places if fate(row, one) == name]
-        heights = [max(float(row.errors[one]), LEAST_ERROR) / LEAST_ERROR for one in of]
-        below.bar(
-            of,
-            [(height - 1) * LEAST_ERROR for height in heights],
-            bottom=LEAST_ERROR,
-            width=0.7,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            lw=0,
-        )
-    below.set_yscale("log")
-    below.set_ylim(LEAST_ERROR, 1.2)
-    below.set_yticks([0.001, 0.01, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
-    below.set_xlabel("place in the row; a line where a block begins", fontsize=8)
-    for axis in (above, below):
-        axis.axvspan(block.start - 0.5, block.stop - 0.5, color="#eeeeee", zorder=0)
-        axis.set_xlim(-0.5, len(row.values) - 0.5)
-        for edge in range(size, len(row.values), size):
-            axis.axvline(edge - 0.5, color=FAINT, lw=0.6)
-    handles = [
-        Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in FATES.items()
-    ]
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=3, loc="outside lower center")
-    title(
-        above,
-        "The numbers: bars before, dashes after rounding",
-        "in standard deviations; shaded: the outlier’s block",
-    )
-    title(below, "Relative error of each number", "log scale")
-    return figure
-
-
 def block_line_figure(lines: Sequence[BlockLine]) -> Figure:
     """Draw the numbers that a block can hold in each format as ticks,
     and its values falling on them; one format a row.
     """
     said = []
     for drawn in lines:
-        lost = int(((drawn.rounded == 0) & (drawn.values != 0)).sum())
+        lost = sum(after == 0 != one for one, after in _pairs(drawn))
         said.append(
             f"{drawn.block_format.name} has {len(drawn.grid)} numbers up to "
-            f"{float(drawn.grid[-1]):.3g}; values that become 0: {lost}"
+            f"{drawn.grid[-1]:.3g}; values that become 0: {lost}"
         )
     alt = (
         f"Number lines of one block of {len(lines[0].values)} values, rounded to each format: "
@@ -125,13 +50,11 @@ def block_line_figure(lines: Sequence[BlockLine]) -> Figure:
         alt=alt,
         dots=FEWER_DOTS,
     )
-    reach = 1.06 * max(
-        float(numbers.abs().max()) for drawn in lines for numbers in (drawn.values, drawn.grid)
-    )
+    reach = 1.06 * max(abs(one) for drawn in lines for one in (*drawn.values, *drawn.grid))
     for axis, drawn in zip(axes[:, 0], lines, strict=True):
         colour = FORMAT_COLOURS.get(drawn.block_format.element.name, INK)
-        axis.vlines(drawn.grid.tolist(), -0.28, 0.28, color=colour, lw=1.1)
-        for exact, rounded in zip(drawn.values.tolist(), drawn.rounded.tolist(), strict=True):
+        axis.vlines(drawn.grid, -0.28, 0.28, color=colour, lw=1.1)
+        for exact, rounded in _pairs(drawn):
             lost = rounded == 0 != exact
             axis.plot(
                 [exact, rounded],
@@ -160,6 +83,10 @@ def block_line_figure(lines: Sequence[BlockLine]) -> Figure:
             va="bottom",
         )
     return figure
+
+
+def _pairs(drawn: BlockLine) -> Iterator[tuple[float, float]]:
+    return zip(drawn.values, drawn.rounded, strict=True)
 
 
 def format_error_figure(errors: Sequence[FormatError]) -> Figure:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, get_args
 
-from amp_course.bits import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FP32, FloatFormat
+from amp_course.bits.formats import (
+    FP4_E2M1,
+    FP6_E2M3,
+    FP6_E3M2,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP32,
+    FloatFormat,
+)
 
 ScaleRounding = Literal["down", "nearest", "up"]
 

@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from amp_course.frontiers.mismatch import Mismatch
-from amp_course.frontiers.policy_gradient import RewardRun
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
 from amp_course.kit.style import new_figure, title
 
@@ -70,33 +67,6 @@ def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
         "A sequence",
         f"importance ratio over {' or '.join(map(str, sorted(count)))} tokens, a mark for each",
     )
-    return figure
-
-
-def reward_figure(runs: Sequence[RewardRun]) -> Figure:
-    """Draw the mean reward of each step, one line a run,
-    in the colour and the line style of its format.
-    """
-    ends: dict[str, list[str]] = {}
-    for run in runs:
-        ends.setdefault(run.format, []).append(f"{run.last():.2f}")
-    said = "; ".join(f"{name} {', '.join(values)}" for name, values in ends.items())
-    alt = (
-        f"Mean reward step by step, one line for each format and seed. Over the last 10 steps: "
-        f"{said}."
-    )
-    figure, axis = new_figure(7.2, 2.8, alt=alt)
-    for run in runs:
-        colour, line = _look(run.format)
-        axis.plot(range(1, len(run.rewards) + 1), run.rewards, ls=line, color=colour, lw=1.2)
-    lines = [Line2D([], [], color=_look(name)[0], ls=_look(name)[1], label=name) for name in ends]
-    axis.legend(
-        handles=lines, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
-    )
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_ylim(0, 1.03)
-    axis.set_xlabel("step", fontsize=8)
-    title(axis, "Learning with a mismatch", "mean reward of a batch, a line for each seed")
     return figure
 
 

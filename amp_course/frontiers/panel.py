@@ -4,15 +4,20 @@ and see which of its neighbours pay for it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import random
 from typing import Any
 
-import ipywidgets as widgets
-import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from amp_course.bits import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FloatFormat
+from amp_course.bits.formats import (
+    FP4_E2M1,
+    FP6_E2M3,
+    FP6_E3M2,
+    FP8_E4M3,
+    FP8_E5M2,
+    FloatFormat,
+)
 from amp_course.frontiers.block_errors import (
     RowErrors,
     row_errors,
@@ -20,10 +25,9 @@ from amp_course.frontiers.block_errors import (
     weight_row,
     with_outlier,
 )
-from amp_course.frontiers.block_figures import row_figure
 from amp_course.frontiers.block_formats import BlockFormat
 from amp_course.frontiers.panel_html import block_view, short_name
-from amp_course.kit.panel import WIDE, Panel
+from amp_course.kit.panel import Control, Menu, Panel, Slider
 
 ELEMENTS = (FP8_E5M2, FP8_E4M3, FP6_E3M2, FP6_E2M3, FP4_E2M1)
 OUTLIERS = (
@@ -38,8 +42,6 @@ _SCALES: dict[str, dict[str, Any]] = {  # what the menu says → the fields of a
     "E8M0, rounded up": {"rounding": "up"},
     "E4M3, with one fp32": {"scale": FP8_E4M3},
 }
-_LONG = widgets.Layout(width="40em", max_width="100%")
-_NARROW = widgets.Layout(width="24em", max_width="100%")
 
 
 class BlockExplorer(Panel):
@@ -58,88 +60,75 @@ class BlockExplorer(Panel):
     deviations of the others.
     """
 
+    title = "BlockExplorer: who pays for an outlier?"
+
     def __init__(self, tensor: Tensor | None = None) -> None:
         self._numbers = weight_row() if tensor is None else _row_of(tensor)
         count = len(self._numbers)
-        self.outlier = widgets.SelectionSlider(
-            options=[(f"{times:,g} σ", times) for times in OUTLIERS],
-            value=20.0,
-            description="outlier",
-            style=WIDE,
-            layout=_LONG,
-            tooltip="the size of the outlier, in standard deviations σ of the other numbers, from "
-            "1 to 1,000",
+        self.outlier = Slider(
+            20.0,
+            [(f"{times:,g} σ", times) for times in OUTLIERS],
+            "outlier",
+            "the size of the outlier, in standard deviations σ of the other numbers, from 1 to "
+            "1,000",
+            width="40em",
         )
-        self.place = widgets.IntSlider(
-            value=count * 11 // 16,
-            min=0,
-            max=count - 1,
-            description="its place",
-            style=WIDE,
-            layout=_LONG,
-            tooltip="where in the row the outlier is; the first place is 0",
+        self.place = Slider(
+            count * 11 // 16,
+            range(count),
+            "its place",
+            "where in the row the outlier is; the first place is 0",
+            width="40em",
         )
         sizes = [size for size in _SIZES if size < count]
-        self.size = _menu(
-            [*((str(size), size) for size in sizes), (f"{count}, the whole row", count)],
+        self.size = Menu(
             min(32, sizes[-1]),
+            [*sizes, (f"{count}, the whole row", count)],
             "block size",
             "how many numbers in a row share a scale",
         )
-        self.element = _menu(
-            [(short_name(fmt), fmt) for fmt in ELEMENTS],
+        self.element = Menu(
             FP4_E2M1,
+            [(short_name(fmt), fmt) for fmt in ELEMENTS],
             "element",
             "the format of each stored number",
         )
-        self.scale = _menu(
-            [*_SCALES],
+        self.scale = Menu(
             "E8M0, rounded down",
+            _SCALES,
             "scale",
             "the format of a block’s scale, and its rounding",
         )
-        self.rounding = _menu(
-            ["nearest", "stochastic"],
+        self.rounding = Menu(
             "nearest",
+            ["nearest", "stochastic"],
             "rounding",
             "of the elements: to nearest, or up or down at random",
         )
-        menus = [self.size, self.element, self.scale, self.rounding]
-        box = widgets.HBox(menus, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__(
-            "BlockExplorer: who pays for an outlier?",
-            [self.outlier, self.place, box],
-            widgets.HTML(),
-        )
-        for control in (self.outlier, self.place, *menus):
-            control.observe(self._redraw, names="value")
-        self._redraw()
+        menus = (self.size, self.element, self.scale, self.rounding)
+        super().__init__(self.outlier, self.place, menus)
 
-    @property
-    def chosen(self) -> BlockFormat:
-        """The format as chosen."""
-        return self._format(self.element.value, self.size.value)
+    def update(self, control: Control | None) -> None:
+        """Round the row as chosen, and show it."""
+        place = self.place.value
+        unit = spread(self._numbers, place)
+        values = with_outlier(self._numbers, place, self.outlier.value)
+        chosen = self._format(self.element.value, self.size.value)
+        self.row = self._round(values, chosen)
+        self.whole = self._round(values, chosen.with_size(len(values)))
+        compared = self._comparison()
+        self.other = self._round(values, compared) if compared else None
+        self.html = block_view(self.row, self.whole, self.other, place, unit)
 
     def _format(self, element: FloatFormat, size: int) -> BlockFormat:
         return BlockFormat(
             f"{element.name}, blocks of {size}", element, size, **_SCALES[self.scale.value]
         )
 
-    def _redraw(self, change: Any = None) -> None:
-        place = self.place.value
-        self._unit = spread(self._numbers, place)
-        self._values = with_outlier(self._numbers, place, self.outlier.value)
-        self.row = self._round(self.chosen)
-        self.whole = self._round(replace(self.chosen, size=len(self._values)))
-        compared = self._comparison()
-        self.other = self._round(compared) if compared else None
-        self.view.value = block_view(self.row, self.whole, self.other, place, self._unit)
-
-    def _round(self, block_format: BlockFormat) -> RowErrors:
-        generator = torch.Generator().manual_seed(0)  # so that a choice always shows the same
-        return row_errors(
-            self._values, block_format, rounding=self.rounding.value, generator=generator
-        )
+    def _round(self, values: list[float], block_format: BlockFormat) -> RowErrors:
+        # seeded, so that a choice always shows the same
+        draw = random.Random(0).random if self.rounding.value == "stochastic" else None
+        return row_errors(values, block_format, draw)
 
     def _comparison(self) -> BlockFormat | None:
         """Return the choice that teaches most next to the current one: smaller blocks, or an
@@ -154,14 +143,10 @@ class BlockExplorer(Panel):
             return None if element is FP8_E4M3 else self._format(FP8_E4M3, size)
         if element is not FP4_E2M1:
             return self._format(FP4_E2M1, size)
-        return self._format(element, len(self._values)) if size < len(self._values) else None
-
-    def still(self) -> Figure:
-        """Return the row and its errors as they stand."""
-        return row_figure(self.row, self.place.value, self._unit)
+        return self._format(element, len(self._numbers)) if size < len(self._numbers) else None
 
 
-def _row_of(tensor: Tensor) -> Tensor:
+def _row_of(tensor: Tensor) -> list[float]:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = (
             f"a tensor of {tensor.dtype}"
@@ -169,12 +154,12 @@ def _row_of(tensor: Tensor) -> Tensor:
             else f"a {type(tensor).__name__}"
         )
         raise TypeError(f"this is {kind}: pass a tensor of floating-point numbers")
-    row = tensor.detach().cpu().reshape(-1)[:_MOST].double()
+    row: list[float] = tensor.reshape(-1)[:_MOST].double().tolist()
     if len(row) < _FEWEST:
         raise ValueError(
             f"this tensor has {len(row)} numbers: pass {_FEWEST} or more, so that there are blocks"
         )
-    if not bool(row.isfinite().all()):
+    if not all(map(math.isfinite, row)):
         raise ValueError(
             "the first 64 numbers hold inf or NaN: find them with x.isfinite(), and pass others"
         )
@@ -184,14 +169,3 @@ def _row_of(tensor: Tensor) -> Tensor:
             "others"
         )
     return row
-
-
-def _menu(options: list[Any], value: Any, description: str, tooltip: str) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=options,
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=_NARROW,
-    )

@@ -7,12 +7,14 @@ from __future__ import annotations
 import math
 from html import escape
 
-from amp_course.bits import FloatFormat
+from amp_course.bits.formats import FloatFormat
 from amp_course.frontiers.block_errors import RowErrors
-from amp_course.frontiers.block_figures import FATES, LEAST_ERROR, fate
 from amp_course.frontiers.block_formats import BLOCK_FORMATS, BlockFormat
+from amp_course.kit.colours import ZONES
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 
+FATES = {"kept": ZONES["normal"], "became 0": ZONES["lost"], "clipped": ZONES["overflow"]}
+_LEAST_ERROR = 1e-3  # the bottom of the logarithmic axis of errors, which ends at 1
 _WIDTH, _LEFT, _RIGHT = 660, 58, 650
 _TOP, _MIDDLE = 26, 94  # of the numbers: +4 standard deviations, and 0
 _ERRORS_TOP, _ERRORS_FLOOR, _HEIGHT = 204, 318, 364
@@ -43,7 +45,7 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
     """Say in plain words what the outlier does to its neighbours, and whether it is clipped."""
     block = row.block(place)
     count, neighbours, lost = len(block), len(block) - 1, row.zeroed_neighbours(place)
-    size = _deviations(float(row.values[place]), unit)
+    size = _deviations(row.values[place], unit)
     if not row.sets_scale(place):
         said = (
             f"At {size}, the outlier is smaller than another number of its block, so it sets no "
@@ -63,7 +65,7 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
             f"{'' if would == 'all' else 'of the '}{others} would."
         )
     if row.clipped[place]:
-        kept = _deviations(float(row.rounded[place]), unit)
+        kept = _deviations(row.rounded[place], unit)
         said += f" The scale is too small for the outlier itself: {size} is clipped to {kept}."
     return said
 
@@ -126,9 +128,7 @@ def _picture(row: RowErrors, place: int, unit: float) -> str:
     parts += _axes(count, size, wide)
     for one in range(count):
         parts += _number(row, one, _LEFT + one * wide, wide, unit)
-    exact, rounded = (
-        _deviations(float(numbers[place]), unit) for numbers in (row.values, row.rounded)
-    )
+    exact, rounded = (_deviations(of[place], unit) for of in (row.values, row.rounded))
     x = _LEFT + (place + 0.5) * wide
     anchor = "start" if x < 160 else "end" if x > _RIGHT - 120 else "middle"
     parts.append(text(x, _TOP - 10, f"outlier: {exact} → {rounded}", anchor=anchor, bold=True))
@@ -147,7 +147,7 @@ def _axes(count: int, size: int, wide: float) -> list[str]:
         parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID))
         parts.append(text(_LEFT - 8, y + 4, _signed_text(deviations), anchor="end", fill=FAINT))
     parts.append(text(0, _ERRORS_TOP - 16, "error", fill=FAINT))
-    for share in (1.0, 0.1, 0.01, LEAST_ERROR):
+    for share in (1.0, 0.1, 0.01, _LEAST_ERROR):
         y = _error_height(share)
         parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID))
         parts.append(text(_LEFT - 8, y + 4, f"{100 * share:g} %", anchor="end", fill=FAINT))
@@ -169,8 +169,9 @@ def _number(row: RowErrors, place: int, x: float, wide: float, unit: float) -> l
     """Draw a number as a grey bar, what it became as a dash,
     and its error as a bar of its fate's colour.
     """
-    exact, rounded = (float(numbers[place]) / unit for numbers in (row.values, row.rounded))
-    error, became = float(row.errors[place]), fate(row, place)
+    exact, rounded = (of[place] / unit for of in (row.values, row.rounded))
+    error = row.errors[place]
+    became = "became 0" if row.zeroed[place] else "clipped" if row.clipped[place] else "kept"
     tip = (
         f"place {place}: {_signed_text(exact)} becomes {_signed_text(rounded)}; error "
         f"{percent_text(error)}, {became}"
@@ -194,8 +195,8 @@ def _height(deviations: float) -> float:
 
 def _error_height(share: float) -> float:
     """Return the y of an error on a logarithmic axis that ends at 100 %."""
-    decades = math.log10(min(max(share, LEAST_ERROR), 1.0) / LEAST_ERROR)
-    return _ERRORS_FLOOR - (_ERRORS_FLOOR - _ERRORS_TOP) * decades / -math.log10(LEAST_ERROR)
+    decades = math.log10(min(max(share, _LEAST_ERROR), 1.0) / _LEAST_ERROR)
+    return _ERRORS_FLOOR - (_ERRORS_FLOOR - _ERRORS_TOP) * decades / -math.log10(_LEAST_ERROR)
 
 
 def _signed_text(deviations: float) -> str:
@@ -224,10 +225,10 @@ def _table(row: RowErrors, whole: RowErrors, place: int) -> str:
         ),
         ("relative error of the row", *(percent_text(one.error()) for one in sides)),
         ("… without the outlier", *(f"<b>{percent_text(one.error(place))}</b>" for one in sides)),
-        ("became 0", *(f"<b>{_of(int(one.zeroed.sum()), count)}</b>" for one in sides)),
+        ("became 0", *(f"<b>{_of(sum(one.zeroed), count)}</b>" for one in sides)),
         (
             "clipped: too large for their block",
-            *(_of(int(one.clipped.sum()), count) for one in sides),
+            *(_of(sum(one.clipped), count) for one in sides),
         ),
         ("largest number ÷ largest that fits, by block", *(_filled_text(one) for one in sides)),
     ]
@@ -249,5 +250,5 @@ def _table(row: RowErrors, whole: RowErrors, place: int) -> str:
 
 def _filled_text(row: RowErrors) -> str:
     """Say how full the blocks are. Examples: "67 to 119 %", "95 %" """
-    least, most = (f"{100 * float(one):.0f}" for one in row.filled.aminmax())
+    least, most = (f"{100 * share:.0f}" for share in (min(row.filled), max(row.filled)))
     return f"{least} %" if least == most else f"{least} to {most} %"

@@ -34,11 +34,11 @@ def quantize(
     dim:       along which blocks lie; where the size is no multiple of a block, the last block is
                shorter
     rounding:  of the elements: to nearest, ties to even, or up or down at random. That is right on
-               average but for what is
-               clipped: the largest number of a block where the scale was rounded down, as in the
-                        formats' own rule and in NVFP4
+               average but for what is clipped: the largest number of a block where the scale was
+               rounded down, as in the formats' own rule and in NVFP4
     generator: of the random numbers
     returns:   the same shape, in float32, or in float64 if the tensor is
+
     A block that holds inf or NaN becomes NaN, all of it, as its scale does (OCP MX v1.0 has a NaN
     among the scales for that). For inf this is one choice of several: gfloat keeps it in its place.
     Gradients pass straight through, as with `round_to`.

@@ -1,25 +1,30 @@
-"""One block, rounded slowly and obviously, with exact fractions:
-what `quantize` is held against.
+"""One block, rounded slowly and obviously, with exact fractions: what `quantize` is held against,
+and what `BlockExplorer` shows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from amp_course.bits import FloatFormat, decode, encode
-from amp_course.bits.scalar import floor_log2
+from amp_course.bits.formats import FP32, FloatFormat
+from amp_course.bits.scalar import decode, encode, floor_log2, ulp
 from amp_course.frontiers.block_formats import LARGEST_SCALE, LEAST_SCALE, BlockFormat
 
 
 def quantize_block(
-    values: Sequence[float], block_format: BlockFormat, tensor_scale: float = 1.0
+    values: Sequence[float],
+    block_format: BlockFormat,
+    tensor_scale: float = 1.0,
+    draw: Callable[[], float] | None = None,
 ) -> list[float]:
     """Return the numbers that a block of values becomes: [6.0, 0.4] in MXFP4 → [6.0, 0.5].
 
     values:       of one block; inf or NaN among them makes all of them NaN
-    tensor_scale: of the whole tensor, from `tensor_scale_of`; 1.0 for formats without one
+    tensor_scale: of the whole tensor, from `fp32_scale`; 1.0 for formats without one
+    draw:         gives numbers from 0 to 1, which decide whether an element is rounded up or down,
+                  so that the mean is right; None rounds to nearest, ties to even
     """
     if not all(map(math.isfinite, values)):
         return [math.nan] * len(values)
@@ -28,21 +33,29 @@ def quantize_block(
         return [0.0 * value for value in values]
     return [
         math.copysign(
-            float(scale * Fraction(_saturated(Fraction(value) / scale, block_format.element))),
+            float(
+                scale * Fraction(_saturated(Fraction(value) / scale, block_format.element, draw))
+            ),
             value,
         )
         for value in values
     ]
 
 
+def fp32_scale(values: Sequence[float], block_format: BlockFormat) -> float:
+    """Return the fp32 scale of a whole tensor of finite values; 1.0 for formats without one."""
+    if block_format.scale is None or not block_format.two_level:
+        return 1.0
+    room = block_format.element.max * block_format.scale.max
+    scale = decode(encode(max(map(abs, values), default=0.0) / room, FP32), FP32)
+    return scale if 0 < scale < math.inf else 1.0
+
+
 def block_scale(
     values: Sequence[float], block_format: BlockFormat, tensor_scale: float = 1.0
 ) -> Fraction:
     """Return what the elements of a block are multiplied by. `values` are finite."""
-    element, amax = (
-        block_format.element,
-        max((abs(Fraction(value)) for value in values), default=Fraction(0)),
-    )
+    element, amax = block_format.element, Fraction(max(map(abs, values), default=0))
     if block_format.scale is not None:
         wanted = amax / Fraction(element.max) / Fraction(tensor_scale)
         return Fraction(decode(encode(wanted, block_format.scale), block_format.scale)) * Fraction(
@@ -59,9 +72,13 @@ def block_scale(
     return Fraction(2) ** min(max(exponent, LEAST_SCALE), LARGEST_SCALE)
 
 
-def _saturated(value: Fraction, element: FloatFormat) -> float:
-    """Round to the nearest element, ties to even; what lies above the largest becomes the
-    largest.
-    """
+def _saturated(
+    value: Fraction, element: FloatFormat, draw: Callable[[], float] | None
+) -> float | Fraction:
+    """Round to an element; what lies above the largest becomes the largest."""
+    if draw is None:
+        return min(max(decode(encode(value, element), element), -element.max), element.max)
     largest = Fraction(element.max)
-    return decode(encode(min(max(value, -largest), largest), element), element)
+    value = min(max(value, -largest), largest)
+    step = Fraction(ulp(value, element))
+    return math.floor(value / step + Fraction(draw())) * step

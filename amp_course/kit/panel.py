@@ -1,113 +1,256 @@
-"""The frame of every panel: a title, labelled controls, a view, and a line for errors.
+"""Panels as plain data: controls with values, a message, and a view in HTML.
 
-A panel is an ipywidgets `VBox`. It redraws by setting a trait (an `HTML.value`, an `Image.value`),
-never through an `Output`, so notebooks compare cleanly; and it carries a still picture for pages
-without a kernel.
+A chapter's panel makes its controls and, whenever one changes, sets `html` and `message`. Nothing
+here needs torch, NumPy, matplotlib or ipywidgets: `panel_widgets` shows a panel in JupyterLab,
+`panel_page` writes it as a web page, and in the book the same Python runs in the reader's browser.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-import ipywidgets as widgets
-from matplotlib.figure import Figure
-
-from amp_course.kit.style import png, shown_as
-
-WIDE = {"description_width": "8em"}  # one width for all labels, so that controls line up
+PHOTOGRAPHS = "AMP_COURSE_PHOTOGRAPHS"  # set where notebooks are run to be stored
 
 
-_ARROW = (
-    "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
-    "%3Cpath fill='%23ddd' d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2-5 5-5-5z'/%3E%3C/svg%3E"
-)
-# ipywidgets draws a menu's arrow in dark grey on every theme. Where there is room, controls stand
-# to the left of the view, each with its label above it: then both fit on a screen.
-_SHEET = f"""<style>
-[data-jp-theme-light="false"] .amp-panel {{ --jp-widgets-dropdown-arrow: url("data:image/svg+xml,{_ARROW}") }}
-.amp-body {{ container-type: inline-size }}
-@container (min-width: 960px) {{
-  .amp-side-by-side {{ display: grid; grid-template: auto 1fr / 21em minmax(0, 1fr); column-gap: 20px; align-items: start }}
-  .amp-side-by-side > .amp-controls {{ grid-row: 1 / 3 }}
-  .amp-controls .widget-inline-hbox {{
-    flex-wrap: wrap; width: 100% !important; height: auto; margin: 2px 0 }}
-  .amp-controls .widget-inline-hbox > .widget-label {{ width: 100% !important; text-align: left; line-height: 20px }}
-  .amp-controls .widget-dropdown > select {{ height: 28px }}
-  .amp-controls .slider-container {{ flex: 1 1 0; min-width: 0; margin-left: 13px }}
-  .amp-controls .amp-long .slider-container {{ flex: 1 0 90% }}
-  .amp-controls .widget-hbox {{ width: 100%; margin-left: 0 !important }}
-  .amp-controls .jupyter-button {{ flex: 1 1 auto }}
-}}
-</style>"""
+class Control:
+    """Something that a reader sets. Setting `value` lets its panel react, as the reader's choice
+    does; what the panel itself sets while it reacts is no choice.
+
+    label, tip: its name, and what it means; tip is shown under the mouse and read to screen readers
+    width:      in JupyterLab and on a wide page, as CSS
+    """
+
+    def __init__(self, value: Any, label: str, tip: str = "", *, width: str = "24em") -> None:
+        self.panel: Panel | None = None
+        self.label, self.tip, self.width = label, tip, width
+        self.disabled = self.hidden = False
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        """What is set."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.require(value)
+        if value != self._value:
+            self._value = value
+            if self.panel is not None:
+                self.panel.react(self)
+
+    def require(self, value: Any) -> None:
+        """Raise ValueError for a value that cannot be set."""
+
+    def take(self, text: str) -> None:
+        """Set the value from what a web page sends."""
+        self.value = text
 
 
-class Panel(widgets.VBox):
-    """A titled box of controls and a view.
+class Menu(Control):
+    """One of some options, each a value or a pair of its text and its value.
 
-    A chapter's panel makes its controls, calls `super().__init__(title, controls, view)`, and gives
-    `still()`.
-
-    side_by_side: whether the controls may be left of the view on a wide page; if not, they stay
-                  above it
+    Raises ValueError for a value that is no option.
     """
 
     def __init__(
-        self,
-        title: str,
-        controls: Sequence[widgets.Widget],
-        view: widgets.Widget,
-        *,
-        side_by_side: bool = True,
+        self, value: Any, options: Iterable[Any], label: str, tip: str = "", **options_of_all: Any
     ) -> None:
-        self.view = view
-        self.message = widgets.HTML(value="", layout=widgets.Layout(min_height="1.5em"))
-        head = widgets.HTML(f"<b>{escape(title, quote=False)}</b>")
-        head.add_class("amp-title")
-        sheet = widgets.HTML(_SHEET, layout=widgets.Layout(display="none"))
-        box = _classed("amp-controls", controls)
-        body = _classed("amp-side-by-side", [box, self.message, view]) if side_by_side else None
-        super().__init__(
-            [
-                sheet,
-                head,
-                _classed("amp-body", [body] if body else [*controls, self.message, view]),
-            ],
-            layout=widgets.Layout(
-                border="1px solid var(--jp-border-color2, #ccc)",
-                padding="8px 12px",
-                max_width="84em",
-            ),
-        )
-        self.add_class("amp-panel")  # by which the course's JupyterLab names it for screen readers
+        super().__init__(value, label, tip, **options_of_all)
+        self.options = options
 
-    def tell(self, text: str = "") -> None:
-        """Write one line of HTML under the controls; a panel never throws into the notebook.
+    @property
+    def options(self) -> Any:
+        """The values to choose from; a value that is not among new ones becomes the first."""
+        return self._values
 
-        Escape what is not ours in it: names of layers, what was typed, the text of an error.
-        """
-        self.message.value = f'<span role="status">{text}</span>' if text else ""
+    @options.setter
+    def options(self, options: Iterable[Any]) -> None:
+        pairs = [one if isinstance(one, tuple) else (str(one), one) for one in options]
+        self.texts = [text for text, _ in pairs]
+        values: Sequence[Any] = [value for _, value in pairs]
+        self._values = options if isinstance(options, range) else values
+        if self._value not in self._values:
+            self._value = self._values[0]
 
-    def still(self) -> Figure:
-        """Return a still picture of the panel as it stands, for a page without a kernel."""
-        raise AssertionError("each panel draws its own")
+    def require(self, value: Any) -> None:
+        """Raise ValueError for what is no option."""
+        if value not in self._values:
+            raise ValueError(f"{value!r} is no option of {self.label!r}: {self.texts}")
+
+    @property
+    def place(self) -> int:
+        """The place of the value among the options."""
+        return self._values.index(self._value)
+
+    def take(self, text: str) -> None:
+        """Choose the option at a place."""
+        self.value = self._values[int(text)]
+
+
+class Slider(Menu):
+    """Options in a row, to slide through.
+
+    late: react when the slider comes to rest, for what takes longer than a tenth of a second
+    """
+
+    def __init__(self, *args: Any, late: bool = False, **options: Any) -> None:
+        super().__init__(*args, **{"width": "36em", **options})
+        self.late = late
+
+
+class Text(Control):
+    """A line to type into; `hint` stands in it while it is empty."""
+
+    def __init__(self, *args: Any, hint: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.hint = hint
+
+
+class Number(Control):
+    """A whole number to type."""
+
+    def take(self, text: str) -> None:
+        """Read a whole number; leave the value if there is none."""
+        try:
+            self.value = int(text)
+        except ValueError:
+            return
+
+
+class Button(Control):
+    """Something to press."""
+
+    def __init__(self, label: str, tip: str = "", *, primary: bool = False) -> None:
+        super().__init__(None, label, tip)
+        self.primary = primary
+
+    def click(self) -> None:
+        """Press it."""
+        if self.panel is not None and not self.disabled:
+            self.panel.react(self)
+
+    def take(self, text: str) -> None:
+        """Press it."""
+        self.click()
+
+
+class Bits(Control):
+    """A row of bits, each a button; `value` is the pattern.
+
+    groups: for each field its CSS class, its heading in HTML, and its bits: weight → name
+    """
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value, "bits")
+        self.groups: list[tuple[str, str, dict[int, str]]] = []
+
+    def __len__(self) -> int:
+        return sum(len(names) for _, _, names in self.groups)
+
+    def toggle(self, weight: int) -> None:
+        """Turn one bit."""
+        self.value = self.value ^ 1 << weight
+
+    def take(self, text: str) -> None:
+        """Turn the bit of a weight."""
+        self.toggle(int(text))
+
+    @staticmethod
+    def nibbles(names: Iterable[int]) -> list[list[int]]:
+        """Group the weights of a field's bits by hex digit."""
+        fours: dict[int, list[int]] = {}
+        for weight in names:
+            fours.setdefault(weight // 4, []).append(weight)
+        return list(fours.values())
+
+
+class Note(Control):
+    """A line of HTML among the controls."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(html, "")
+
+
+Row = Control | tuple["Row", ...]
+
+
+class Panel:
+    """A title, controls in rows, a message and a view; `html` and `message` are what is shown.
+
+    A chapter's panel sets `title`, passes its rows, and gives `update`. Setting a control's value
+    drives it in a test.
+
+    side_by_side: whether the controls may be left of the view on a wide page
+    css_class:    of the panel, for `style`, a sheet of its own
+    """
+
+    title = ""
+    side_by_side = True
+    css_class = ""
+    style = ""
+
+    def __init__(self, *rows: Row) -> None:
+        self.rows = rows
+        self.html = self.message = ""
+        self.fronts: list[Callable[[], None]] = []
+        self._reacting = False
+        for control in self.controls():
+            control.panel = self
+        self.react(None)
+
+    def controls(self) -> list[Control]:
+        """Return all controls, in the order of the page."""
+        return list(_flat(self.rows))
+
+    def update(self, control: Control | None) -> None:
+        """Set `html` and `message` after a control has changed; None: for the first time."""
+        raise NotImplementedError
+
+    def react(self, control: Control | None) -> None:
+        """Update after a change, and show it wherever the panel is shown."""
+        if self._reacting:
+            return
+        self._reacting = True
+        try:
+            self.update(control)
+        finally:
+            self._reacting = False
+        self.sync()
+
+    def refuse(self, error: object) -> None:
+        """Say that nothing changed, and why; what a panel is given never raises in the notebook."""
+        self.message = f"<b>Nothing changed.</b> {escape(str(error).rstrip('.'))}."
+
+    def sync(self) -> None:
+        """Show the state as it is, even in the middle of an update."""
+        for front in self.fronts:
+            front()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        bundle = super()._repr_mimebundle_(**kwargs)
+        from amp_course.kit.panel_page import page_of
+
+        words = {"text/plain": repr(self)}
+        try:
+            from amp_course.kit.panel_widgets import widget_of
+        except ImportError:  # without ipywidgets it is shown as it is
+            return words | {"text/html": page_of(self)}
+        bundle = widget_of(self)._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
-        still = self.still()
-        bundle["text/plain"] = repr(self)
-        bundle["image/png"] = base64.b64encode(png(still)).decode()
-        return bundle, {"image/png": shown_as(still)}
+        page = {"text/html": page_of(self)} if os.environ.get(PHOTOGRAPHS) else {}
+        return {**bundle, **words, **page}
 
 
-def _classed(name: str, children: Sequence[widgets.Widget]) -> widgets.VBox:
-    box = widgets.VBox(children)
-    box.add_class(name)
-    return box
+def _flat(rows: Iterable[Row]) -> Iterator[Control]:
+    for row in rows:
+        if isinstance(row, tuple):
+            yield from _flat(row)
+        else:
+            yield row

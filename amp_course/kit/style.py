@@ -8,9 +8,7 @@ notebook.
 
 from __future__ import annotations
 
-import base64
 import io
-from html import escape
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -70,19 +68,6 @@ def png(figure: Figure) -> bytes:
         few = image.convert("RGB").quantize(_FILE_COLOURS, method, dither=dither)
         few.save(small, "png", optimize=True)
     return small.getvalue()
-
-
-def image_html(figure: Figure) -> str:
-    """Return the figure as an <img> with its alt text, for a panel's HTML;
-    no wider than the page.
-    """
-    width = round(figure.get_size_inches()[0] * _SHOWN)
-    data = base64.b64encode(png(figure)).decode()
-    alt = escape(getattr(figure, "alt", ""))
-    return (
-        f'<img alt="{alt}" src="data:image/png;base64,{data}" '
-        f'style="width:{width}px;max-width:100%">'
-    )
 
 
 def new_figure(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from amp_course.kit.colours import COLOURS, FAINT, HATCHES, INK, PARTS
 from amp_course.kit.measure import seconds_text
@@ -20,7 +18,6 @@ from amp_course.loop.published import PUBLISHED
 if TYPE_CHECKING:
     from amp_course.kit.memory import StepMemory
     from amp_course.loop.report import ReportCard
-    from amp_course.loop.train import RunRecord
 
 
 _ON_WHITE = {
@@ -28,43 +25,6 @@ _ON_WHITE = {
     "edgecolor": "none",
     "pad": 0.4,
 }  # keeps a number readable on a line
-
-
-def step_times_figure(records: Sequence[RunRecord]) -> Figure:
-    """Draw every step's time of some runs, warm-up hollow,
-    with the median and quartiles of the rest.
-    """
-    medians = " and ".join(
-        f"{seconds_text(record.timing.median)} in {record.recipe.label}" for record in records
-    )
-    figure, axis = new_figure(
-        7.2, 2.9, alt=f"The time of every training step; the median step takes {medians}."
-    )
-    for record, marker in zip(records, itertools.cycle("os^D")):
-        colour, n = COLOURS[record.recipe.name], record.warmup
-        milliseconds = [seconds * 1e3 for seconds in record.step_seconds]
-        steps = list(range(len(milliseconds)))
-        axis.plot(steps[:n], milliseconds[:n], marker, mfc="none", mec=colour, ms=4)
-        axis.plot(
-            steps[n:], milliseconds[n:], marker, color=colour, ms=3, label=record.recipe.label
-        )
-        timing = record.timing
-        axis.axhspan(timing.q1 * 1e3, timing.q3 * 1e3, xmax=0.85, color=colour, alpha=0.18, lw=0)
-        axis.axhline(timing.median * 1e3, color=colour, lw=1, xmax=0.85)
-        median = f"{seconds_text(timing.median)}, {record.recipe.label}"
-        axis.text(
-            len(steps) + 0.5, timing.median * 1e3, median, color=colour, fontsize=8, va="center"
-        )
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter(LogFormatter())  # 4 and 10, not 4 × 10⁰ and 10¹
-    axis.yaxis.set_minor_formatter(LogFormatter())
-    axis.set_xlim(-1, 1.18 * max(len(record.step_seconds) for record in records))
-    axis.set_xlabel("step (hollow: warm-up, not measured)", fontsize=8)
-    axis.legend(
-        fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(records)
-    )
-    title(axis, "Time per step", "milliseconds, log scale; line and band: median and quartiles")
-    return figure
 
 
 def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
@@ -255,26 +215,6 @@ def save_report_card(card: ReportCard, folder: Path | str) -> tuple[Path, Path]:
     data.write_text(json.dumps(card.to_dict(), indent=1) + "\n", encoding="utf-8")
     report_card_figure(card).savefig(picture)
     return data, picture
-
-
-def speed_up_figure(points: Sequence[tuple[str, str, float]]) -> Figure:
-    """Draw speed-ups, one bar for each (recipe's name, label, fp32's time over the recipe's)."""
-    said = (
-        "; ".join(f"{label}: {speedup:.2f}" for _, label, speedup in points)
-        or "nothing measured yet"
-    )
-    figure, axis = new_figure(
-        7.2, 0.9 + 0.3 * max(1, len(points)), alt=f"Speed-ups over fp32, one bar each. {said}."
-    )
-    for row, (recipe, _, speedup) in enumerate(points[::-1]):
-        axis.barh(row, speedup, color=COLOURS[recipe], hatch=HATCHES[recipe], edgecolor="white")
-        axis.text(speedup, row, f" {speedup:.2f} ×", va="center", fontsize=8)
-    axis.set_yticks(range(len(points)), [label for _, label, _ in points[::-1]], fontsize=8)
-    axis.axvline(1, color=INK, lw=1, ls=":", zorder=3)
-    axis.margins(x=0.15)
-    axis.set_xlim(left=0)
-    title(axis, "Speed-up over fp32", "1 = as fast as fp32")
-    return figure
 
 
 def _grouped(

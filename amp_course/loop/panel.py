@@ -4,19 +4,17 @@ and measure one step of SimpleNet against fp32.
 
 from __future__ import annotations
 
-import html
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
-import ipywidgets as widgets
 import torch
-from matplotlib.figure import Figure
 
 from amp_course.kit.dtypes import DtypeSupport, dtype_support
 from amp_course.kit.hardware import pick_device
 from amp_course.kit.measure import busy_text, seconds_text
-from amp_course.kit.panel import WIDE, Panel
-from amp_course.kit.style import image_html
-from amp_course.loop.figures import speed_up_figure
+from amp_course.kit.panel import Button, Control, Menu, Panel, Slider
+from amp_course.loop.panel_html import speed_ups_view
 from amp_course.loop.recipe import FP32, RECIPES, recipes_for
 from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import simple_net
@@ -76,81 +74,64 @@ class StepExplorer(Panel):
     bar.
 
     panel.width.value = 512; panel.measure.click() drives it in a test; `panel.results` holds what
-    was measured.
+    was measured, and `panel.show(results)` draws it.
     """
 
     def __init__(self) -> None:
         self.device = pick_device()
-        widths = (
-            (64, 128, 256, 512, 1024)
-            if self.device.type == "cpu"
-            else (256, 512, 1024, 2048, 4096, 8192)
-        )
-        batches = (1, 8, 32, 128, 256) if self.device.type == "cpu" else (1, 32, 128, 512, 2048)
+        self.title = f"StepExplorer: what does AMP buy at this size, on {self.device.type.upper()}?"
+        on_cpu = self.device.type == "cpu"
+        widths = (64, 128, 256, 512, 1024) if on_cpu else (256, 512, 1024, 2048, 4096, 8192)
+        batches = (1, 8, 32, 128, 256) if on_cpu else (1, 32, 128, 512, 2048)
         others = [recipe for recipe in recipes_for(self.device) if recipe is not FP32]
-        self.width = widgets.SelectionSlider(
-            options=widths,
-            value=widths[3],
-            description="width",
-            style=WIDE,
-            tooltip="features of each Linear",
+        self.width = Slider(widths[3], widths, "width", "features of each Linear", width="24em")
+        self.batch = Slider(batches[3], batches, "batch size", "samples in a step", width="24em")
+        self.recipe = Menu(
+            "amp_bf16",
+            [(recipe.label, recipe.name) for recipe in others],
+            "against fp32",
+            "the recipe to compare with fp32",
         )
-        self.batch = widgets.SelectionSlider(
-            options=batches,
-            value=batches[3],
-            description="batch size",
-            style=WIDE,
-            tooltip="samples in a step",
-        )
-        self.recipe = widgets.Dropdown(
-            options=[(recipe.label, recipe.name) for recipe in others],
-            value="amp_bf16",
-            description="against fp32",
-            style=WIDE,
-            tooltip="the recipe to compare with fp32",
-        )
-        self.measure = widgets.Button(
-            description="Measure",
-            button_style="primary",
-            tooltip="time both and add a bar (a few seconds)",
-        )
-        self.clear = widgets.Button(description="Clear", tooltip="remove all bars")
+        tip = "time both and add a bar (a few seconds)"
+        self.measure = Button("Measure", tip, primary=True)
+        self.clear = Button("Clear", "remove all bars")
         self.results: list[Measured] = []
         self._supports: tuple[DtypeSupport, ...] = ()  # measured once a recipe is slower than fp32
-        self.measure.on_click(lambda _: self._measure())
-        self.clear.on_click(lambda _: self._clear())
-        buttons = widgets.HBox(
-            [self.measure, self.clear], layout=widgets.Layout(margin="4px 0 0 8em")
+        super().__init__(self.width, self.batch, self.recipe, (self.measure, self.clear))
+
+    def update(self, control: Control | None) -> None:
+        """Measure if asked to; a change of the size waits for the button."""
+        if control is self.measure:
+            self._measure()
+        elif control in (None, self.clear):
+            self.message = "Choose a size and press Measure."
+            self.show([])
+
+    def show(self, results: Sequence[Measured]) -> None:
+        """Draw the last of some measurements."""
+        self.results = [*results][-_MAX_BARS:]
+        self.html = speed_ups_view(
+            [(found.recipe, found.label, found.speedup) for found in self.results]
         )
-        image = widgets.HTML(layout=widgets.Layout(display="none"))
-        super().__init__(
-            f"One training step of SimpleNet on {self.device.type.upper()}: what does AMP buy at "
-            f"this size?",
-            [self.width, self.batch, self.recipe, buttons],
-            image,
-        )
-        self.tell("Choose a size and press Measure.")
+        self.sync()
 
     def _measure(self) -> None:
-        self.measure.disabled = True
-        self.tell("measuring …")
+        self.message, self.measure.disabled = "measuring …", True
+        self.sync()
         try:
             found = measure_pair(self.recipe.value, self.width.value, self.batch.value, self.device)
         except (RuntimeError, torch.OutOfMemoryError) as error:
-            self.tell(
-                f"{html.escape(str(error).split(chr(10))[0])}: choose a smaller width or batch."
-            )
+            reason = escape(str(error).split("\n")[0])
+            self.message = f"{reason}: choose a smaller width or batch."
         else:
-            if found.busy:
-                self.tell(found.busy)
-                return
-            self.results = [*self.results, found][-_MAX_BARS:]
-            self.tell(
-                f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, "
-                f"{RECIPES[found.recipe].label} {seconds_text(found.seconds)}, "
-                f"<b>{found.speedup:.2f} times</b> as fast.{self._advice(found)}"
-            )
-            self._redraw()
+            self.message = found.busy
+            if not found.busy:
+                self.message = (
+                    f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, "
+                    f"{RECIPES[found.recipe].label} {seconds_text(found.seconds)}, "
+                    f"<b>{found.speedup:.2f} times</b> as fast.{self._advice(found)}"
+                )
+                self.show([*self.results, found])
         finally:
             self.measure.disabled = False
 
@@ -170,21 +151,3 @@ class StepExplorer(Panel):
             f"this machine, so {label} may "
             "pay at no size here. Section 6 shows what it saves anyway: memory."
         )
-
-    def _clear(self) -> None:
-        self.results = []
-        self.tell("Choose a size and press Measure.")
-        self.view.layout.display = "none"
-
-    def _redraw(self) -> None:
-        self.view.value = image_html(self.still())
-        self.view.layout.display = ""
-
-    def still(self) -> Figure:
-        """Return the bars so far."""
-        return speed_up_figure(
-            [(found.recipe, found.label, found.speedup) for found in self.results]
-        )
-
-    def __repr__(self) -> str:
-        return "StepExplorer()"

@@ -9,7 +9,6 @@ from matplotlib.ticker import MaxNLocator
 
 from amp_course.kit.colours import COLOURS, FAINT, INK
 from amp_course.kit.style import new_figure, title
-from amp_course.patterns.workbench import SIGNS, Judgement, Line
 
 _LOOKS = [
     (COLOURS["fp32"], "-", "o"),
@@ -95,49 +94,4 @@ def resume_figure(
         "One run, resumed in two ways",
         "the loss over all pictures before each step, and the loss scale of the step",
     )
-    return figure
-
-
-def workbench_figure(lines: Sequence[Line], judged: Sequence[Judgement]) -> Figure:
-    """Write a loop with its changed lines marked in colour and margin,
-    and next to it what an audit says of its behaviours.
-    """
-    rows = max(len(lines), len(judged)) + 1
-    wrong = [f"{behaviour}: {word}" for state, behaviour, word in judged if state == "wrong"]
-    alt = (
-        f"A training loop of {sum(line.mark != '−' for line in lines)} lines and its audit. "
-        f"{'; '.join(wrong) or 'No fault'}."
-    )
-    figure, (loop, said) = new_figure(
-        8, 0.5 + 0.17 * rows, columns=2, width_ratios=[1.15, 1], alt=alt
-    )
-    for axis in (loop, said):
-        axis.set_axis_off()
-        axis.set_xlim(0, 1)
-        axis.set_ylim(rows, 0)
-    for row, (mark, text) in enumerate(lines, start=1):
-        if mark:
-            loop.axhspan(
-                row - 0.7, row + 0.3, color={"+": "#D55E00", "−": "#0072B2"}[mark], alpha=0.15, lw=0
-            )
-        faint = FAINT if mark == "−" else INK
-        loop.text(0.01, row, f"{mark or ' '} {text}", fontsize=8, family="monospace", color=faint)
-    colours = {"right": "#00694D", "wrong": "#B34E00", "not judged": FAINT}
-    for row, (state, behaviour, word) in enumerate(judged, start=1):
-        weight = "bold" if state == "wrong" else "normal"
-        said.text(
-            0,
-            row,
-            f"{SIGNS[state]} {behaviour}: {word}",
-            fontsize=8,
-            color=colours[state],
-            weight=weight,
-        )
-    changed = any(one.mark for one in lines)
-    title(
-        loop,
-        "The loop that runs",
-        "+ only here, − only in the right loop" if changed else "the right loop",
-    )
-    title(said, "What its audit says", "what holds, or what is wrong")
     return figure

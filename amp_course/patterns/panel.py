@@ -4,27 +4,19 @@ and read what an audit finds in it as it runs.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from html import escape
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from itertools import product
 from typing import Any
 
-import ipywidgets as widgets
 import torch
-from matplotlib.figure import Figure
 
-from amp_course.audit import audit
+from amp_course.diagnosis.findings import finding_of
 from amp_course.diagnosis.report import Report
-from amp_course.kit.panel import WIDE, Panel
+from amp_course.kit.panel import Control, Menu, Panel
 from amp_course.kit.threads import one_thread
-from amp_course.patterns.figures import workbench_figure
-from amp_course.patterns.workbench import (
-    Switches,
-    build_loop,
-    judgements,
-    marked_lines,
-    source_of,
-    workbench_view,
-)
+from amp_course.patterns.workbench.loop import Switches, build_loop, source_of
+from amp_course.patterns.workbench.page import judgements, marked_lines, workbench_view
 
 OWN = "your own"
 RIGHT = Switches()
@@ -51,103 +43,103 @@ _SWITCHES = {  # label and tooltip of each
     "update": ("scaler.update", "how often the scaler updates its scale"),
     "wait": ("scheduler waits", "let the scheduler wait in an update that was skipped"),
 }
-_NARROW = widgets.Layout(width="24em", max_width="100%")
 _WORDS = {True: "yes", False: "no"}
 
 
 class LoopWorkbench(Panel):
     """Start from a loop and change it by its switches; the loop shown is run and audited at once.
 
+    recorded: reports to show, by the loop's source; any other loop is audited when it is chosen
+
     panel.start.value = "never cleared" or panel.switches["clip"].value = "before unscale" drives it
-    in a test; `panel.source` and `panel.audit` are what it shows. Every setting is audited once, by
-    a live run of some ten updates of a tiny model.
+    in a test; `panel.source` and `panel.audit` are what it shows. Every loop is audited once, by a
+    live run of some ten updates of a tiny model.
     """
 
-    def __init__(self) -> None:
-        self._audits: dict[Switches, Report] = {}
-        self._setting = False
-        self.start = widgets.Dropdown(
-            options=[*PRESETS, OWN],
-            description="start from",
-            style=WIDE,
-            layout=_NARROW,
-            tooltip="a loop that people write; change it with the menus below",
+    title = "LoopWorkbench: which line is wrong?"
+
+    def __init__(self, recorded: Mapping[str, Report] | None = None) -> None:
+        self._audits = dict(recorded or {})
+        self.start = Menu(
+            next(iter(PRESETS)),
+            [*PRESETS, OWN],
+            "start from",
+            "a loop that people write; change it with the menus below",
         )
         self.switches = {name: _menu(name) for name in _SWITCHES}
-        rows = widgets.HBox([*self.switches.values()], layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__("LoopWorkbench: which line is wrong?", [self.start, rows], widgets.HTML())
-        self.start.observe(self._change_start, names="value")
-        for menu in self.switches.values():
-            menu.observe(self._change_switch, names="value")
-        self._redraw()
+        super().__init__(self.start, tuple(self.switches.values()))
+
+    @staticmethod
+    def record() -> dict[str, Any]:
+        """Audit every loop, as data for a page: its source → findings, what was judged, and what
+        was not.
+        """
+        loops = {source_of(switches): switches for switches in _all_switches()}
+        reports = {source: run_audit(switches) for source, switches in loops.items()}
+        return {
+            source: [[*map(asdict, one.findings)], one.checked, one.not_checked]
+            for source, one in reports.items()
+        }
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> LoopWorkbench:
+        """Return the panel of what `record` returned."""
+        return cls(
+            {
+                source: Report(
+                    tuple(map(finding_of, found)), tuple(checked), tuple(map(tuple, others))
+                )
+                for source, (found, checked, others) in data.items()
+            }
+        )
 
     @property
     def chosen(self) -> Switches:
         """The switches as they stand."""
         return replace(RIGHT, **{name: menu.value for name, menu in self.switches.items()})
 
-    def _change_start(self, change: Any) -> None:
-        if self._setting or self.start.value == OWN:
-            return
-        self._setting = True  # the menus' own changes are no choice of the reader's
-        for name, menu in self.switches.items():
-            menu.value = getattr(PRESETS[self.start.value], name)
-        self._setting = False
-        self._redraw()
-
-    def _change_switch(self, change: Any) -> None:
-        if self._setting:
-            return
-        self._setting = True
-        self.start.value = next(
-            (name for name, preset in PRESETS.items() if preset == self.chosen), OWN
-        )
-        self._setting = False
-        self._redraw()
-
-    def _redraw(self) -> None:
-        switches = self.chosen
-        once = switches.update == "once"
+    def update(self, control: Control | None) -> None:
+        """Set the menus by one another, and show the loop and its audit."""
+        if control is not self.start:
+            named = (name for name, preset in PRESETS.items() if preset == self.chosen)
+            self.start.value = next(named, OWN)
+        elif self.start.value != OWN:
+            for name, menu in self.switches.items():
+                menu.value = getattr(PRESETS[self.start.value], name)
+        once = self.chosen.update == "once"
         self.switches["wait"].disabled = not once
+        source = source_of(self.chosen)
         try:
-            source, found = self._audited(switches)
+            if source not in self._audits:
+                self._audits[source] = run_audit(self.chosen)
         except Exception as error:  # whatever a loop does, the notebook goes on
-            self.tell(
-                f"<b>Nothing changed.</b> The loop could not be audited: {escape(str(error))}. "
-                f"Choose another."
-            )
+            self.refuse(f"The loop could not be audited: {error}. Choose another")
             return
-        self.source, self.audit = source, found
-        self.tell(
+        self.source, self.audit = source, self._audits[source]
+        self.message = (
             ""
             if once
             else "The scheduler can only wait where the scale is updated once: its menu has no "
             "effect."
         )
-        self._lines, self._judged = marked_lines(source, source_of(RIGHT)), judgements(found)
-        self.view.value = workbench_view(self._lines, self._judged, found)
-
-    def _audited(self, switches: Switches) -> tuple[str, Report]:
-        if switches not in self._audits:
-            with torch.random.fork_rng(), one_thread():
-                _, step, objects = build_loop(switches)
-                self._audits[switches] = audit(step, **objects)
-        return source_of(switches), self._audits[switches]
-
-    def still(self) -> Figure:
-        """Return the loop and its behaviours as they stand."""
-        return workbench_figure(self._lines, self._judged)
+        lines = marked_lines(source, source_of(RIGHT))
+        self.html = workbench_view(lines, judgements(self.audit), self.audit)
 
 
-def _menu(name: str) -> widgets.Dropdown:
-    description, tooltip = _SWITCHES[name]
+def run_audit(switches: Switches) -> Report:
+    """Audit a loop by running it; the random stream and the threads stay as they are."""
+    from amp_course.audit import audit  # it trains; the book shows what it found
+
+    with torch.random.fork_rng(), one_thread():
+        _, step, objects = build_loop(switches)
+        return audit(step, **objects)
+
+
+def _all_switches() -> list[Switches]:
+    names, choices = zip(*Switches.CHOICES.items(), strict=True)
+    return [Switches(**dict(zip(names, values, strict=True))) for values in product(*choices)]
+
+
+def _menu(name: str) -> Menu:
     options = [(_WORDS.get(value, value), value) for value in Switches.CHOICES[name]]
-    value = getattr(RIGHT, name)
-    return widgets.Dropdown(
-        options=options,
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=_NARROW,
-    )
+    return Menu(getattr(RIGHT, name), options, *_SWITCHES[name])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK
 from amp_course.kit.style import new_figure, title
-from amp_course.positions.sharing import Run, Sharing
+from amp_course.positions.sharing import Run
 
 # a token with an id of its own, tokens that share one
 _ALONE, _SHARED = (("#56B4E9", ""), ("#D55E00", "//"))
@@ -206,37 +206,6 @@ def cliff_figure(
     axis.set_xlabel("position", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(0, 0.45))
     title(axis, "Accuracy by position", "share of tokens repeated rightly, in bins of 32 positions")
-    return figure
-
-
-def sharing_figure(shown: Sharing) -> Figure:
-    """Draw what `CollisionExplorer` shows: the last tokens with their ids,
-    and RoPE's two similarity maps.
-    """
-    under = (
-        f"{shown.distinct:,} ids for {shown.n:,} tokens; the last {shown.n - shown.start} are shown"
-    )
-    alt = (
-        f"Ids in {shown.fmt.name}, {under}, with two maps of RoPE's similarity: with exact ids, "
-        f"and with these."
-    )
-    figure, axes = new_figure(7.2, 4.9, rows=2, height_ratios=[1, 3.6], alt=alt)
-    _strip(axes[0], shown.runs)
-    title(axes[0], f"Ids in {shown.fmt.name}", under)
-    cell = axes[1].get_subplotspec().subgridspec(1, 2)
-    axes[1].remove()
-    low = float(np.nanmin(shown.right.numpy()))
-    pairs = (("with exact ids", shown.right), (f"with ids in {shown.fmt.name}", shown.rounded))
-    for number, (name, values) in enumerate(pairs):
-        axis = figure.add_subplot(cell[number])
-        axis.set_facecolor("#969696")  # what shows where an id is inf
-        image = axis.imshow(
-            values.numpy(), cmap="viridis", vmin=low, vmax=1, interpolation="nearest"
-        )
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_title(f"RoPE’s similarity {name}", loc="left", fontsize=9, color=INK)
-    figure.colorbar(image, ax=figure.axes[1:], shrink=0.8).ax.tick_params(labelsize=8)
     return figure
 
 

@@ -6,25 +6,19 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from html import escape
-from typing import Any
-
-import ipywidgets as widgets
-from matplotlib.figure import Figure
 
 from amp_course.bits.formats import BF16, FORMATS
 from amp_course.bits.nearest import is_finite
 from amp_course.bits.parse import clip, read_number
-from amp_course.kit.panel import WIDE, Panel
-from amp_course.positions.figures import sharing_figure
+from amp_course.kit.panel import Button, Control, Menu, Panel, Text
 from amp_course.positions.panel_html import collision_view
-from amp_course.positions.sharing import share
+from amp_course.positions.sharing import Sharing, share
 
 LONGEST, WIDEST, LARGEST_BASE = 2**40, 1024, 10**12
 _CHARACTERS = 100  # the longest input that is read
 _GROUPED = re.compile("[0-9]{1,3}(,[0-9]{3})+")
 _EXAMPLES = {"a context length": "4096 or 2^17", "a base": "10000", "a head size": "64"}
-_NARROW = widgets.Layout(width="18em")
+_NARROW = "18em"
 
 
 class CollisionExplorer(Panel):
@@ -34,59 +28,54 @@ class CollisionExplorer(Panel):
     view stays unchanged.
     """
 
+    title = "CollisionExplorer: which tokens share a position?"
+    shown: Sharing
+
     def __init__(self) -> None:
-        self.format = widgets.Dropdown(
-            options=[(fmt.name, fmt) for fmt in FORMATS],
-            value=BF16,
-            description="id format",
-            style=WIDE,
-            layout=_NARROW,
-            tooltip="what the position ids are rounded to",
+        self.format = Menu(
+            BF16,
+            [(fmt.name, fmt) for fmt in FORMATS],
+            "id format",
+            "what the position ids are rounded to",
+            width=_NARROW,
         )
-        self.length = _field(
-            "512", "context length", "tokens in the context, a whole number such as 4096 or 2^17"
+        self.length = Text(
+            "512",
+            "context length",
+            "tokens in the context, a whole number such as 4096 or 2^17",
+            width=_NARROW,
         )
-        self.halve = widgets.Button(
-            description="÷ 2", tooltip="half the context", layout=widgets.Layout(width="4em")
+        self.halve = Button("÷ 2", "half the context")
+        self.double = Button("× 2", "twice the context")
+        self.base = Text(
+            "10000",
+            "RoPE base",
+            "the longest wavelength is about 2π times this many tokens",
+            width=_NARROW,
         )
-        self.double = widgets.Button(
-            description="× 2", tooltip="twice the context", layout=widgets.Layout(width="4em")
+        self.head_size = Text(
+            "64", "head size", "channels of one head, an even number", width=_NARROW
         )
-        self.base = _field(
-            "10000", "RoPE base", "the longest wavelength is about 2π times this many tokens"
+        super().__init__(
+            self.format, (self.length, self.halve, self.double), (self.base, self.head_size)
         )
-        self.head_size = _field("64", "head size", "channels of one head, an even number")
-        self.shown = share(BF16, 512)
-        rows = [
-            self.format,
-            _row(self.length, self.halve, self.double),
-            _row(self.base, self.head_size),
-        ]
-        super().__init__("CollisionExplorer: which tokens share a position?", rows, widgets.HTML())
-        for control in (self.format, self.length, self.base, self.head_size):
-            control.observe(self._redraw, names="value")
-        self.halve.on_click(lambda _: self._set_length(max(1, self.shown.n // 2)))
-        self.double.on_click(lambda _: self._set_length(min(LONGEST, self.shown.n * 2)))
-        self._redraw()
 
-    def _set_length(self, n: int) -> None:
-        self.length.value = str(n)
-
-    def _redraw(self, change: Any = None) -> None:
+    def update(self, control: Control | None) -> None:
+        """Read the fields, and show what they ask for, or say what is wrong with them."""
+        if control is self.halve:
+            self.length.value = str(max(1, self.shown.n // 2))
+        if control is self.double:
+            self.length.value = str(min(LONGEST, self.shown.n * 2))
         try:
             n = whole_number(self.length.value, "a context length", "tokens", 1, LONGEST)
             base = base_number(self.base.value)
             head_size = whole_number(self.head_size.value, "a head size", "channels", 2, WIDEST)
-            shown = share(self.format.value, n, base, head_size)
+            self.shown = share(self.format.value, n, base, head_size)
         except ValueError as error:
-            return self.tell(f"<b>Nothing changed.</b> {escape(str(error))}.")
-        self.shown = shown
-        self.tell()
-        self.view.value = collision_view(shown)
-
-    def still(self) -> Figure:
-        """Return a picture of the last tokens, their ids, and the two maps."""
-        return sharing_figure(self.shown)
+            self.refuse(error)
+            return
+        self.message = ""
+        self.html = collision_view(self.shown)
 
 
 def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
@@ -137,18 +126,3 @@ def _finite(text: str, what: str) -> Fraction:
         )
         raise ValueError(f"{wrong}: type a number such as {_EXAMPLES[what]}")
     return Fraction(number)
-
-
-def _field(value: str, description: str, tooltip: str) -> widgets.Text:
-    return widgets.Text(
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        continuous_update=False,
-        style=WIDE,
-        layout=_NARROW,
-    )
-
-
-def _row(*children: widgets.Widget) -> widgets.HBox:
-    return widgets.HBox(children, layout=widgets.Layout(flex_flow="row wrap"))

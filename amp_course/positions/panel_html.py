@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import math
+import struct
+import zlib
+from collections.abc import Sequence
 from html import escape
-
-import numpy as np
-from matplotlib import colormaps
-from PIL import Image
-from torch import Tensor
+from itertools import chain
 
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.positions.sharing import Run, Sharing
@@ -21,13 +19,18 @@ from amp_course.positions.sharing import Run, Sharing
 # a token with an id of its own, tokens that share one
 ALONE, SHARED = (("#56B4E9", ""), ("#D55E00", "//"))
 _WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 680, 8, 22, 26, 118
-_NO_VALUE, _GREY = 255, (150, 150, 150)
+_NO_VALUE, _GREY = 255, b"\x96\x96\x96"
+# Of viridis, from dark to bright; in between it is nearly straight.
+_VIRIDIS = (
+    "440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725",
+)  # fmt: skip
+Map = Sequence[Sequence[float]]
 _EVERY = 8  # tokens between two position labels
 
 
 def collision_view(shown: Sharing) -> str:
     """Return the panel's HTML: counts, strip, and the two maps side by side with their scale."""
-    low = round(float(np.nanmin(shown.right.numpy())), 2)
+    low = round(min(map(min, shown.right)), 2)
     maps = (
         ("with exact ids", shown.right),
         (f"with ids in {shown.fmt.name}", shown.rounded),
@@ -121,7 +124,7 @@ def _verdict(shown: Sharing) -> str:
     return f". Largest error here: <b>{error:.2f}</b>."
 
 
-def _map(name: str, values: Tensor, low: float, shown: Sharing) -> str:
+def _map(name: str, values: Map, low: float, shown: Sharing) -> str:
     return (
         f'<figure style="margin:0"><img alt="{escape(describe_map(name, values, shown))}" '
         f'src="{map_uri(values, low)}" '
@@ -130,58 +133,63 @@ def _map(name: str, values: Tensor, low: float, shown: Sharing) -> str:
     )
 
 
-def describe_map(name: str, values: Tensor, shown: Sharing) -> str:
+def describe_map(name: str, values: Map, shown: Sharing) -> str:
     """Say what a similarity map shows, for a reader who cannot see it.
 
     Example: "similarity map with ids in bf16, tokens 464 to 511, head size 64, base 10000: from
-             0.46 to 1; 32 pairs of
-    tokens look the same"
+             0.46 to 1; 32 pairs of tokens look the same"
     """
     what = f"similarity map {name}, tokens {shown.start:,} to {shown.n - 1:,}"
-    known = values[~values.isnan()]
-    if not len(known):
+    known = [value for value in chain(*values) if not math.isnan(value)]
+    if not known:
         return f"{what}: all grey, no id has an angle"
-    same = int((known > 1 - 1e-6).sum()) - int((values.diagonal() > 1 - 1e-6).sum())
-    grey = (
-        f"; {int(values.isnan().sum()):,} of {values.numel():,} points are grey"
-        if len(known) < values.numel()
-        else ""
-    )
-    alike = (
-        f"{same // 2:,} pairs of tokens look the same" if same else "no two tokens look the same"
-    )
+    pairs = sum(value > 1 - 1e-6 for place, row in enumerate(values) for value in row[:place])
+    every = len(values) ** 2
+    grey = f"; {every - len(known):,} of {every:,} points are grey" if len(known) < every else ""
+    alike = f"{pairs:,} pairs of tokens look the same" if pairs else "no two tokens look the same"
     return (
         f"{what}, head size {shown.head_size}, base {shown.base:g}: from "
-        f"{float(known.min()):.2f} to 1; {alike}{grey}"
+        f"{min(known):.2f} to 1; {alike}{grey}"
     )
 
 
-def map_uri(values: Tensor, low: float) -> str:
-    """Return a square map (w, w) as the data URI of a small PNG:
-    `low` is dark, 1 bright, NaN grey.
-    """
-    array = values.numpy()
+def map_uri(values: Map, low: float) -> str:
+    """Return a square map as the data URI of a small PNG: `low` is dark, 1 bright, NaN grey."""
     span = max(1.0 - low, 1e-6)
-    levels = np.clip(np.nan_to_num((array - low) / span) * (_NO_VALUE - 1), 0, _NO_VALUE - 1)
-    pixels = np.where(np.isnan(array), _NO_VALUE, np.rint(levels)).astype(np.uint8)
-    image = Image.fromarray(pixels)
-    image.putpalette(_palette())
-    file = io.BytesIO()
-    image.save(file, "png")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    levels = {value: _level((value - low) / span) for value in set(chain(*values))}
+    rows = (bytes([0, *map(levels.__getitem__, row)]) for row in values)
+    size = struct.pack(">II", len(values), len(values))
+    content = (
+        _chunk(b"IHDR", size + b"\x08\x03\0\0\0")  # 8 bits a pixel, by palette
+        + _chunk(b"PLTE", _palette())
+        + _chunk(b"IDAT", zlib.compress(b"".join(rows)))
+        + _chunk(b"IEND", b"")
+    )
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()
+
+
+def _level(share: float) -> int:
+    return _NO_VALUE if math.isnan(share) else round(min(max(share, 0), 1) * (_NO_VALUE - 1))
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    body = name + content
+    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 @functools.cache
 def _palette() -> bytes:
-    colours = colormaps["viridis"](np.linspace(0, 1, _NO_VALUE))[:, :3]
-    return (colours * 255).round().astype(np.uint8).tobytes() + bytes(_GREY)
+    anchors = [bytes.fromhex(colour) for colour in _VIRIDIS]
+    colours = []
+    for level in range(_NO_VALUE):
+        place = level / (_NO_VALUE - 1) * (len(anchors) - 1)
+        low, high = anchors[int(place)], anchors[math.ceil(place)]
+        colours += [round(a + (b - a) * (place % 1)) for a, b in zip(low, high, strict=True)]
+    return bytes(colours) + _GREY
 
 
 def _scale(low: float) -> str:
-    colours = np.frombuffer(_palette(), np.uint8).reshape(-1, 3)[
-        np.linspace(0, _NO_VALUE - 1, 9).astype(int)
-    ]
-    stops = ", ".join(f"rgb({red},{green},{blue})" for red, green, blue in colours)
+    stops = ", ".join(f"#{colour}" for colour in _VIRIDIS)
     return (
         '<div style="display:flex;gap:6px;height:220px;margin-bottom:1.6em" aria-hidden="true">'
         f'<div style="width:14px;background:linear-gradient(to top, {stops})"></div>'

@@ -9,11 +9,12 @@ the right version.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,19 +143,24 @@ def fixed_offset_scores(rope: Rope, starts: Tensor, offset: int, seed: int = 0) 
     return scores / (q @ k)
 
 
-def similarity(ids: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
-    """Return how alike RoPE makes the same vector at two positions: (n,) ids → (n, n), 1 where they
+def similarity(ids: Sequence[float], head_size: int, base: float = 10_000.0) -> list[list[float]]:
+    """Return how alike RoPE makes the same vector at two positions: a row for each id, 1 where they
     are alike.
 
     The score of a query and an equal key of ones, over its largest value: the mean over channel
-    pairs of cos(angle_i − angle_j). Computed in float64; ids that are inf give NaN. Raises as
-    `Rope` does.
+    pairs of cos(angle_i − angle_j). ids that are inf give NaN. Raises as `Rope` does for the head
+    size. Needs no torch.
     """
-    angles = exact_angles(ids, head_size, base)
-    turns = torch.cat([angles.cos(), angles.sin()], dim=1).numpy()
-    # Not a matmul: it would wake every thread for next to nothing, and on a busy machine wait for
-    # them.
-    return torch.from_numpy(np.einsum("ic,jc->ij", turns, turns)) / angles.shape[1]
+    check_head_size(head_size)
+    frequencies = [base ** (-channel / head_size) for channel in range(0, head_size, 2)]
+
+    @functools.cache  # many pairs of tokens are as far apart
+    def at(distance: float) -> float:
+        if not math.isfinite(distance):
+            return math.nan
+        return sum(math.cos(distance * one) for one in frequencies) / len(frequencies)
+
+    return [[at(abs(query - key)) for key in ids] for query in ids]
 
 
 def check_head_size(head_size: Any) -> None:

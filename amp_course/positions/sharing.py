@@ -1,23 +1,24 @@
 """Gather what `CollisionExplorer` shows: who shares a position id in a format, and what RoPE makes
 of that.
 
-Plain data; `panel_html.py` and `figures.py` draw it.
+Plain data, made without torch; `panel_html.py` draws it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from itertools import chain, groupby
 
 from amp_course.bits.formats import FloatFormat
+from amp_course.bits.scalar import decode, encode
 from amp_course.positions.counting import (
+    checked_length,
     distinct_positions,
     first_collision,
     first_past_range,
     most_sharing,
-    position_values,
 )
 from amp_course.positions.rope import similarity
 
@@ -39,8 +40,7 @@ class Sharing:
 
     first_past_range: the first position that is inf, or None
     start, runs:      the window of the last WINDOW tokens, and which of them share an id
-    right, rounded:   RoPE's similarity among those tokens, (w, w), with exact ids and with the
-                      format's
+    right, rounded:   RoPE's similarity among those tokens, with exact ids and with the format's
     """
 
     fmt: FloatFormat
@@ -53,13 +53,15 @@ class Sharing:
     first_past_range: int | None
     start: int
     runs: tuple[Run, ...]
-    right: Tensor
-    rounded: Tensor
+    right: list[list[float]]
+    rounded: list[list[float]]
 
     @property
     def largest_error(self) -> float:
         """How far the similarity of any two shown tokens is off; NaN where an id is inf."""
-        return (self.rounded - self.right).abs().max().item()
+        pairs = zip(chain(*self.rounded), chain(*self.right), strict=True)
+        errors = [abs(rounded - right) for rounded, right in pairs]
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
 def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64) -> Sharing:
@@ -68,11 +70,11 @@ def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64)
     Raises TypeError and ValueError as `distinct_positions` and `Rope` do, and ValueError for no
     tokens at all.
     """
-    if n < 1:
+    if checked_length(n) < 1:
         raise ValueError(f"a context needs at least 1 token, not {n}")
     start = max(0, n - WINDOW)
-    ids = position_values(n, fmt, start)
-    exact = torch.arange(start, n, dtype=torch.float64)
+    exact = range(start, n)
+    ids = [decode(encode(position, fmt), fmt) for position in exact]
     return Sharing(
         fmt,
         n,
@@ -89,14 +91,12 @@ def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64)
     )
 
 
-def runs(ids: Tensor, start: int = 0) -> list[Run]:
-    """Group neighbours of equal id, (n,) float: [255, 256, 256, 258] → 255 once, 256 twice,
-    258 once.
+def runs(ids: Iterable[float], start: int = 0) -> list[Run]:
+    """Group neighbours of equal id, a list or a tensor (n,): [255, 256, 256, 258] → 255 once, 256
+    twice, 258 once.
     """
     found = []
-    for value, count in zip(
-        *(part.tolist() for part in torch.unique_consecutive(ids, return_counts=True)), strict=True
-    ):
-        found.append(Run(start, count, value))
-        start += count
+    for value, group in groupby(map(float, ids)):
+        found.append(Run(start, len(list(group)), value))
+        start += found[-1].count
     return found

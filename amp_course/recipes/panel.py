@@ -4,27 +4,25 @@ whether its update arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, fields, replace
+from itertools import product
 from typing import Any
 
-import ipywidgets as widgets
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
-from amp_course.kit.panel import WIDE, Panel
+from amp_course.kit.panel import Control, Menu, Panel, Slider
 from amp_course.kit.threads import one_thread
-from amp_course.recipes.figures import recipe_table_figure
-from amp_course.recipes.measuring import Measured, Reach, RecipeTable, measure, reach
+from amp_course.recipes.measuring.table import Measured, measure
+from amp_course.recipes.measuring.update_reach import Reach, reach
 from amp_course.recipes.panel_html import recipe_view, size_text
-from amp_course.recipes.training import ALL, LOW_DTYPES, O0, BaseRecipe
+from amp_course.recipes.training.base import LOW_DTYPES, BaseRecipe
+from amp_course.recipes.training.recipes import ALL, O0
 
 Net = tuple[nn.Module, Tensor, Tensor]
 _SEED = 0
-_NARROW = widgets.Layout(width="24em", max_width="100%")
 _ABSENT = [("– (not an option of it)", None)]
 # of a recipe → choices, label, tooltip
 _OPTIONS: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
@@ -57,6 +55,10 @@ _OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimiz
     ),
     "Adam": lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
 }
+_NOT_RECORDED = (
+    "This was not recorded for the book: there, at most one option can differ from the recipe’s "
+    "own. In JupyterLab, every choice is measured"
+)
 _SIZES = (10**8, 10**9, 7 * 10**9, 70 * 10**9)
 
 
@@ -94,60 +96,76 @@ class RecipeExplorer(Panel):
     `panel.options["master_weights"]` and its like are a recipe's own options: one that it lacks is
     disabled. `panel.chosen` is the recipe, `panel.measured` and `panel.reach` what was measured of
     it. Measurements are kept, so that the same choice shows at once.
+
+    recorded: what was measured, `Measured` by recipe, net and optimizer, and `Reach` by these and
+              the rate; nothing else can then be chosen
     """
 
-    def __init__(self) -> None:
+    title = "RecipeExplorer: what does a recipe keep?"
+
+    def __init__(
+        self, recorded: tuple[Mapping[Any, Measured], Mapping[Any, Reach]] | None = None
+    ) -> None:
         self._nets: dict[str, Net] = {}
-        self._measured: dict[Any, Measured] = {}
-        self._reached: dict[Any, Reach] = {}
-        self._setting = False
-        self.recipe = _menu(
-            [(recipe.label, recipe.name) for recipe in ALL],
+        self._is_recorded = recorded is not None
+        measured, reached = recorded or ({}, {})
+        self._measured, self._reached = dict(measured), dict(reached)
+        self.recipe = Menu(
             "o2",
+            [(recipe.label, recipe.name) for recipe in ALL],
             "recipe",
             "what is kept in which dtype, and who scales",
         )
         self.options = {
-            name: widgets.Dropdown(description=label, tooltip=tooltip, style=WIDE, layout=_NARROW)
-            for name, (_, label, tooltip) in _OPTIONS.items()
+            name: Menu(None, _ABSENT, label, tip) for name, (_, label, tip) in _OPTIONS.items()
         }
-        self.optimizer = _menu(
-            [*_OPTIMIZERS],
+        self.optimizer = Menu(
             "Adam",
+            _OPTIMIZERS,
             "optimizer",
             "what steps the weights, and what it keeps for each",
         )
-        self.rate = widgets.SelectionSlider(
-            options=[(f"{rate:g}", rate) for rate in _RATES],
-            value=1e-3,
-            description="learning rate",
-            style=WIDE,
-            layout=_NARROW,
-            tooltip="decides whether the update is large enough to reach the weights",
+        self.rate = Slider(
+            1e-3,
+            [(f"{rate:g}", rate) for rate in _RATES],
+            "learning rate",
+            "decides whether the update is large enough to reach the weights",
+            width="24em",
         )
-        self.net = _menu(
-            [*_NETS], "DigitsResNet", "net", "the small net that is trained for a few steps, live"
+        self.net = Menu(
+            "DigitsResNet", _NETS, "net", "the small net that is trained for a few steps"
         )
-        self.size = _menu(
-            [(size_text(size), size) for size in _SIZES],
+        self.size = Menu(
             10**9,
+            [(size_text(size), size) for size in _SIZES],
             "a model of",
             "parameters: the bytes of one, times this many",
         )
-        controls = [
-            self.recipe,
-            self.net,
-            *self.options.values(),
-            self.optimizer,
-            self.rate,
-            self.size,
-        ]
-        box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__("RecipeExplorer: what does a recipe keep?", [box], widgets.HTML())
-        self.recipe.observe(self._change_recipe, names="value")
-        for control in (self.net, *self.options.values(), self.optimizer, self.rate, self.size):
-            control.observe(self._redraw, names="value")
-        self._change_recipe()
+        options = tuple(self.options.values())
+        super().__init__((self.recipe, self.net, *options, self.optimizer, self.rate, self.size))
+
+    @classmethod
+    def record(cls) -> list[Any]:
+        """Measure what the book shows, as data for a page: recipes with at most one option that is
+        not their own, with each optimizer, rate and net.
+        """
+        panel, rows = cls(), []
+        for kept in _recorded_settings():
+            sides = [panel._side(*kept, rate) for rate in _RATES]
+            rows.append([astuple(sides[0][0]), [astuple(arrived) for _, arrived in sides]])
+        return rows
+
+    @classmethod
+    def of(cls, data: Sequence[Any]) -> RecipeExplorer:
+        """Return the panel of what `record` returned."""
+        measured: dict[Any, Measured] = {}
+        reached: dict[Any, Reach] = {}
+        for kept, (row, shares) in zip(_recorded_settings(), data, strict=True):
+            measured[kept] = Measured(*row)
+            reached |= {
+                (*kept, rate): Reach(*one) for rate, one in zip(_RATES, shares, strict=True)
+            }
+        return cls((measured, reached))
 
     @property
     def chosen(self) -> BaseRecipe:
@@ -160,33 +178,31 @@ class RecipeExplorer(Panel):
     def _kind(self) -> BaseRecipe:
         return next(recipe for recipe in ALL if recipe.name == self.recipe.value)
 
-    def _change_recipe(self, change: Any = None) -> None:
-        kind = self._kind()
-        own = {field.name for field in fields(kind)}
-        self._setting = True  # the menus' own changes are no choice of the reader's
-        for name, menu in self.options.items():
-            menu.options = _OPTIONS[name][0] if name in own else _ABSENT
-            menu.value = getattr(kind, name) if name in own else None
-            menu.disabled = name not in own
-        self._setting = False
-        self._redraw()
-
-    def _redraw(self, change: Any = None) -> None:
-        if self._setting:
-            return
+    def update(self, control: Control | None) -> None:
+        """Show what is chosen; a recipe brings its own options."""
+        if control in (None, self.recipe):
+            kind = self._kind()
+            own = {field.name for field in fields(kind)}
+            for name, menu in self.options.items():
+                menu.disabled = name not in own
+                menu.options = _ABSENT if menu.disabled else _OPTIONS[name][0]
+                menu.value = None if menu.disabled else getattr(kind, name)
+        setting = (self.net.value, self.optimizer.value, self.rate.value)
         try:
-            chosen, fp32 = self._side(self.chosen), self._side(O0())
+            chosen, fp32 = self._side(self.chosen, *setting), self._side(O0(), *setting)
         except (RuntimeError, ValueError) as error:
-            self.tell(f"<b>Nothing changed.</b> {escape(str(error))}.")
+            self.refuse(error)
             return
         self.measured, self.reach = chosen
-        self.tell(_note(self.chosen, self.measured, self.net.value))
-        self.view.value = recipe_view(chosen, fp32, self.size.value, self.optimizer.value)
-        self._rows = (self.measured,) if self.chosen.name == "o0" else (self.measured, fp32[0])
+        self.message = _note(self.chosen, self.measured, self.net.value)
+        self.html = recipe_view(chosen, fp32, self.size.value, self.optimizer.value)
 
-    def _side(self, recipe: BaseRecipe) -> tuple[Measured, Reach]:
-        name, rate = self.optimizer.value, self.rate.value
-        kept, arrived = (recipe, self.net.value, name), (recipe, self.net.value, name, rate)
+    def _side(self, recipe: BaseRecipe, net: str, name: str, rate: float) -> tuple[Measured, Reach]:
+        kept, arrived = (recipe, net, name), (recipe, net, name, rate)
+        if arrived in self._reached:
+            return self._measured[kept], self._reached[arrived]
+        if self._is_recorded:
+            raise ValueError(_NOT_RECORDED)
         # Gradients are on in here, whatever the cell around the panel does.
         with (
             torch.inference_mode(False),
@@ -195,9 +211,9 @@ class RecipeExplorer(Panel):
             one_thread(),
         ):
             torch.manual_seed(_SEED)
-            if self.net.value not in self._nets:
-                self._nets[self.net.value] = _NETS[self.net.value]()
-            batch = self._nets[self.net.value]
+            if net not in self._nets:
+                self._nets[net] = _NETS[net]()
+            batch = self._nets[net]
             make = _OPTIMIZERS[name]
             if kept not in self._measured:
                 # Bytes do not depend on the rate; a low one keeps every net alive.
@@ -207,32 +223,28 @@ class RecipeExplorer(Panel):
                     loss_fn=_loss,
                     make_optimizer=lambda parameters: make(parameters, _RATES[-1]),
                 )
-            if arrived not in self._reached:
-                self._reached[arrived] = reach(
-                    recipe,
-                    *batch,
-                    loss_fn=_loss,
-                    make_optimizer=lambda parameters: make(parameters, rate),
-                )
+            self._reached[arrived] = reach(
+                recipe,
+                *batch,
+                loss_fn=_loss,
+                make_optimizer=lambda parameters: make(parameters, rate),
+            )
         return self._measured[kept], self._reached[arrived]
 
-    def still(self) -> Figure:
-        """Return the current bytes for each parameter and the activations, next to fp32's."""
-        return recipe_table_figure(RecipeTable(self._rows))
+
+def _recorded_settings() -> list[tuple[BaseRecipe, str, str]]:
+    """Return what is measured for the book: recipe, net and optimizer."""
+    changed = [
+        replace(recipe, **{name: value})
+        for recipe in ALL
+        for name, (choices, _, _) in _OPTIONS.items()
+        if hasattr(recipe, name)
+        for _, value in choices
+    ]
+    return [*product(dict.fromkeys([*ALL, *changed]), _NETS, _OPTIMIZERS)]
 
 
 def _note(recipe: BaseRecipe, row: Measured, net: str) -> str:
     if hasattr(recipe, "keep_batchnorm_fp32") and not row.batch_norm:
         return f"{net} has no batch norm, so keeping it in fp32 changes nothing here."
     return ""
-
-
-def _menu(options: list[Any], value: Any, description: str, tooltip: str) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=options,
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=_NARROW,
-    )

@@ -10,7 +10,8 @@ from amp_course.autocast.trace_html import chip
 from amp_course.kit.colours import KEPT
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.svg import FAINT, GRID, INK, box, picture, swatch, text
-from amp_course.recipes.measuring import Bytes, Measured, Reach
+from amp_course.recipes.measuring.table import Bytes, Measured
+from amp_course.recipes.measuring.update_reach import Reach
 from amp_course.underflow.panel_html import percent
 
 Side = tuple[Measured, Reach]

@@ -4,24 +4,17 @@ kept and overflow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import Self
 
-import ipywidgets as widgets
-from matplotlib.figure import Figure
-from torch import Tensor
-
-from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
-from amp_course.kit.panel import WIDE, Panel
-from amp_course.scaler.figures import scale_figure
+from amp_course.bits.formats import FP16
+from amp_course.kit.panel import Control, Menu, Panel, Slider
 from amp_course.scaler.panel_html import scale_view
-from amp_course.scaler.recording import record_gpt
-from amp_course.scaler.window import EXPONENTS, Gradients
+from amp_course.scaler.window import EXPONENTS, FORMATS, Gradients, count_sizes, find_window
 from amp_course.underflow.record import GradientRecorder
 
 _ALL = "all layers"
-_LONG = widgets.Layout(width="40em", max_width="100%")
+Counts = dict[str, dict[str, list[int]]]  # "outputs" or "weights" → layer → as `Gradients` takes
 
 
 class ScaleExplorer(Panel):
@@ -37,89 +30,77 @@ class ScaleExplorer(Panel):
     Raises ValueError for a recorder that has recorded nothing, TypeError for anything else.
     """
 
+    title = "ScaleExplorer: which gradients survive?"
+
     def __init__(self, recorder: GradientRecorder | None = None) -> None:
-        recorder = record_gpt() if recorder is None else recorder
+        self._show(self.record(recorder))
+
+    @staticmethod
+    def record(recorder: GradientRecorder | None = None) -> Counts:
+        """Count the gradients of a recording by size."""
+        if recorder is None:
+            from amp_course.scaler.recording import record_gpt  # with torch, which the book lacks
+
+            recorder = record_gpt()
         if not isinstance(recorder, GradientRecorder):
             raise TypeError(
                 f"this is a {type(recorder).__name__}: pass a GradientRecorder, after a backward() "
                 f"inside its `with` block."
             )
-        self._recorded: dict[str, Mapping[str, Tensor]] = {
-            "outputs": recorder.outputs,
-            "weights": recorder.weights,
+        recorded = {"outputs": recorder.outputs, "weights": recorder.weights}
+        return {
+            kind: {layer: count_sizes(gradient) for layer, gradient in layers.items()}
+            for kind, layers in recorded.items()
         }
-        self._sorted: dict[tuple[str, str], Gradients] = {}
-        for kind in self._recorded:
-            self._gradients(kind, _ALL)  # the long ones now, so that no event waits for them
-        self.format = widgets.Dropdown(
-            options=[(fmt.name, fmt) for fmt in (FP16, BF16, FP8_E5M2, FP8_E4M3)],
-            value=FP16,
-            description="format",
-            style=WIDE,
-            tooltip="the format that the scaled gradients are rounded to",
-        )
-        self.kind = widgets.Dropdown(
-            options=[("layers' outputs", "outputs"), ("weights", "weights")],
-            description="gradients of",
-            style=WIDE,
-            tooltip="what flows from layer to layer, or what the optimizer gets in the end",
-        )
-        self.layer = widgets.Dropdown(
-            options=self._layers(),
-            description="layer",
-            style=WIDE,
-            tooltip="all layers together, or one of them",
-        )
-        self.exponent = widgets.IntSlider(
-            value=0,
-            min=EXPONENTS[0],
-            max=EXPONENTS[-1],
-            description="scale, 2 to the",
-            style=WIDE,
-            layout=_LONG,
-            tooltip="the loss scale, as a power of two: what every gradient is multiplied by",
-        )
-        controls = [self.exponent, self.format, self.kind, self.layer]
-        super().__init__("Which gradients survive?", controls, widgets.HTML())
-        self.kind.observe(self._change_kind, names="value")
-        for control in (self.exponent, self.format, self.layer):
-            control.observe(self._redraw, names="value")
-        self._redraw()
 
-    def _layers(self) -> list[str]:
-        return [_ALL, *self._recorded[self.kind.value]]
+    @classmethod
+    def of(cls, counts: Counts) -> Self:
+        """Return the panel of gradients that were counted."""
+        panel = cls.__new__(cls)
+        panel._show(counts)
+        return panel
 
-    def _gradients(self, kind: str, layer: str) -> Gradients:
-        key = (kind, layer)
-        if key not in self._sorted:
-            found = self._recorded[kind]
-            self._sorted[key] = Gradients(*(found.values() if layer == _ALL else [found[layer]]))
-        return self._sorted[key]
+    def _show(self, counts: Counts) -> None:
+        self._counts = counts
+        self._together = {kind: Gradients(*layers.values()) for kind, layers in counts.items()}
+        self.format = Menu(
+            FP16,
+            [(fmt.name, fmt) for fmt in FORMATS],
+            "format",
+            "the format that the scaled gradients are rounded to",
+        )
+        self.kind = Menu(
+            "outputs",
+            [("layers' outputs", "outputs"), ("weights", "weights")],
+            "gradients of",
+            "what flows from layer to layer, or what the optimizer gets in the end",
+        )
+        self.layer = Menu(_ALL, [_ALL], "layer", "all layers together, or one of them")
+        self.exponent = Slider(
+            0,
+            EXPONENTS,
+            "scale, 2 to the",
+            "the loss scale, as a power of two: what every gradient is multiplied by",
+            width="40em",
+        )
+        super().__init__(self.exponent, self.format, self.kind, self.layer)
 
-    def _change_kind(self, change: Any) -> None:
-        layer = self.layer.value
-        self.layer.options = self._layers()
-        self.layer.value = layer if layer in self.layer.options else _ALL
-        self._redraw()
-
-    def _redraw(self, change: Any = None) -> None:
-        fmt, exponent = self.format.value, self.exponent.value
+    def update(self, control: Control | None) -> None:
+        """Show the chosen gradients at the chosen scale."""
+        layers = self._counts[self.kind.value]
+        self.layer.options = [_ALL, *layers]
+        layer, fmt, exponent = self.layer.value, self.format.value, self.exponent.value
         try:
-            gradients = self._gradients(self.kind.value, self.layer.value)
+            gradients = (
+                self._together[self.kind.value] if layer == _ALL else Gradients(layers[layer])
+            )
         except ValueError:
-            name = escape(self.layer.value)
-            self.tell(
-                f"All gradients of {name} are 0 or NaN, so there is nothing to scale. Choose "
-                f"another layer."
+            self.message = (
+                f"All gradients of {escape(layer)} are 0 or NaN, so there is nothing to scale. "
+                f"Choose another layer."
             )
             return
-        self.tell()
-        self.histogram = gradients.histogram(fmt, exponent)
-        self.sweep, self.window = gradients.sweep(fmt), gradients.window(fmt)
-        self.view.value = scale_view(self.histogram, fmt, exponent, self.sweep, self.window)
-
-    def still(self) -> Figure:
-        """Return the scaled gradients and every scale's shares as they stand."""
-        return scale_figure(
-            self.histogram, self.format.value, self.exponent.value, self.sweep, self.window
-        )
+        self.message = ""
+        self.histogram, self.sweep = gradients.histogram(fmt, exponent), gradients.sweep(fmt)
+        self.window = find_window(self.sweep)
+        self.html = scale_view(self.histogram, fmt, exponent, self.sweep, self.window)

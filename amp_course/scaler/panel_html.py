@@ -10,11 +10,10 @@ from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
 from amp_course.kit.colours import ZONES as LOOKS
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
-from amp_course.scaler.window import SPARE, Window
+from amp_course.scaler.window import SPARE, Sweep, Window
 from amp_course.underflow.panel_html import percent, range_view
 from amp_course.underflow.zones import ZONES, ZoneHistogram
 
-Sweep = Mapping[int, Mapping[str, float]]  # exponent of the loss scale → zone → share
 _WIDTH, _LEFT, _RIGHT = 660, 16, 644
 _TOP, _FLOOR, _HEIGHT = 40, 130, 180
 

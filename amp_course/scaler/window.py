@@ -2,25 +2,35 @@
 none overflows.
 
 A loss scale that is a power of two shifts every gradient by whole exponents and rounds nothing. So
-the sizes are sorted once, and any scale and format is then a matter of looking up where its zones
-begin: ten million gradients take no longer than ten.
+gradients are counted once, between all the sizes at which a zone of one of `FORMATS` begins at one
+of these scales. Any scale and format is then a matter of looking up: ten million gradients take no
+longer than ten, and need not be kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from amp_course.bits.formats import FloatFormat
-from amp_course.underflow.zones import ZONES, ZoneHistogram, starts
+from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
+from amp_course.underflow.zones import ZONES, ZoneHistogram, count_zones, starts
 
+FORMATS = (FP16, BF16, FP8_E5M2, FP8_E4M3)
 EXPONENTS = range(-10, 41)  # the loss scales that are looked at, as powers of two
 SPARE = 0.001  # the share of gradients that a useful scale may lose
+# The sizes between which gradients are counted; the last is that of inf alone.
+CUTS = sorted(
+    {math.ldexp(start, -scale) for fmt in FORMATS for start in starts(fmt) for scale in EXPONENTS}
+    | {math.ldexp(1.0, exponent) for exponent in range(-149, 129)}  # the binades of float32
+    | {math.inf}
+)
+Sweep = Mapping[int, Mapping[str, float]]  # exponent of the loss scale → zone → share
 
 
 @dataclass(frozen=True)
@@ -32,101 +42,74 @@ class Window:
     lowest: int
     highest: int
 
-    def __str__(self) -> str:
-        """Return "2^4 to 2^20"."""
-        return f"2^{self.lowest} to 2^{self.highest}"
+
+def count_sizes(tensor: Tensor) -> list[int]:
+    """Count a tensor's numbers by size, as `Gradients` takes them: as many as there are `CUTS`.
+
+    Zeros and NaN are left out, as in `zone_fractions`; float64 is rounded to float32.
+
+    Raises TypeError for anything but real floating-point numbers.
+    Example: count_sizes(torch.tensor([0.0, 1.0, -1.0]))[CUTS.index(1.0)] → 2
+    """
+    if not tensor.is_floating_point():
+        raise TypeError(f"gradients are of real floating-point numbers, and these {tensor.dtype}")
+    sizes = tensor.detach().flatten().to("cpu", torch.float32).abs()
+    cuts = torch.tensor(CUTS, dtype=torch.float64)
+    cells = torch.bucketize(sizes[sizes > 0].double(), cuts, right=True) - 1
+    return torch.bincount(cells, minlength=len(CUTS)).tolist()
 
 
 class Gradients:
-    """The sizes of some gradients, sorted.
+    """How many gradients there are of each size.
 
-    tensors: any number of tensors of any shape and floating dtype, taken together; zeros and NaN
-             are left out, as in `zone_fractions`. float32 sizes are kept unchanged, float64 is
-             rounded to float32.
+    counts: for each of `CUTS`, how many are at least as large and smaller than the next; those of
+            several layers are taken together
 
-    Raises TypeError for anything but float tensors, ValueError if they hold nothing but 0 and NaN.
-    Example: Gradients(torch.tensor([1e-8, 0.5])).fractions(FP16, 0)["lost"] → 0.5, and 0.0 at an
-             exponent of 16
+    Raises ValueError if there is none.
+    Example: Gradients(count_sizes(torch.tensor([1e-8, 0.5]))).fractions(FP16, 0)["lost"] → 0.5, and
+             0.0 at an exponent of 16
     """
 
-    def __init__(self, *tensors: Tensor) -> None:
-        """Sort the sizes, in time n log n."""
-        for tensor in tensors:
-            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise TypeError(
-                    f"gradients are float tensors, and this is {kind}: pass parameter.grad, or a "
-                    f"recording."
-                )
-        flat = [tensor.detach().flatten().to("cpu", torch.float32).abs() for tensor in tensors]
-        sizes = torch.cat(flat) if flat else torch.empty(0)
-        self.sizes = sizes[sizes > 0].sort().values
-        self.infinite = int(self.sizes.isinf().sum())
-        if not len(self.sizes):
+    def __init__(self, *counts: Sequence[int]) -> None:
+        together = [sum(cell) for cell in zip(*counts, strict=True)]
+        if not any(together):
             raise ValueError("all gradients here are 0 or NaN: was backward() called before this?")
+        self.infinite = together[-1]
+        self._ranks = [0, *accumulate(together)]  # how many are smaller than each of CUTS
+        filled = [
+            math.frexp(cut)[1] - 1 for cut, count in zip(CUTS[:-1], together, strict=False) if count
+        ]
+        self._binades = range(filled[0], filled[-1] + 1) if filled else range(0)
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return self._ranks[-1]
 
     def fractions(self, fmt: FloatFormat, exponent: int) -> dict[str, float]:
         """Return the share of each zone of `ZONES` at a loss scale of 2^exponent,
         rounded as the format rounds.
+
+        fmt, exponent: one of `FORMATS` and of `EXPONENTS`
         """
-        below = [0, *self._below(starts(fmt), exponent), len(self)]
+        ranks = [0, *(self._below(start, exponent) for start in starts(fmt)), len(self)]
         return {
             zone: (end - start) / len(self)
-            for zone, (start, end) in zip(ZONES, pairwise(below), strict=True)
+            for zone, (start, end) in zip(ZONES, pairwise(ranks), strict=True)
         }
 
-    def sweep(
-        self, fmt: FloatFormat, exponents: Sequence[int] = EXPONENTS
-    ) -> dict[int, dict[str, float]]:
-        """Return the shares at many loss scales: exponent → zone → share."""
-        return {exponent: self.fractions(fmt, exponent) for exponent in exponents}
-
-    def window(
-        self, fmt: FloatFormat, spare: float = SPARE, exponents: Sequence[int] = EXPONENTS
-    ) -> Window | None:
-        """Return the useful scales among `exponents`, or None if there is none: what is not lost
-        then overflows.
-
-        Raises ValueError for a `spare` that is no share.
-        """
-        if not 0 <= spare < 1:
-            raise ValueError(
-                f"spare is {spare}: it is the share that may be lost, from 0 to below 1, such as "
-                f"0.001."
-            )
-        shares = self.sweep(fmt, exponents)
-        fitting = [
-            e for e, share in shares.items() if share["lost"] <= spare and share["overflow"] == 0
-        ]
-        return Window(min(fitting), max(fitting)) if fitting else None
+    def sweep(self, fmt: FloatFormat) -> Sweep:
+        """Return the shares at every loss scale."""
+        return {exponent: self.fractions(fmt, exponent) for exponent in EXPONENTS}
 
     def histogram(self, fmt: FloatFormat, exponent: int) -> ZoneHistogram:
         """Count the scaled sizes by exponent and zone, as `underflow.zone_histogram` does."""
-        finite = self.sizes[: len(self) - self.infinite]
-        if not len(finite):
-            return ZoneHistogram((), {zone: () for zone in ZONES}, len(self))
-        low, high = (math.frexp(float(end))[1] - 1 + exponent for end in (finite[0], finite[-1]))
-        exponents = range(low, high + 1)
-        zone_starts = starts(fmt)
-        cuts = sorted({*(2.0**e for e in exponents), 2.0 ** (high + 1), *zone_starts})
-        below = self._below(cuts, exponent)
-        counts = {zone: [0] * len(exponents) for zone in ZONES}
-        for cut, (start, end) in zip(cuts, pairwise(below), strict=False):
-            place = math.frexp(cut)[1] - 1 - low
-            if 0 <= place < len(exponents):
-                counts[ZONES[sum(cut >= first for first in zone_starts)]][place] += end - start
-        return ZoneHistogram(
-            tuple(exponents), {zone: tuple(row) for zone, row in counts.items()}, self.infinite
-        )
+        binades = range(self._binades.start + exponent, self._binades.stop + exponent)
+        return count_zones(lambda cut: self._below(cut, exponent), fmt, binades, self.infinite)
 
-    def _below(self, cuts: Sequence[float], exponent: int) -> list[int]:
-        """Return how many sizes are below each cut after scaling."""
-        at = torch.tensor([cut * 2.0**-exponent for cut in cuts], dtype=torch.float64)
-        # Up to the next float32, as no size lies between: a float64 copy of the sizes would take
-        # twice their memory.
-        floor = at.to(torch.float32)
-        floor = torch.where(floor.double() < at, floor.nextafter(torch.tensor(math.inf)), floor)
-        return torch.searchsorted(self.sizes, floor).tolist()
+    def _below(self, cut: float, exponent: int) -> int:
+        return self._ranks[bisect_left(CUTS, math.ldexp(cut, -exponent))]
+
+
+def find_window(sweep: Sweep) -> Window | None:
+    """Return the useful scales, or None if there is none: what is not lost then overflows."""
+    fitting = [e for e, share in sweep.items() if share["lost"] <= SPARE and not share["overflow"]]
+    return Window(min(fitting), max(fitting)) if fitting else None

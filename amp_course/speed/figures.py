@@ -17,7 +17,6 @@ from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.style import FEWER_DOTS, new_figure, title
 from amp_course.speed.counting import CAST, MATMUL, OTHER
 from amp_course.speed.machine import Machine
-from amp_course.speed.one_op import Predicted
 from amp_course.speed.opening import Opening
 from amp_course.speed.prediction import Prediction
 from amp_course.speed.roof_labels import (
@@ -27,7 +26,6 @@ from amp_course.speed.roof_labels import (
     in_strip,
     rate_text,
     roof_label,
-    roof_words,
     roofs_in_words,
     same_height,
 )
@@ -122,7 +120,7 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
         f"{', '.join(f'{bound} {_percent(share)}' for bound, share in bounds.items())}."
     )
     figure, axis = new_figure(7.6, 4.2, alt=alt, dots=FEWER_DOTS)
-    draw_roofs(axis, roofline, "no FLOPs counted:\nplace and height\nmean nothing", STRIP_END)
+    _draw_roofs(axis, roofline)
     floor = min([axis.get_ylim()[0], *(op.flops_per_second / 3 for op in ops if op.flops)])
     axis.set_ylim(floor, None)
     top = axis.get_ylim()[1]
@@ -167,49 +165,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def op_figure(roofline: Roofline, sides: Sequence[Predicted], title_text: str) -> Figure:
-    """Draw one op on a machine's roofline, in fp32 and under AMP,
-    with its measured time where there is one.
-    """
-    figure, axis = new_figure(7.2, 3.6, alt=f"{title_text}. {roof_words(roofline, sides)}.")
-    draw_roofs(axis, roofline)
-    for side, marker, place in zip(sides, "oD", (0.3, 0.7), strict=False):
-        for seconds, what in ((side.seconds, "predicted"), (side.measured, "measured")):
-            if seconds and side.calls:
-                x = side.flops / side.bytes or in_strip(place)
-                y = max(side.flops / seconds or x * side.bytes / seconds, 1.3 * axis.get_ylim()[0])
-                face = FORMAT_COLOURS[side.fmt] if what == "predicted" else "none"
-                casts = " with its casts" if side.cast_seconds else ""
-                label = f"{side.name}{casts}, {what}: {seconds_text(seconds)}"
-                look: dict[str, Any] = {
-                    "mfc": face,
-                    "mec": FORMAT_COLOURS[side.fmt],
-                    "label": label,
-                }
-                size = 8 if what == "predicted" else 13  # where the two agree, a ring around a mark
-                axis.plot([x], [y], marker, ms=size, mew=1.6, ls="", zorder=3, **look)
-    if axis.get_legend_handles_labels()[0]:
-        figure.legend(**_LEGEND | {"ncols": 2})
-    title(axis, title_text, f"on {roofline.name}; FLOPs per second")
-    return figure
-
-
-def draw_roofs(
-    axis: Axes,
-    roofline: Roofline,
-    strip: str = "no FLOPs counted:\nthe slope is the\nmemory's speed",
-    start: float = LEAST,
-) -> None:
-    """Draw the roof of each format with its ridge, and the strip for ops without counted FLOPs.
-
-    strip: what is written in it; start: where the roofs begin, in FLOPs per byte
-    """
+def _draw_roofs(axis: Axes, roofline: Roofline) -> None:
+    """Draw the roof of each format with its ridge, and the strip for ops without counted FLOPs."""
     top = max(roofline.peak_flops.values())
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlim(LEAST, MOST)
     axis.set_ylim(LEAST * roofline.bandwidth / 60, 4 * top)
     axis.axvspan(LEAST, STRIP_END, color="#f0f0f0", lw=0)
+    strip = "no FLOPs counted:\nplace and height\nmean nothing"
     axis.text(LEAST * 1.1, 3 * top, strip, fontsize=7, color=INK, va="top")
     for names in same_height(roofline):
         fmt, peak, ridge = (
@@ -218,7 +182,7 @@ def draw_roofs(
             max(roofline.ridge(names[0]), LEAST),
         )
         look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
-        roof = (min(start, ridge), ridge, MOST)
+        roof = (min(STRIP_END, ridge), ridge, MOST)
         axis.plot(roof, [roofline.attainable(x, fmt) for x in roof], lw=1.6, **look)
         axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=FORMAT_COLOURS[fmt])
         axis.text(

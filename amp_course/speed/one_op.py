@@ -146,6 +146,9 @@ def count_op(kind: str, on: Setting) -> tuple[OpCall, ...]:
     return tuple(counter.calls)
 
 
+Counter = Callable[[str, Setting], tuple[OpCall, ...]]
+
+
 @dataclass(frozen=True)
 class Predicted:
     """What a machine's roofline says of an op: its calls and their seconds;
@@ -176,9 +179,14 @@ class Predicted:
         return max(self.seconds_by, key=lambda name: self.seconds_by[name])
 
 
-def predict(kind: str, on: Setting, roofline: Roofline) -> Predicted:
+def predict(
+    kind: str,
+    on: Setting,
+    roofline: Roofline,
+    count: Counter = count_op,
+) -> Predicted:
     """Predict the time of an op. Raises KeyError for a dtype that the roofline has no peak for."""
-    calls, fmt = count_op(kind, on), FORMATS[on.dtype]
+    calls, fmt = count(kind, on), FORMATS[on.dtype]
     casts = roofline.total(call for call in calls if call.kind == CAST)
     name = fmt if on.dtype == torch.float32 else f"AMP {fmt}"
     return Predicted(name, fmt, calls, roofline.total(calls), roofline.by_bound(calls), casts)

@@ -69,31 +69,6 @@ def gradient_figure(
     return figure
 
 
-def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
-    """Draw one histogram over exponents by zone of a format, with the share of each zone."""
-    shares = {zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES}
-    alt = (
-        f"Histogram of numbers by size, and what happens to them in {fmt.name}: "
-        f"{', '.join(shares.values())}."
-    )
-    figure, (axis, strip) = new_figure(
-        7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2], alt=alt
-    )
-    _stack(axis, histogram, bottom=0.0, tall=1.0)
-    axis.set_yticks([])
-    axis.tick_params(axis="x", length=0)
-    axis.set_ylim(0, 1.05)
-    below, _, above = edges(fmt)
-    low, high = min(histogram.exponents, default=0), max(histogram.exponents, default=0)
-    axis.set_xlim(min(low, below) - 3, max(high, above) + 4)
-    _zone_strips(strip, [fmt])
-    figure.legend(
-        handles=_legend(shares), fontsize=8, frameon=False, ncols=4, loc="outside lower center"
-    )
-    title(axis, f"What happens to these numbers in {fmt.name}", "how many of each size")
-    return figure
-
-
 def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
     """Draw totals as they grow: name → the total after each addition, next to the exact ones."""
     ends = "; ".join(f"{name} at {values[-1]:,.0f}" for name, values in totals.items())
@@ -210,8 +185,8 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
     axis.set_xlabel("size of the number", fontsize=8)
 
 
-def _legend(names: Mapping[str, str] | None = None) -> list[Patch]:
+def _legend() -> list[Patch]:
     return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=(names or {}).get(zone, zone))
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=zone)
         for zone, (colour, hatch) in ZONE_STYLES.items()
     ]

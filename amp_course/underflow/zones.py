@@ -7,6 +7,7 @@ subnormal is lost, and a little more than half is rounded up and lives.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -171,6 +172,27 @@ def edges(fmt: FloatFormat) -> tuple[float, float, float]:
     """
     first = fmt.min_exponent - fmt.significand_bits - 1
     return float(first), float(fmt.min_exponent), math.log2(fmt.max)
+
+
+def count_zones(
+    below: Callable[[float], int], fmt: FloatFormat, exponents: range, infinite: int = 0
+) -> ZoneHistogram:
+    """Count positive numbers by exponent and zone, without one of them at hand.
+
+    below:     returns how many of the numbers are smaller than a cut
+    exponents: of all finite numbers, empty if there is none
+    """
+    zone_starts = starts(fmt)
+    counts = {zone: [0] * len(exponents) for zone in ZONES}
+    for place, exponent in enumerate(exponents):
+        low, high = 2.0**exponent, 2.0 ** (exponent + 1)
+        cuts = [low, *(min(max(start, low), high) for start in zone_starts), high]
+        ranks = [below(cut) for cut in cuts]
+        for zone, first, last in zip(ZONES, ranks, ranks[1:], strict=False):
+            counts[zone][place] = last - first
+    return ZoneHistogram(
+        tuple(exponents), {zone: tuple(row) for zone, row in counts.items()}, infinite
+    )
 
 
 def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneHistogram:

@@ -48,7 +48,7 @@ class Line:
     def place(self) -> str:
         """Where it is. Example: → "line 12 of train.py" """
         cell = "ipykernel" in self.file or self.file.startswith("<ipython")
-        return f"line {self.number} of {'this notebook' if cell else os.path.basename(self.file)}"
+        return f"line {self.number} of {'a cell' if cell else os.path.basename(self.file)}"
 
     def __str__(self) -> str:
         """Write it as a message does. Example: → "line 12 of train.py, `w = scores.exp()`" """

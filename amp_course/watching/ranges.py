@@ -16,7 +16,7 @@ from amp_course.kit.compiled import uncompiled, uncompiled_run
 from amp_course.kit.report import Block, Page, Table
 from amp_course.kit.tensors import short, tensors_in
 from amp_course.watching import taps
-from amp_course.watching.readings import KINDS, Kind, Reading, read_range
+from amp_course.watching.readings import KINDS, Kind, Ranges, Reading, read_range
 
 _MOST = 200_000  # readings that are kept; the oldest go first
 
@@ -58,10 +58,9 @@ def watch_ranges(
     return RangeWatch(model, dtype, every, alert, say)
 
 
-class RangeWatch(Page):
+class RangeWatch(Ranges, Page):
     """What a model's values did, pass by pass.
 
-    readings: all that was measured, in order
     passes:   forward passes so far, measured or not
     bells:    what was told
     """
@@ -74,8 +73,9 @@ class RangeWatch(Page):
         alert: float,
         say: Callable[[str], Any],
     ) -> None:
-        self.model, self.dtype = uncompiled(model), dtype
-        self.every, self.alert, self.say = every, alert, say
+        self.model, self.alert, self.say = uncompiled(model), alert, say
+        self.dtype: torch.dtype = dtype
+        self.every = every
         self.readings: deque[Reading] = deque(maxlen=_MOST)
         self.passes = 0
         self.bells: list[str] = []
@@ -176,16 +176,6 @@ class RangeWatch(Page):
             self.say(self.bells[-1])
 
     # ---- what came of it ----
-
-    def of(self, kind: Kind) -> dict[str, list[Reading]]:
-        """Return the readings of one kind, module by module, in the order of their first run."""
-        if kind not in KINDS:
-            raise ValueError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}.")
-        found: dict[str, list[Reading]] = {}
-        for reading in self.readings:
-            if reading.kind == kind:
-                found.setdefault(reading.module, []).append(reading)
-        return found
 
     def rows(self) -> list[list[str]]:
         """Return a table, its head first: where each kind has least headroom and loses most."""

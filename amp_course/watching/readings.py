@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,7 +48,28 @@ class Reading:
         return math.isfinite(self.largest)
 
 
-@torch.no_grad()
+class Ranges:
+    """What was read of a model's values.
+
+    dtype:    the format whose range counts, or the course's name of it
+    every:    forward passes from one that was measured to the next
+    readings: all that was measured, in order
+    """
+
+    def __init__(self, dtype: torch.dtype | str, every: int, readings: Sequence[Reading]) -> None:
+        self.dtype, self.every, self.readings = dtype, every, readings
+
+    def of(self, kind: Kind) -> dict[str, list[Reading]]:
+        """Return the readings of one kind, module by module, in the order of their first run."""
+        if kind not in KINDS:
+            raise ValueError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}.")
+        found: dict[str, list[Reading]] = {}
+        for reading in self.readings:
+            if reading.kind == kind:
+                found.setdefault(reading.module, []).append(reading)
+        return found
+
+
 def read_range(
     tensor: Tensor, dtype: torch.dtype, number: int = 1, module: str = "", kind: Kind = "activation"
 ) -> Reading:

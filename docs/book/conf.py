@@ -1,12 +1,20 @@
 """How Sphinx makes the book: run by tools/book.py on a folder of pages that it has prepared;
 nothing is executed."""
 
+import re
+from pathlib import Path
+
 project = "amp_course"
 author = "the amp_course authors"
 copyright = "the amp_course authors"
 
-extensions = ["myst_nb"]
-exclude_patterns: list[str] = []
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+add_module_names = False
+autodoc_member_order = "bysource"
+maximum_signature_line_length = 40
+default_role = "code"
+copybutton_exclude = ".linenos, .gp, .go"
+exclude_patterns = ["downloads"]
 
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -21,8 +29,11 @@ nb_ipywidgets_js: dict[
 
 html_theme = "pydata_sphinx_theme"
 html_title = "Automatic mixed precision in PyTorch"
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
-html_css_files = ["book.css"]
+html_css_files = ["book.css", "panel_page.css"]
+html_js_files = ["panel.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
@@ -37,3 +48,32 @@ html_theme_options = {
     "back_to_top_button": False,
 }
 html_sidebars = {"index": []}
+
+
+def describe(app, what, name, thing, options, lines: list[str]) -> None:
+    """Turn a docstring of this project into one that napoleon reads.
+
+    A block of "name: text" is about arguments or fields, an example is code, and nothing else is
+    markup but code between backticks.
+    """
+    text = re.sub(r"\n(?=(?:Example|Raises|Source)\b)", "\n\n", "\n".join(lines))
+    described: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip("\n")):
+        if re.match(r"[\w*]+(, [\w*]+)*: ", block) and not re.match("Example|Source|Raises", block):
+            described += ["Args:", *(f"    {line}" for line in _escape(block).split("\n")), ""]
+        elif block.startswith("Example"):
+            code = block.partition(":")[2].strip().split("\n")
+            described += ["Example::", "", *(f"    {line}" for line in code), ""]
+        else:
+            described += [*(line.strip() for line in _escape(block).split("\n")), ""]
+    lines[:] = described
+
+
+def _escape(text: str) -> str:
+    pieces = re.split(r"(`[^`]*`)", text)
+    return "".join(one if one[:1] == "`" else re.sub(r"([*_|\\])", r"\\\1", one) for one in pieces)
+
+
+def setup(app) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", describe, priority=1)  # before napoleon

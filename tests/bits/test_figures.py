@@ -8,7 +8,7 @@ from amp_course.bits import figures as draw
 from amp_course.bits import formats as f
 from amp_course.bits.survey import gaps, values_between, values_per_binade
 from amp_course.kit.colours import FORMAT_COLOURS, FORMAT_LINES
-from amp_course.kit.style import image_html
+from amp_course.kit.style import png
 
 
 def test_layouts_are_to_scale():
@@ -79,7 +79,5 @@ def test_a_label_is_text_and_never_markup(monkeypatch):
         draw.binades_figure({fmt: values_per_binade(fmt)}),
         draw.ulp_figure({fmt: gaps(fmt, range(3))}, range(3)),
         draw.range_figure([fmt]),
-        draw.bits_figure(0x38, fmt),
     ):
-        html = image_html(figure)
-        assert html.count("<") == 1 and "&lt;img src=x" in html
+        assert "<img src=x" in figure.alt and png(figure)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from amp_course.bits import formats as f
 from amp_course.bits.formats import FORMATS, FloatFormat
 from amp_course.bits.nearest import exact_value, nearest
-from amp_course.bits.panel_css import style
+from amp_course.bits.panel_css import sheet
 from amp_course.bits.panel_html import (
     explorer_view,
     formula,
@@ -256,6 +256,6 @@ def test_a_format_s_name_is_text_and_never_markup():
 
 
 def test_style_names_each_field_once():
-    sheet = style()
+    rules = sheet()
     for field in ("sign", "exponent", "significand"):
-        assert sheet.count(f".amp-bits .amp-{field} {{") == 1
+        assert rules.count(f".amp-bits .amp-{field} {{") == 1

@@ -5,8 +5,8 @@ from tests.browser.test_speed import MACHINE
 _SPEED_UPS = """
 from amp_course.loop.panel import Measured, StepExplorer
 panel = StepExplorer()
-panel.results = [Measured("amp_bf16", 64, 8, 1e-3, 2e-3), Measured("amp_bf16", 512, 128, 1e-3, 5e-4)]
-panel._redraw()  # as the button does after it has measured, which takes seconds
+# as the button does after it has measured, which takes seconds
+panel.show([Measured("amp_bf16", 64, 8, 1e-3, 2e-3), Measured("amp_bf16", 512, 128, 1e-3, 5e-4)])
 """
 
 PANELS = {  # its class → what comes before it, the line that shows it

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from amp_course.debugging.dying import DivergingRun
+from amp_course.debugging.headroom import DivergingRun
 from amp_course.debugging.ranges import Reading, watch_ranges
 from amp_course.watching.readings import Kind
 

@@ -11,8 +11,8 @@ from html import unescape
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
+from amp_course.bits import BF16, FP16, FloatFormat
 from amp_course.debugging.headroom import LEVELS
 from amp_course.debugging.panel_html import (
     HATCHES,
@@ -89,9 +89,9 @@ def test_losses_in_words() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "smallest", "largest"), [
-    (torch.float16, 2.0**-24, 65504.0), (torch.bfloat16, 2.0**-133, 3.3895313892515355e38),
+    (FP16, 2.0**-24, 65504.0), (BF16, 2.0**-133, 3.3895313892515355e38),
 ])  # fmt: skip
-def test_bars_end_where_log2_says(dtype: torch.dtype, smallest: float, largest: float) -> None:
+def test_bars_end_where_log2_says(dtype: FloatFormat, smallest: float, largest: float) -> None:
     first, end = bar_end(smallest, dtype), bar_end(largest, dtype)
     doubling = (end - first) / (math.log2(largest) - math.log2(smallest))
     for value in (smallest * 3, 0.001, 1.0, 7.0, largest / 3, largest * 2):
@@ -117,7 +117,7 @@ def test_every_module_has_its_bar_and_its_words(step: int) -> None:
                 if tip.startswith(f"{one.module}: largest {one.largest:,.4g}")
             )
             assert right_end(bar) == pytest.approx(
-                max(161, bar_end(one.largest, torch.float16) - 1), abs=0.11
+                max(161, bar_end(one.largest, FP16) - 1), abs=0.11
             )
             assert one.module in words(bars) and headroom_text(one) in words(bars)
     labels = [word for word in words(bars) if word in ("block1", "block2", "head")]

@@ -14,8 +14,8 @@ import torch
 from amp_course.bits import BF16, FP8_E4M3, FP16, FP32, TF32, round_to
 from amp_course.frontiers import mismatch as mm
 from amp_course.frontiers.engines import INFERENCE, REORDERED, TRAINING, Engine, Policy, rounded
-from amp_course.frontiers.mismatch_figures import mismatch_figure, reward_figure
-from amp_course.frontiers.policy_gradient import RewardRun, alternation, gradient_gap, reinforce
+from amp_course.frontiers.mismatch_figures import mismatch_figure
+from amp_course.frontiers.policy_gradient import alternation, gradient_gap, reinforce
 from amp_course.kit.models import CharGPT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -315,16 +315,3 @@ def test_a_mismatch_of_nothing_can_be_drawn_and_none_cannot() -> None:
     assert "fp32 0.0e+00, ratios 1.000 to 1.000" in figure.alt
     with pytest.raises(ValueError, match="no mismatch to draw"):
         mismatch_figure([])
-
-
-def test_the_reward_figure_has_a_line_for_each_run() -> None:
-    runs = [
-        RewardRun("fp16", 0, (0.0, 0.5), (0.0, 0.0)),
-        RewardRun("bf16", 1, (0.25, 0.75), (0.0, 0.0)),
-    ]
-    figure = reward_figure(runs)
-    (axis,) = figure.axes
-    assert [tuple(line.get_ydata()) for line in axis.lines] == [run.rewards for run in runs]
-    assert "fp16 0.25; bf16 0.50" in figure.alt
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["fp16", "bf16"]
-    assert len({str(line.get_linestyle()) for line in axis.get_legend().get_lines()}) == 2

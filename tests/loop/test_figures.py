@@ -4,7 +4,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from amp_course.kit.memory import StepMemory
-from amp_course.loop import AMP_BF16, FP32
 from amp_course.loop import figures as f
 from amp_course.loop.train import RunRecord
 
@@ -12,16 +11,6 @@ from amp_course.loop.train import RunRecord
 def record(recipe, seconds):
     n = len(seconds)
     return RunRecord(recipe, "cpu", (1.0,) * n, (1.0,) * n, (), tuple(seconds), 2, None, True)
-
-
-def test_step_times_show_the_warm_up_hollow_and_the_median():
-    figure = f.step_times_figure(
-        [record(FP32, [0.5, 0.1, 0.01, 0.012, 0.014]), record(AMP_BF16, [0.5, 0.1, 0.006, 0.006])]
-    )
-    axis = figure.axes[0]
-    hollow = [line for line in axis.lines if line.get_markerfacecolor() == "none"]
-    assert list(hollow[0].get_ydata()) == [500, 100]
-    assert "12.0 ms, fp32" in [text.get_text() for text in axis.texts]
 
 
 def test_fooled_bars_reach_from_one_to_the_ratio():

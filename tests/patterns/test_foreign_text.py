@@ -83,10 +83,10 @@ def test_what_an_exception_says_is_text(html: Callable[[], str]) -> None:
 
 def test_what_the_workbench_says_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     panel = LoopWorkbench()
-    monkeypatch.setattr(panel_module, "audit", fail)
+    monkeypatch.setattr(panel_module, "run_audit", fail)
     panel.start.value = "never cleared"
-    assert "<img" not in panel.message.value and SEEN in panel.message.value
+    assert "<img" not in panel.message and SEEN in panel.message
     monkeypatch.undo()
     monkeypatch.setattr(panel_module, "source_of", lambda _: EVIL)
     panel.start.value = "not clipped"
-    assert "<img" not in panel.view.value and SEEN in panel.view.value
+    assert "<img" not in panel.html and SEEN in panel.html

@@ -1,5 +1,7 @@
 """What the panel's similarity maps say to a reader who cannot see them."""
 
+import torch
+
 from amp_course.bits.formats import BF16, FP16, FP32
 from amp_course.positions.panel_html import describe_map
 from amp_course.positions.sharing import share
@@ -22,7 +24,8 @@ def test_a_map_says_how_many_tokens_look_the_same():
 def test_a_map_says_what_is_grey():
     partly, wholly = (share(FP16, n) for n in (65_530, 2**18))
     assert describe_map("", wholly.rounded, wholly).endswith("all grey, no id has an angle")
-    grey = int(partly.rounded.isnan().sum())
+    points = torch.tensor(partly.rounded)
+    grey = int(points.isnan().sum())
     assert describe_map("", partly.rounded, partly).endswith(
-        f"{grey:,} of {partly.rounded.numel():,} points are grey"
+        f"{grey:,} of {points.numel():,} points are grey"
     )

@@ -25,7 +25,7 @@ def test_what_the_explorer_says_is_text(monkeypatch):
 
     monkeypatch.setattr(panel_module, "measure", fail)
     panel.recipe.value = "o3"
-    assert "<img" not in panel.message.value and SEEN in panel.message.value
+    assert "<img" not in panel.message and SEEN in panel.message
     reached = panel.reach
     row = replace(panel.measured, label=EVIL, scaling=EVIL, weights={EVIL: 4}, batch_norm={EVIL: 4})
     shown = recipe_view((row, reached), (row, reached), 10**9, EVIL)

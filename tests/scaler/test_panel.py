@@ -2,19 +2,19 @@
 and it never throws.
 """
 
-import base64
+import json
 import re
 
 import pytest
 import torch
 from torch import nn
 
-from amp_course.bits.formats import BF16, FP8_E4M3, FP16
+from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from amp_course.scaler.panel import ScaleExplorer
 from amp_course.scaler.panel_html import verdict
 from amp_course.scaler.recording import record_gpt
-from amp_course.scaler.window import Gradients, Window
-from amp_course.underflow import GradientRecorder, zone_fractions
+from amp_course.scaler.window import EXPONENTS, FORMATS, Gradients, Window, count_sizes, find_window
+from amp_course.underflow import GradientRecorder, zone_fractions, zone_histogram
 from amp_course.underflow.panel_html import percent
 
 
@@ -40,7 +40,7 @@ def panel(made):
 
 
 def shown(panel):
-    text = re.sub(r"<svg.*?</svg>", "", panel.view.value, flags=re.S)
+    text = re.sub(r"<svg.*?</svg>", "", panel.html, flags=re.S)
     return dict(re.findall(r"(lost|subnormal|normal|overflow) <b>(.*?)</b>", text))
 
 
@@ -58,7 +58,8 @@ def test_one_layer_and_another_format(panel, recorded):
     panel.layer.value, panel.format.value, panel.exponent.value = "blocks.1.qkv", FP8_E4M3, 20
     want = zone_fractions(recorded.outputs["blocks.1.qkv"], FP8_E4M3, 2.0**20)
     assert shown(panel)["lost"] == percent(want.lost)
-    assert panel.window == Gradients(recorded.outputs["blocks.1.qkv"]).window(FP8_E4M3)
+    gradients = Gradients(count_sizes(recorded.outputs["blocks.1.qkv"]))
+    assert panel.window == find_window(gradients.sweep(FP8_E4M3))
 
 
 def test_every_layer_of_both_kinds_can_be_seen(panel):
@@ -66,8 +67,8 @@ def test_every_layer_of_both_kinds_can_be_seen(panel):
         panel.kind.value = kind
         for layer in panel.layer.options:
             panel.layer.value = layer
-            assert not panel.message.value
-            assert "useful" in panel.view.value
+            assert not panel.message
+            assert "useful" in panel.html
 
 
 def test_a_layer_is_kept_where_the_other_kind_has_it(panel):
@@ -86,10 +87,10 @@ def test_the_sentence_names_the_scale_and_its_use(panel):
         (high + 1, "too large"),
     ):
         panel.exponent.value = exponent
-        assert f"is <b>{words}</b>" in panel.view.value
-        assert f"{2**exponent:,}" in panel.view.value
+        assert f"is <b>{words}</b>" in panel.html
+        assert f"{2**exponent:,}" in panel.html
     panel.format.value = BF16
-    assert "is <b>useful</b>: 0.0 % of the gradients are lost" in panel.view.value
+    assert "is <b>useful</b>: 0.0 % of the gradients are lost" in panel.html
 
 
 def test_a_sentence_for_a_scale_below_one_and_for_no_window():
@@ -107,7 +108,7 @@ def test_takes_the_readers_own_recording_and_says_what_is_none():
     with GradientRecorder(model) as recorder:
         model(torch.ones(3, 4)).sum().backward()
     panel = ScaleExplorer(recorder)
-    assert panel.layer.options == ("all layers", "(model)")
+    assert panel.layer.options == ["all layers", "(model)"]
     with pytest.raises(TypeError, match="this is a Linear: pass a GradientRecorder"):
         ScaleExplorer(model)
     with pytest.raises(ValueError, match="nothing was recorded"):
@@ -120,33 +121,47 @@ def test_a_layer_without_a_gradient_gets_a_message_and_the_view_stays():
         (
             model[1](model[0](torch.ones(3, 4)) - 1e3) + model[0](torch.ones(3, 4)).sum()
         ).sum().backward()
+    recorder._of_outputs["1"] = [torch.zeros(3)]
     panel = ScaleExplorer(recorder)
-    panel._recorded["outputs"] = {**recorder.outputs, "dead": torch.zeros(3)}
-    panel.layer.options = [*panel.layer.options, "dead"]
-    before = panel.view.value
-    panel.layer.value = "dead"
-    assert (
-        "All gradients of dead are 0 or NaN" in panel.message.value and panel.view.value == before
-    )
+    before = panel.html
+    panel.layer.value = "1"
+    assert "All gradients of 1 are 0 or NaN" in panel.message and panel.html == before
     panel.layer.value = "all layers"
-    assert not panel.message.value
+    assert not panel.message
 
 
-def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle, metadata = panel._repr_mimebundle_()
-    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
-    assert re.match(
-        r"Gradients by size in fp16 at a loss scale of 2\^\d+: .* are useful\.",
-        metadata["image/png"]["alt"],
-    )
-    assert bundle["text/plain"] == "ScaleExplorer()"
-    panel.format.value, panel.exponent.value = FP8_E4M3, 40
-    assert panel.window is None and panel.still()
+def test_what_the_book_keeps_of_a_recording_shows_the_same(panel, recorded):
+    kept = json.dumps(ScaleExplorer.record(recorded))
+    assert len(kept) < 100_000
+    live = ScaleExplorer.of(json.loads(kept))
+    for kind, layer, fmt, exponent in (
+        ("outputs", "all layers", FP16, 0),
+        ("outputs", "blocks.1.qkv", FP8_E4M3, 40),
+        ("weights", "head", BF16, -10),
+        ("weights", "all layers", FP8_E5M2, 17),
+    ):
+        for one in (panel, live):
+            one.kind.value, one.layer.value = kind, layer
+            one.format.value, one.exponent.value = fmt, exponent
+        assert live.html == panel.html
+    live.format.value, live.exponent.value = FP8_E4M3, 40
+    assert live.window is None and "No scale from" in live.html
+
+
+@pytest.mark.parametrize("kind", ["outputs", "weights"])
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_the_book_s_histograms_are_those_of_rounding_every_gradient(recorded, fmt, kind):
+    live = ScaleExplorer.of(ScaleExplorer.record(recorded))
+    live.kind.value, live.format.value = kind, fmt
+    for layer, gradient in list(getattr(recorded, kind).items())[::5]:
+        for exponent in EXPONENTS[::10]:
+            live.layer.value, live.exponent.value = layer, exponent
+            assert live.histogram == zone_histogram(gradient.double(), fmt, 2.0**exponent)
 
 
 def test_controls_have_names_and_explanations(panel):
     for control in (panel.exponent, panel.format, panel.kind, panel.layer):
-        assert control.description and control.tooltip
+        assert control.label and control.tip
 
 
 def test_recording_leaves_the_random_stream_alone_and_can_be_repeated():

@@ -7,7 +7,7 @@ import torch
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
 from amp_course.kit.colours import ZONES as ZONE_STYLES
-from amp_course.kit.style import image_html, png
+from amp_course.kit.style import png
 from amp_course.underflow import figures as f
 from amp_course.underflow.zones import zone_histogram
 
@@ -40,42 +40,17 @@ def test_strips_are_cut_where_the_zones_begin():
 
 
 def test_powers_of_two_are_drawn_as_powers_and_not_as_dollars():
-    for figure in (
-        f.gradient_figure({"head": HISTOGRAM}, FP16, (FP16,), "Title"),
-        f.range_figure(HISTOGRAM, FP16),
-    ):
-        png(figure)
-        labels = [
-            label
-            for axis in figure.axes
-            for label in axis.get_xticklabels()
-            if "$" in label.get_text()
-        ]
-        assert labels and all(label.get_parse_math() for label in labels)
-
-
-def test_range_figure_names_the_shares():
-    figure = f.range_figure(HISTOGRAM, FP16)
-    assert texts(figure) == [
-        "lost 12.5 %",
-        "subnormal 25.0 %",
-        "normal 50.0 %",
-        "overflow 12.5 %",
-    ] or set(texts(figure)) >= {
-        "lost 12.5 %",
-        "subnormal 25.0 %",
-        "normal 50.0 %",
-        "overflow 12.5 %",
-    }
-    heights = sum(bar.get_height() for bar in figure.axes[0].patches)
-    assert heights == pytest.approx(8 / 4)  # eight numbers, four in the tallest bar
+    figure = f.gradient_figure({"head": HISTOGRAM}, FP16, (FP16,), "Title")
+    png(figure)
+    labels = [
+        label for axis in figure.axes for label in axis.get_xticklabels() if "$" in label.get_text()
+    ]
+    assert labels and all(label.get_parse_math() for label in labels)
 
 
 def test_a_histogram_of_nothing_can_be_drawn():
     empty = zone_histogram(torch.zeros(3), FP16)
-    assert f.range_figure(empty, FP16) and f.gradient_figure(
-        {"dead": empty}, FP16, (FP16,), "Title"
-    )
+    assert f.gradient_figure({"dead": empty}, FP16, (FP16,), "Title")
 
 
 def test_running_sums_end_with_their_last_total():
@@ -115,10 +90,8 @@ EVIL = "<img src=x onerror=alert(1)>"
 def test_a_label_is_text_and_never_markup():
     for figure in (
         f.gradient_figure({EVIL: HISTOGRAM}, FP16, (FP16,), EVIL),
-        f.range_figure(HISTOGRAM, FP16.renamed(EVIL)),
         f.running_sums_figure({EVIL: [1, 2]}, exact=[1, 2]),
         f.sum_errors_figure([8, 16], {EVIL: [0.1, 0.2]}),
         f.updates_figure({EVIL: [1.0]}, exact=[1.0]),
     ):
-        html = image_html(figure)
-        assert html.count("<") == 1 and "&lt;img src=x" in html
+        assert "<img src=x" in figure.alt and png(figure)

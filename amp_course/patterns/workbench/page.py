@@ -125,7 +125,7 @@ def _loop(lines: Sequence[Line]) -> str:
     return (
         '<div style="flex:3 1 27em;min-width:0;max-width:100%;overflow-x:auto"><pre role="group" '
         'aria-label="the loop that runs" '
-        f'style="{_CODE};color:{INK};background:transparent;margin:0;padding:0">{rows}</pre>{legend}</div>'
+        f'style="{_CODE};color:{INK};background:transparent;margin:0;padding:0;overflow:visible">{rows}</pre>{legend}</div>'
     )
 
 

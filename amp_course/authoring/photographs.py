@@ -1,0 +1,75 @@
+"""Take photographs of panels for stored notebooks, by Chromium."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+
+import nbformat
+from PIL import Image
+
+from amp_course.kit import panel_page
+from amp_course.kit.errors import CourseError
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+_WIDTH, _SCALE = 1040, 1.25  # CSS pixels, and dots for each
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def photograph_panels(book: nbformat.NotebookNode) -> None:
+    """Turn the page that each panel's output carries into a picture of it, with words.
+
+    Raises CourseError where there are panels and no Chromium.
+    """
+    outputs = [
+        output
+        for cell in book.cells
+        for output in cell.get("outputs", ())
+        if WIDGET in output.get("data", {})
+    ]
+    if not outputs:
+        return
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser is None:
+        raise CourseError("panels are photographed by Chromium: install it, and run this again")
+    from playwright.sync_api import sync_playwright
+
+    sheet = Path(panel_page.__file__).with_suffix(".css").read_text("utf-8")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(
+            viewport={"width": _WIDTH, "height": 900}, device_scale_factor=_SCALE
+        )
+        for output in outputs:
+            html = output.data.pop("text/html")
+            page.set_content(f"<!doctype html><style>body {{ margin: 0 }} {sheet}</style>{html}")
+            panel = page.locator(".amp-panel")
+            box = panel.bounding_box() or {"width": 0, "height": 0}
+            picture = base64.b64encode(_few_colours(panel.screenshot())).decode()
+            output.data["image/png"] = picture
+            output.metadata["image/png"] = {
+                "width": round(box["width"]),
+                "height": round(box["height"]),
+                "alt": words_of(html),
+            }
+        chromium.close()
+
+
+def words_of(html: str) -> str:
+    """Return what a panel's page says to those who cannot see it: its title, and its pictures."""
+    title = re.findall(r'role="group" aria-label="([^"]*)"', html)
+    pictures = re.findall(r'<svg role="img" aria-label="([^"]*)"', html)
+    pictures += re.findall(r'<img alt="([^"]*)"', html)
+    return unescape(" ".join([*title, ". ".join(pictures)]).strip())
+
+
+def _few_colours(picture: bytes) -> bytes:
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(picture)) as image:
+        few = image.convert("RGB").quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(file, "png", optimize=True)
+    return file.getvalue()
