@@ -36,15 +36,19 @@ def tables(record: Found) -> str:
         f"them ran every cell at the same moment. Kernels that died: "
         f"{record.get('died', 'none')}; cells that failed: {len(record['failed_cells'])}."
     )
-    parts = [head, _seconds(record), _memory(record), _sizes(record), _cores(record)]
-    return "\n\n".join([*parts, _threads(record)])
+    parts = (_seconds, _memory, _sizes, _cores, _threads)
+    if "threads" not in record:  # it ended early
+        parts = parts[: "start_up" in record]
+    return "\n\n".join([head, *(part(record) for part in parts)])
 
 
 def _rows(head: str, rows: list[str]) -> str:
     return "\n".join([head, "|" + "---|" * head.count(" | ") + "---|", *rows])
 
 
-def _range(one: Found) -> str:
+def _range(one: Found | None) -> str:
+    if not one:
+        return "–"
     return f"{one['median']:.3g} s ({one['q1']:.3g} to {one['q3']:.3g})"
 
 
@@ -56,7 +60,7 @@ def _seconds(record: Found) -> str:
     ]
     for stem, one in record["chapters"].items():
         checks, panel = one["checks"], one["panel"]
-        leisure = checks["at_leisure"]["times"]
+        leisure = checks["at_leisure"]["times"] or {"median": math.nan}
         rows += [
             f"| `{stem}`: all cells | {one['run_alone_seconds']:.3g} s | "
             f"{_range(one['run_at_once_seconds'])} |",
@@ -156,9 +160,9 @@ def _cores(record: Found) -> str:
         for learners in CLASSES
     ]
     return (
-        f"**Cores.** All cells of `{stem}` take {seconds:.0f} s of one core, the most of the three "
+        f"**Cores.** All cells of `{stem}` take {seconds:.0f} s of one core, the most of these "
         f"chapters. If all press *Run All Cells* at the same moment, the last one waits "
-        f"learners ÷ cores, rounded up, times that:\n\n{_rows(head, rows)}"
+        f"about learners ÷ cores, rounded up, times that:\n\n{_rows(head, rows)}"
     )
 
 

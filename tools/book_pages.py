@@ -79,6 +79,7 @@ def write_all(pages: Path, chapters: Sequence[Chapter], live: Mapping[str, str])
                 "keyboard",
                 "notebook-ci",
                 "teaching",
+                "workshop",
                 "slides",
                 "sheet",
                 "mistakes",
@@ -92,7 +93,7 @@ def write_all(pages: Path, chapters: Sequence[Chapter], live: Mapping[str, str])
         "more/mistakes": mistakes_page(chapters),
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
     }
-    docs = "tour tools setup keyboard notebook-ci teaching machines elsewhere"
+    docs = "tour tools setup keyboard notebook-ci teaching workshop machines elsewhere"
     for name in docs.split():
         written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}

@@ -16,7 +16,7 @@ from amp_course.kit import panel_page
 from amp_course.kit.errors import CourseError
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-_WIDTH, _SCALE = 1040, 1.25  # CSS pixels, and dots for each
+_WIDTH = 1040  # CSS pixels; more dots for each would make it half of a notebook's bytes
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -41,9 +41,7 @@ def photograph_panels(book: nbformat.NotebookNode) -> None:
     sheet = Path(panel_page.__file__).with_suffix(".css").read_text("utf-8")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = chromium.new_page(
-            viewport={"width": _WIDTH, "height": 900}, device_scale_factor=_SCALE
-        )
+        page = chromium.new_page(viewport={"width": _WIDTH, "height": 900})
         for output in outputs:
             html = output.data.pop("text/html")
             page.set_content(f"<!doctype html><style>body {{ margin: 0 }} {sheet}</style>{html}")

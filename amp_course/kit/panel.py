@@ -103,7 +103,7 @@ class Slider(Menu):
 
 
 class Text(Control):
-    """A line to type into; `hint` stands in it while it is empty."""
+    """A line to type into; `hint` is shown while it is empty."""
 
     def __init__(self, *args: Any, hint: str = "", **options: Any) -> None:
         super().__init__(*args, **options)

@@ -57,7 +57,7 @@ class RangeExplorer(Panel):
         super().__init__(self.format, self.centre, self.spread, self.loss_scale)
 
     def update(self, control: Control | None) -> None:
-        """Count the numbers anew, and show them."""
+        """Count the numbers again, and show them."""
         sizes = NormalDist(self.centre.value + self.loss_scale.value, self.spread.value)
         least, largest = (math.floor(sizes.inv_cdf(p)) for p in _ENDS)
         self.histogram = count_zones(

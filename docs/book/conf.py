@@ -11,7 +11,6 @@ copyright = "the amp_course authors"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 add_module_names = False
 autodoc_member_order = "bysource"
-maximum_signature_line_length = 40
 default_role = "code"
 copybutton_exclude = ".linenos, .gp, .go"
 exclude_patterns = ["downloads"]

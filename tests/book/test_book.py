@@ -145,7 +145,7 @@ def test_from_a_chapter_to_its_notebook_exercises_and_slides(book: Path) -> None
 
 def test_no_picture_has_a_file_name_for_words(pages: dict[Path, Page]) -> None:
     alts = [(path.name, alt) for path, page in pages.items() for alt in page.alts]
-    assert len(alts) > 80
+    assert len(alts) > 65
     assert [
         one
         for one in alts

@@ -11,11 +11,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, HATCHES, INK
-from amp_course.kit.style import FEWER_DOTS, merged_row, new_figure, title
+from amp_course.kit.style import merged_row, new_figure, title
 from amp_course.speed.bench.advice import Recommendation, short
 from amp_course.speed.bench.page import Page, Result, label_of, ridges
 from amp_course.speed.machine import Machine
 
+_DOTS = 110  # per inch, as many as the page shows: it is full of text
 _MARKS = {"fp32": "o", "tf32": "D", "bf16": "s", "fp16": "^"}
 _ON_WHITE = {
     "facecolor": "white",
@@ -42,7 +43,7 @@ def bench_figure(page: Page, advice: Recommendation) -> Figure:
         f"{advice.headline}"
     )
     figure, axes = new_figure(
-        9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=FEWER_DOTS
+        9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=_DOTS
     )
     if page.measured:
         _draw_rates(axes[0][0], page.measured)
