@@ -61,5 +61,5 @@ def test_its_words_are_its_title_and_its_pictures() -> None:
     words = words_of(page_of(BitExplorer()))
     assert words == (
         "BitExplorer: what do these bits say? "
-        "0.0999755859375 between 0.09991455078125 and 0.10003662109375"
+        "0.0999755859375 between 0.09991455078125 and 0.10003662109375."
     )

@@ -58,11 +58,16 @@ def photograph_panels(book: nbformat.NotebookNode) -> None:
 
 
 def words_of(html: str) -> str:
-    """Return what a panel's page says to those who cannot see it: its title, and its pictures."""
+    """Return what a panel's page says to those who cannot see it: its title, and its pictures, or
+    the start of its text if it has none.
+    """
     title = re.findall(r'role="group" aria-label="([^"]*)"', html)
-    pictures = re.findall(r'<svg role="img" aria-label="([^"]*)"', html)
-    pictures += re.findall(r'<img alt="([^"]*)"', html)
-    return unescape(" ".join([*title, ". ".join(pictures)]).strip())
+    words = re.findall(r'<svg role="img" aria-label="([^"]*)"', html)
+    words += re.findall(r'<img alt="([^"]*)"', html)
+    if not words:
+        view = html.partition('class="amp-view"')[2].partition(">")[2]
+        words = [" ".join(re.sub("<[^>]*>", " ", view).split()[:30])]
+    return unescape(" ".join([*title, ". ".join(one.rstrip(".") for one in words)])) + "."
 
 
 def _few_colours(picture: bytes) -> bytes:
