@@ -13,6 +13,6 @@ def build(tool: str, folder: Path) -> Path:
     """Run `tools/TOOL.py --out FOLDER/site`; return that folder."""
     out = folder / "site"
     command = [sys.executable, ROOT / "tools" / f"{tool}.py", "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     return out

@@ -24,6 +24,7 @@ from pygments.lexers import PythonLexer
 
 from amp_course.kit.errors import CourseError
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
 LEAST = 22  # of code and output
 MOST = 44
 ROOM = (1630, 800)  # for code and output, inside their frame
@@ -175,6 +176,8 @@ def _figure(cell: NotebookNode, output: NotebookNode, chapter: str) -> str:
     width, height = struct.unpack(">II", b64decode(data)[16:24])
     inches = about["width"] / SHOWN
     exponents = " data-exponents" if has_exponents(*drawn) else ""
+    # A panel's photograph is to be recognized, and not to be read: the speaker opens the panel.
+    exponents += " data-panel" if WIDGET in output.data else ""
     return (
         f'<img alt="{escape(about["alt"])}" width="{width}" height="{height}" '
         f'data-inches="{inches:.2f}" data-points="{smallest_text(*drawn):g}"{exponents} '

@@ -19,7 +19,7 @@ from axe_playwright_python.sync_playwright import Axe
 from amp_course.course import CHAPTERS, available
 from tests.book.conftest import PANELS
 
-pytestmark = pytest.mark.slow  # it builds the whole book
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it builds the whole book
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 25_000_000  # bytes, of which Pyodide is 13 million
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -220,7 +220,6 @@ def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium
     page.close()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_no_violation_of_wcag_22_aa(
     theme: str, book: Path, address: str, chromium: Any

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from amp_course.course import CHAPTERS
 from tests.book.conftest import PANELS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 STEMS = {chapter.word: chapter.stem for chapter in CHAPTERS}
 PATIENCE = 120_000  # milliseconds: Python starts in 4 s on two quiet cores

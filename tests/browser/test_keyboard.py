@@ -118,7 +118,7 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     expect(chosen).to_have_value("bf16")
     expect(told).to_contain_text("normal 100.0 %")
     chosen.press("ArrowDown")
-    expect(told).to_contain_text("lost 10.8 %")
+    expect(told).to_contain_text("lost 10.6 %")
     tab_to(page, centre)
     centre.press("ArrowLeft")
     expect(status).to_contain_text(re.compile(r"lost 1[5-9]\.\d %"))

@@ -49,7 +49,7 @@ MEASURE = """
     const r = image.getBoundingClientRect();
     const scale = Math.min(r.width / image.naturalWidth, r.height / image.naturalHeight) / unit;
     figures.push({
-      perInch: scale * image.naturalWidth / parseFloat(image.dataset.inches), points: parseFloat(image.dataset.points),
+      perInch: scale * image.naturalWidth / parseFloat(image.dataset.inches), points: parseFloat(image.dataset.points), panel: 'panel' in image.dataset,
       exponents: 'exponents' in image.dataset, alt: image.alt, loaded: image.complete && image.naturalWidth > 0,
     });
   }
@@ -68,6 +68,8 @@ def measure(page: Any) -> dict[str, Any]:
     letters = [(size, text) for size, text, raised in found["letters"] if not raised]
     raised = [(size, text) for size, text, is_raised in found["letters"] if is_raised]
     for figure in found["figures"]:
+        if figure["panel"]:
+            continue  # a photograph, which the speaker replaces by the panel itself
         letters.append((figure["points"] / 72 * figure["perInch"], "in the figure"))
         if figure["exponents"]:
             raised.append((DIGITS * TICKS / 72 * figure["perInch"], "an exponent in the figure"))
