@@ -135,9 +135,10 @@ def playwright():
 @pytest.fixture(scope="session")
 def chromium(request):
     """One Chromium for pages that need no JupyterLab, the book's and the slides'."""
-    from tests.browser.conftest import BROWSERS, FLAGS
+    from amp_course.authoring.photographs import find_chromium
+    from tests.browser.conftest import FLAGS
 
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = find_chromium()
     if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
         pytest.skip("no Chromium")
     browser = request.getfixturevalue("playwright").chromium.launch(

@@ -22,11 +22,11 @@ import nbformat
 import slides
 from sphinx.cmd.build import main as sphinx
 
+from amp_course.authoring.photographs import WIDGET, find_chromium
 from amp_course.course import CHAPTERS, Chapter, available
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "book"
-WIDGET = "application/vnd.jupyter.widget-view+json"
 PLAY = """:::{{tip}}
 This is a picture: the panel {why}, which a page cannot. In JupyterLab its controls move, by mouse
 and by keyboard: `make lab`, then open `notebooks/{stem}.ipynb`.
@@ -116,7 +116,7 @@ def chapter_page(chapter: Chapter, live: Mapping[str, str]) -> nbformat.Notebook
             if name in live:
                 output.data = nbformat.from_dict({"text/html": live[name]})
             else:
-                play = PLAY.format(why=WHY.get(name, "TODO"), stem=chapter.stem)
+                play = PLAY.format(why=WHY[name], stem=chapter.stem)
                 cells.append(nbformat.v4.new_markdown_cell(play))
     book.cells = cells
     return book
@@ -181,9 +181,7 @@ def make_pdf(pages: Path) -> None:
     """Print the sheet of five lines a chapter by Chromium, if there is one;
     the page links to it only then.
     """
-    browser = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    browser = find_chromium()
     sheet = pages / "more" / "sheet.pdf"
     if browser is None:
         print("no Chromium: the sheet is made without its PDF", file=sys.stderr)

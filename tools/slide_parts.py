@@ -22,9 +22,9 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from amp_course.authoring.photographs import WIDGET
 from amp_course.kit.errors import CourseError
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
 LEAST = 22  # of code and output
 MOST = 44
 ROOM = (1630, 800)  # for code and output, inside their frame

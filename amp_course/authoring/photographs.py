@@ -33,7 +33,7 @@ def photograph_panels(book: nbformat.NotebookNode) -> None:
     ]
     if not outputs:
         return
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    browser = find_chromium()
     if browser is None:
         raise CourseError("panels are photographed by Chromium: install it, and run this again")
     from playwright.sync_api import sync_playwright
@@ -55,6 +55,11 @@ def photograph_panels(book: nbformat.NotebookNode) -> None:
                 "alt": words_of(html),
             }
         chromium.close()
+
+
+def find_chromium() -> str | None:
+    """Return the path of a Chromium or Chrome, None if there is none."""
+    return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
 def words_of(html: str) -> str:

@@ -117,7 +117,7 @@ class BitExplorer(Panel):
         self.html = explorer_view(self.pattern, self.fmt, self.exact)
 
     def _take(self, control: Control | None) -> tuple[str | None, str]:
-        """Change the state; return what is to stand in the text field, and what to say.
+        """Change the state; return the new text of the field, and what to say.
 
         Raises ValueError, and changes nothing, for what cannot be read or has no pattern.
         """

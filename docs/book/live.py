@@ -28,15 +28,19 @@ PANELS = {  # its class → the module that it is in
 }
 
 
+def name_in(owner, name):
+    """Make a name of torch the first time that it is asked for: `__getattr__` of what follows."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = Name(name, (), {"__call__": lambda self, decorated: decorated})
+    setattr(owner, name, made)
+    return made
+
+
 class Name(type):
     """A name of torch: `torch.float16`, `nn.Module`, the decorator `torch.no_grad()`."""
 
-    def __getattr__(cls, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = Name(name, (), {"__call__": lambda self, decorated: decorated})
-        setattr(cls, name, made)
-        return made
+    __getattr__ = name_in
 
     def __repr__(cls):
         return f"torch.{cls.__name__}"
@@ -45,12 +49,7 @@ class Name(type):
 class Named(types.ModuleType):
     """torch, or a module of it."""
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = Name(name, (), {"__call__": lambda self, decorated: decorated})
-        setattr(self, name, made)
-        return made
+    __getattr__ = name_in
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -16,13 +16,13 @@ import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from amp_course.authoring.photographs import WIDGET
 from amp_course.course import CHAPTERS, available
 from tests.book.conftest import PANELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it builds the whole book
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 25_000_000  # bytes, of which Pyodide is 13 million
-WIDGET = "application/vnd.jupyter.widget-view+json"
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 

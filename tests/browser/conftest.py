@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from amp_course.authoring.photographs import find_chromium
 from tests.browser.server import Lab
 
 HERE = Path(__file__).parent
 SCREENSHOTS = HERE / "screenshots"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -81,7 +81,7 @@ def launch(request):
     """Return a function that starts Chromium, and its context,
     with Playwright's options for a browser.
     """
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = find_chromium()
     if path is None:
         how = (
             "no Chromium was found, so the browser tests did not run: install one (Debian and "

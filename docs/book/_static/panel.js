@@ -90,7 +90,7 @@
     for (const root of document.querySelectorAll(".amp-live")) tell(root, "");
   });
   const panelOf = (event) => event.target.closest?.(".amp-live");
-  for (const kind of ["pointerover", "focusin"]) {
+  for (const kind of ["pointerdown", "focusin"]) {
     document.addEventListener(kind, (event) => panelOf(event) && ready(panelOf(event)));
   }
   document.addEventListener("click", (event) => {
