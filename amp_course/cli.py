@@ -7,9 +7,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from amp_course import __version__
@@ -17,6 +20,8 @@ from amp_course.kit.errors import CourseError, describe_missing, describe_os_err
 
 # torch, Jupyter and the chapters are imported where they are needed: `amp-course --help` answers at
 # once.
+
+Commands = argparse._SubParsersAction  # what parsers of commands are added to
 
 EXAMPLES = """\
 examples:
@@ -121,30 +126,14 @@ def _run(argv: list[str]) -> int:
     own, unchecked = (argv, []) if argv[:1] == ["doctor"] else _split(argv)
     parser = _parser()
     args, jupyter_args = parser.parse_known_args(own)
-    if args.command is None and not jupyter_args + unchecked:
-        parser.print_help()
-    elif args.command == "lab":
-        _lab(args.port, args.browser, jupyter_args, unchecked)
+    if args.command == "lab":
+        _lab(args, jupyter_args, unchecked)
     elif jupyter_args + unchecked:
         parser.error(f"unrecognized arguments: {' '.join(jupyter_args + unchecked)}")
-    elif args.command == "progress":
-        _progress()
-    elif args.command == "report":
-        _report(args.json)
-    elif args.command == "bench":
-        return _bench(args)
-    elif args.command == "doctor":
-        return _doctor(args)
-    elif args.command == "classroom":
-        _classroom(args)
-    elif args.command == "mistakes":
-        _mistakes(args.chapter, args.json)
-    elif args.command == "update":
-        from amp_course.update import update
-
-        update()
+    elif args.command is None:
+        parser.print_help()
     else:
-        _reset(args.chapter)
+        return args.run(args) or 0
     return 0
 
 
@@ -166,9 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"amp-course {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
-    lab = commands.add_parser(
-        "lab", help="open the course in JupyterLab", description=LAB, allow_abbrev=False
-    )
+    lab = _command(commands, "lab", "open the course in JupyterLab", _lab, LAB)
     lab.usage = "amp-course lab [--no-browser] [--port N] [options of JupyterLab] [-- ...]"
     lab.add_argument(
         "--no-browser", dest="browser", action="store_false", help="only print the address to open"
@@ -179,23 +166,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="listen on this port (default: the first free one from 8888)",
     )
-    commands.add_parser("progress", help="show which exercises you have solved", allow_abbrev=False)
-    report = commands.add_parser("report", help="say what this machine can do", allow_abbrev=False)
+    _command(commands, "progress", "show which exercises you have solved", _progress)
+    report = _command(commands, "report", "say what this machine can do", _report)
     report.add_argument("--json", action="store_true", help="print it as JSON")
     _add_bench(commands)
     _add_doctor(commands)
-    reset = commands.add_parser(
-        "reset",
-        help="get a fresh copy of a chapter's exercises",
-        description=RESET,
-        allow_abbrev=False,
-    )
+    reset = _command(commands, "reset", "get a fresh copy of a chapter's exercises", _reset, RESET)
     reset.add_argument("chapter", metavar="CHAPTER", help="its number or its word: 06 or loop")
-    mistakes = commands.add_parser(
-        "mistakes",
-        help="list the mistakes that the checks explain",
-        description=MISTAKES,
-        allow_abbrev=False,
+    mistakes = _command(
+        commands, "mistakes", "list the mistakes that the checks explain", _mistakes, MISTAKES
     )
     mistakes.add_argument(
         "chapter",
@@ -205,40 +184,47 @@ def _parser() -> argparse.ArgumentParser:
     )
     mistakes.add_argument("--json", action="store_true", help="print them as JSON")
     _add_classroom(commands)
-    commands.add_parser(
-        "update", help="get the next version of the course", description=UPDATE, allow_abbrev=False
-    )
+    _command(commands, "update", "get the next version of the course", _update, UPDATE)
     return parser
 
 
-def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser(
-        "bench",
-        help="time what mixed precision buys on this machine",
-        description=BENCH,
-        allow_abbrev=False,
+def _command(
+    commands: Commands[argparse.ArgumentParser],
+    name: str,
+    what: str,
+    run: Callable[..., object],
+    text: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command; `run` is called with the parsed arguments, and may return an exit code."""
+    parser = commands.add_parser(name, help=what, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_bench(commands: Commands[argparse.ArgumentParser]) -> None:
+    bench = _command(
+        commands, "bench", "time what mixed precision buys on this machine", _bench, BENCH
     )
-    bench.add_argument(
+    add = bench.add_argument
+    add(
         "--quick",
         action="store_true",
         help="within a minute instead of five; the times spread more",
     )
-    bench.add_argument(
+    add(
         "--device",
         choices=["cpu", "cuda"],
         help="default: the GPU if torch finds one, else the CPU",
     )
-    bench.add_argument(
+    add(
         "--out",
         metavar="FOLDER",
         help="save JSON and PNG there, under new names (default: my_work/)",
     )
-    bench.add_argument(
-        "--json", metavar="FILE", help="save the JSON as FILE; - prints it instead of the text"
-    )
-    bench.add_argument("--png", metavar="FILE", help="save the picture as FILE")
-    bench.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    bench.add_argument(
+    add("--json", metavar="FILE", help="save the JSON as FILE; - prints it instead of the text")
+    add("--png", metavar="FILE", help="save the picture as FILE")
+    add("--force", action="store_true", help="replace FILE if it exists")
+    add(
         "--compare",
         nargs=2,
         metavar=("A", "B"),
@@ -247,63 +233,53 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.set_defaults(refuse=bench.error)
 
 
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    doctor = commands.add_parser(
-        "doctor",
-        help="say what is wrong with how a script of yours trains",
-        description=DOCTOR,
-        allow_abbrev=False,
+def _add_doctor(commands: Commands[argparse.ArgumentParser]) -> None:
+    doctor = _command(
+        commands, "doctor", "say what is wrong with how a script of yours trains", _doctor, DOCTOR
     )
     doctor.usage = (
         "amp-course doctor [--json] [--html FILE [--force]] [--steps N] [--timeout S] [--ranks N] "
         "[--keep-files]\n                         (SCRIPT | -m MODULE) [ARGS ...]"
     )
-    doctor.add_argument("--json", action="store_true", help="print the page as JSON")
-    doctor.add_argument("--html", metavar="FILE", help="write the page as HTML, too")
-    doctor.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    doctor.add_argument(
+    add = doctor.add_argument
+    add("--json", action="store_true", help="print the page as JSON")
+    add("--html", metavar="FILE", help="write the page as HTML, too")
+    add("--force", action="store_true", help="replace FILE if it exists")
+    add(
         "--steps",
         type=_count,
         default=100,
         metavar="N",
         help="updates to look at, at most (default: 100)",
     )
-    doctor.add_argument(
+    add(
         "--timeout",
         type=_count,
         default=120,
         metavar="S",
         help="seconds it may take (default: 120)",
     )
-    doctor.add_argument(
-        "--ranks", type=_count, default=1, metavar="N", help="start it by torchrun in N processes"
-    )
-    doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
-    doctor.add_argument(
+    add("--ranks", type=_count, default=1, metavar="N", help="start it by torchrun in N processes")
+    add("--keep-files", action="store_true", help="leave what the script writes")
+    add(
         "-m",
         dest="module",
         action="store_true",
         help="run a module by its name, as `python -m MODULE`",
     )
-    doctor.add_argument(
-        "script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`, or a module"
-    )
-    doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
+    add("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`, or a module")
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
 
 
-def _add_classroom(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    classroom = commands.add_parser(
-        "classroom", help="run a class with nbgrader", description=CLASSROOM, allow_abbrev=False
-    )
+def _add_classroom(commands: Commands[argparse.ArgumentParser]) -> None:
+    classroom = _command(commands, "classroom", "run a class with nbgrader", _classroom, CLASSROOM)
     verbs = classroom.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, what in (
         ("init", "make the folder of a class, or add chapters to it"),
         ("grade", "grade what was submitted; an interrupted run goes on"),
         ("report", "make the class's page, as HTML and CSV"),
     ):
-        parser = verbs.add_parser(
-            verb, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False
-        )
+        parser = _command(verbs, verb, what, _classroom, f"{what[0].upper()}{what[1:]}.")
         parser.add_argument("folder", metavar="FOLDER", help="the class's folder")
         parser.add_argument(
             "chapters",
@@ -336,18 +312,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _lab(
-    port: int | None, browser: bool, jupyter_args: Sequence[str], unchecked: Sequence[str]
-) -> None:
+def _lab(args: argparse.Namespace, jupyter_args: Sequence[str], unchecked: Sequence[str]) -> None:
     from amp_course import lab, work
 
     lab.check_options(jupyter_args, own=("--port", "--no-browser"))
     for change in work.copy_missing():
         print(change.message)
-    lab.start(port, browser, [*jupyter_args, *unchecked])
+    lab.start(args.port, args.browser, [*jupyter_args, *unchecked])
 
 
-def _progress() -> None:
+def _progress(args: argparse.Namespace) -> None:
     from amp_course.checking import progress
     from amp_course.course import CHAPTERS, available
 
@@ -367,21 +341,14 @@ def _progress() -> None:
         print(f"In the making: {', '.join(coming)}.")
 
 
-def _report(as_json: bool) -> None:
+def _report(args: argparse.Namespace) -> None:
     from amp_course.kit.hardware import machine_report
 
     report = machine_report()
-    if as_json:
-        import json
-
-        print(json.dumps(report.to_dict(), indent=2))
-    else:
-        print(report)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report)
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     if args.compare:
         if args.quick or args.force or args.device or args.out or args.json or args.png:
             args.refuse(
@@ -428,15 +395,12 @@ def _classroom(args: argparse.Namespace) -> None:
         command.make_report(args.folder, args.chapters)
 
 
-def _mistakes(name: str | None, as_json: bool) -> None:
-    import json
-    import textwrap
-
+def _mistakes(args: argparse.Namespace) -> None:
     from amp_course.course import available, find
 
-    chapters = available() if name is None else [find(name)]
+    chapters = available() if args.chapter is None else [find(args.chapter)]
     exercises = [(chapter, exercise) for chapter in chapters for exercise in chapter.exercises()]
-    if as_json:
+    if args.json:
         rows = [
             {
                 "exercise": exercise.id,
@@ -456,9 +420,7 @@ def _mistakes(name: str | None, as_json: bool) -> None:
         )
         for one in exercise.mistakes:
             print(f"   {one.name}" + (f"  (against: “{one.violates}”)" if one.violates else ""))
-            indent = " " * 6
-            text = _feedback(exercise, one)
-            print(textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=indent))
+            print(textwrap.indent(textwrap.fill(_feedback(exercise, one), 94), " " * 6))
         print()
 
 
@@ -472,9 +434,15 @@ def _feedback(exercise: Any, mistake: Any) -> str:
         return plain_text(mistake.feedback)
 
 
-def _reset(name: str) -> None:
+def _reset(args: argparse.Namespace) -> None:
     from amp_course import work
     from amp_course.course import find
 
-    for change in work.reset(find(name)):
+    for change in work.reset(find(args.chapter)):
         print(change.message)
+
+
+def _update(args: argparse.Namespace) -> None:
+    from amp_course.update import update
+
+    update()

@@ -18,7 +18,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +29,6 @@ from amp_course.kit.git import Git
 from amp_course.kit.paths import course_root, work_dir
 
 REQUIREMENTS = ("pyproject.toml", "constraints.txt", "environment.yml")
-_STALE_SECONDS = 10.0  # git holds its locks for a fraction of a second
 
 
 def update() -> None:
@@ -43,7 +41,7 @@ def update() -> None:
     before = git("rev-parse", "HEAD").strip()
     with _alone_in(work_folder):
         kept_folder = _unused_folder(work_folder)
-        with _finished_later(git, work_folder / ".update-unfinished", kept_folder):
+        with _finished_later(work_folder / ".update-unfinished", kept_folder):
             target = _fetch(git)
             if target == before:
                 print("You have the newest version of the course.")
@@ -67,8 +65,7 @@ def _fetch(git: Git) -> str:
     if not branch:
         raise CourseError(
             f"{git.root} is set to one fixed version (git calls this a detached HEAD): go back to "
-            f"the course's branch with "
-            "`git switch main`, then update."
+            "the course's branch with `git switch main`, then update."
         )
     if not git("rev-parse", "--abbrev-ref", "@{upstream}", check=False).strip():
         raise CourseError(
@@ -88,9 +85,8 @@ def _fetch(git: Git) -> str:
     if not git.succeeds("merge-base", "--is-ancestor", "HEAD", target):
         raise CourseError(
             f"the branch {branch} has commits that the course does not have, so nothing was "
-            f"changed: put them on top of the "
-            "new version with `git pull --rebase --autostash`, or keep them on a branch of their "
-            "own with `git switch -c mine`."
+            "changed: put them on top of the new version with `git pull --rebase --autostash`, or "
+            "keep them on a branch of their own with `git switch -c mine`."
         )
     return target
 
@@ -115,16 +111,7 @@ def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
     in_the_way = {
         obstacle for name in incoming - in_head if (obstacle := _obstacle(git.root, name))
     }
-    staged = git.names("diff-index", "--cached", "--name-only", "--no-renames", "HEAD") & git.names(
-        "diff-files", "--name-only"
-    )
     kept = []
-    for name in sorted(ours & staged):
-        if git.succeeds("cat-file", "-e", f":{name}"):
-            copy = kept_folder / "staged" / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(git.bytes("cat-file", "blob", f":{name}"))
-            kept.append(f"staged/{name}")
     for name in sorted(ours | in_the_way):
         path = git.root / name
         if not os.path.lexists(path) or _is_the_courses(git, name, target):
@@ -181,8 +168,8 @@ def _refuse_if_open(root: Path) -> None:
             if Path(server["root_dir"]).resolve().is_relative_to(root) and _listens(server["port"]):
                 raise CourseError(
                     f"JupyterLab is running in {server['root_dir']} (port {server['port']}): save "
-                    f"your notebooks, stop it with "
-                    "Ctrl-C in its terminal, then update. Nothing was changed."
+                    "your notebooks, stop it with Ctrl-C in its terminal, then update. Nothing was "
+                    "changed."
                 )
 
 
@@ -240,10 +227,8 @@ def _alone_in(work_folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _finished_later(git: Git, marker: Path, kept_folder: Path) -> Iterator[None]:
-    """Leave a marker until the block ends; where a killed run left one, say so,
-    and remove the locks that its git left.
-    """
+def _finished_later(marker: Path, kept_folder: Path) -> Iterator[None]:
+    """Leave a marker until the block ends; where a killed run left one, say so."""
     if marker.exists():
         earlier = Path(marker.read_text(encoding="utf-8"))
         moved = (
@@ -252,11 +237,6 @@ def _finished_later(git: Git, marker: Path, kept_folder: Path) -> Iterator[None]
             else ""
         )
         print(f"The last update was interrupted; this one finishes it.{moved}")
-        for lock in git.folder.rglob("*.lock"):
-            with contextlib.suppress(FileNotFoundError):  # its git was still running
-                if (made := lock.stat().st_mtime) >= marker.stat().st_mtime:
-                    time.sleep(max(0.0, made + _STALE_SECONDS - time.time()))
-                    lock.unlink()
     files.write_text(marker, str(kept_folder))
     try:
         yield

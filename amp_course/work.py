@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ from amp_course.kit import files
 from amp_course.kit.errors import CourseError, describe_os_error
 from amp_course.kit.paths import course_root, work_dir
 
-_LOCK_SECONDS = (
-    60.0  # another command copies some megabytes; on a network folder that takes its time
-)
+# another command copies some megabytes; on a network folder that takes its time
+_LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ def copy_missing(folder: str = "exercises", copies: Path | None = None) -> list[
     if not exercises:
         return changes
     with _alone_in(work):
-        before, note = _read_origins(work)
-        changes += note
+        before = _read_origins(work)
         origins = dict(before)
         for exercise in exercises:
             changes += _bring_up_to_date(exercise, work / exercise.name, origins)
@@ -86,9 +83,8 @@ def reset(chapter: Chapter) -> list[Change]:
             changes.append(Change(saved, f"Your work is kept as {saved}."))
         _copy(exercise, copy)
         changes.append(Change(copy, f"{copy} is fresh again."))
-        origins, note = _read_origins(work)
-        _write_origins(work, origins | {exercise.name: _sha256(exercise)})
-    return changes + note
+        _write_origins(work, _read_origins(work) | {exercise.name: _sha256(exercise)})
+    return changes
 
 
 def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> list[Change]:
@@ -136,27 +132,14 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _read_origins(work: Path) -> tuple[dict[str, str], list[Change]]:
-    """Return the origins, and a note if their file was damaged; the damaged file is set aside."""
-    path = work / ".origins.json"
+def _read_origins(work: Path) -> dict[str, str]:
+    """Return the origins; none if their file is missing or damaged: then each copy counts as the
+    reader's.
+    """
     try:
-        origins = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(origins, dict) or not all(
-            isinstance(value, str) for value in origins.values()
-        ):
-            raise ValueError("it holds no table of exercises")
-    except FileNotFoundError:
-        return {}, []
-    except ValueError as error:
-        aside = files.unused_name(path, f"damaged-{datetime.now():%Y-%m-%d}")
-        os.replace(path, aside)
-        message = (
-            f"{path} was damaged ({error}) and is kept as {aside.name}. Your notebooks are "
-            f"untouched. If an exercise looks "
-            "out of date, `amp-course reset CHAPTER` gives you the current one and keeps yours."
-        )
-        return {}, [Change(aside, message)]
-    return origins, []
+        return dict(json.loads((work / ".origins.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
 
 
 def _write_origins(work: Path, origins: dict[str, str]) -> None:

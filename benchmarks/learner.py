@@ -15,7 +15,12 @@ from typing import Any
 from urllib.parse import quote
 
 import requests
-from websocket import WebSocket, WebSocketException, create_connection
+from websocket import (
+    WebSocket,
+    WebSocketException,
+    WebSocketTimeoutException,
+    create_connection,
+)
 
 PATIENCE = 1200.0  # seconds for one cell; twelve learners share two cores
 CONTROLS = {
@@ -114,6 +119,8 @@ class Kernel:
             raw = self.socket.recv()
         except (WebSocketException, OSError) as error:
             raise KernelDied(str(error)) from error
+        if not raw:
+            raise KernelDied("its socket was closed")
         if isinstance(raw, bytes):  # a message with buffers: the JSON comes after their offsets
             count = int.from_bytes(raw[:4], "big")
             ends = [int.from_bytes(raw[4 * i : 4 * i + 4], "big") for i in range(1, count + 1)] + [
@@ -124,6 +131,17 @@ class Kernel:
         if heard["msg_type"] == "status" and "restart" in heard["content"]["execution_state"]:
             raise KernelDied(heard["content"]["execution_state"])
         return heard
+
+    def answer_pings(self) -> None:
+        """Read what came while nobody asked. The server closes a socket that answers no ping."""
+        self.socket.settimeout(0.01)
+        try:
+            while self.socket.recv():
+                pass
+        except WebSocketTimeoutException:
+            pass
+        finally:
+            self.socket.settimeout(PATIENCE)
 
     def _take(self, heard: Message, reply: Reply, began: float) -> set[str]:
         """Note a message in the reply; return what of the reply is now complete."""
@@ -220,7 +238,9 @@ class Learner:
         self.ask("PUT", f"contents/{path}", json={"type": "notebook", "content": notebook})
 
     def poll(self) -> None:
-        """Ask what an open JupyterLab asks every ten seconds."""
+        """Do what an open JupyterLab does every ten seconds."""
+        for kernel in self.kernels.values():
+            kernel.answer_pings()
         for what in ("sessions", "kernels", "terminals", "contents/notebooks?content=1"):
             self.ask("GET", what)
 

@@ -57,8 +57,10 @@ c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
 c.JupyterHub.db_url = f"sqlite:///{state / 'jupyterhub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(state / "cookie_secret")
 c.JupyterHub.cleanup_servers = False
-c.JupyterHub.concurrent_spawn_limit = 2 * cores  # the others wait a few seconds and are not refused
-c.Spawner.start_timeout = c.Spawner.http_timeout = 120
+# A workshop starts with everybody logging in at once. Above this limit the hub does not queue, it
+# refuses (429, too many users). Without it, all servers start slowly.
+c.JupyterHub.concurrent_spawn_limit = 0
+c.Spawner.start_timeout = c.Spawner.http_timeout = 300
 
 # A learner's server. The course is installed once and only read; their copies are in their home.
 c.Spawner.cmd = [sys.executable, str(COURSE / "deploy" / "learner_server.py")]

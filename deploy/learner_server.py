@@ -11,6 +11,7 @@ both versions in one notebook.
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from amp_course import work
@@ -25,4 +26,9 @@ try:
 except (CourseError, OSError) as error:
     # a full disk, say: without a server they could not even delete something
     print(f"amp_course: {error}", file=sys.stderr)
-os.execv(sys.executable, [sys.executable, "-m", "jupyterhub.singleuser", *sys.argv[1:]])
+# A kernel and its server talk through sockets in a folder of the learner's own, not through ports,
+# which all learners share: when twelve started kernels at once, two chose the same port and one
+# died. The path of a socket has at most 107 bytes, which a folder in a home could exceed.
+os.environ["JUPYTER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="jupyter-")
+options = ["--KernelManager.transport=ipc", *sys.argv[1:]]
+os.execv(sys.executable, [sys.executable, "-m", "jupyterhub.singleuser", *options])

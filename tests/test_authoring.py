@@ -97,20 +97,12 @@ def test_a_run_stamps_and_what_changes_an_output_makes_it_out_of_date(course, ca
     assert reasons() == changed
     edit(course / "constraints.txt", "\nmatplotlib==1", "\nmatplotlib==")
     assert reasons() == []
+    edit(course / "constraints.txt", f"\ntorch=={installed}\n", "\ntorch==1.0\n")
+    assert reasons()[0].endswith(f" and torch {installed}")
+    edit(course / "constraints.txt", "\ntorch==1.0\n", f"\ntorch=={installed}\n")
     formats.unlink()
     stamps._module_digest.cache_clear()
     assert reasons() == changed
-
-
-def test_another_version_of_the_course_or_of_torch_is_out_of_date(course):
-    path = course / "notebooks" / "01_bits.ipynb"
-    book = nbformat.read(path, as_version=4)
-    stamps.stamp(book, torch="2.6.0", modules=["amp_course"])
-    nbformat.write(book, path)
-    (reason,) = reasons()
-    assert reason.startswith("its outputs came from version ") and reason.endswith(
-        " and torch 2.6.0"
-    )
 
 
 def test_the_digest_is_the_same_on_every_machine(tmp_path, monkeypatch):

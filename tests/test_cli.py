@@ -78,17 +78,7 @@ def test_lab_hands_on_the_options_of_jupyterlab_and_what_follows_two_dashes(
     monkeypatch.setattr(lab, "check_options", lambda arguments, own: None)
     port = str(free_port())
     cli.main(
-        [
-            "lab",
-            "--no-browser",
-            "--port",
-            port,
-            "--LabApp.dev_mode=True",
-            "--debug",
-            "--",
-            "--port-x",
-            "--",
-        ]
+        f"lab --no-browser --port {port} --LabApp.dev_mode=True --debug -- --port-x --".split()
     )
     assert launched[-4:] == ["--LabApp.dev_mode=True", "--debug", "--port-x", "--"]
     assert "--no-browser" in launched
@@ -173,15 +163,6 @@ def test_where_home_cannot_be_written_jupyter_gets_folders_in_my_work(
         monkeypatch.setenv(name, folder)  # so that it is put back
 
 
-def test_where_home_can_be_written_it_is_used(
-    clone: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(clone / "home"))
-    monkeypatch.delenv("JUPYTER_CONFIG_DIR", raising=False)
-    assert cli.main(["lab", "--port", str(free_port())]) == 0
-    assert "JUPYTER_CONFIG_DIR" not in os.environ and not (clone / "my_work" / ".jupyter").exists()
-
-
 def test_a_port_in_use_is_one_line_and_code_2(
     clone: Path, launched: list[str], taken: int, capsys
 ) -> None:
@@ -244,12 +225,6 @@ def test_reset_says_where_the_old_copy_is(clone: Path, capsys) -> None:
     assert "Your work is kept as " in out and "06_loop.saved-" in out
 
 
-def test_reset_of_an_unknown_chapter_is_one_line_and_code_2(clone: Path, capsys) -> None:
-    assert cli.main(["reset", "lopo"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("amp-course: there is no chapter 'lopo': name one of 00_start, 01_bits")
-
-
 def test_progress_lists_each_exercise_with_its_state(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -265,16 +240,6 @@ def test_progress_lists_each_exercise_with_its_state(
     assert one.split() == ["1", "correct", "Task", "1"]
     assert two.split() == ["2", "not", "attempted", "Task", "2"]
     assert coming.startswith("In the making: start, bits")
-
-
-def test_progress_that_cannot_be_read_is_said(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr(Chapter, "exercises", lambda self: ())
-    (clone / "my_work").mkdir()
-    (clone / "my_work" / "progress.json").write_text("{")
-    assert cli.main(["progress"]) == 0
-    assert "is damaged" in capsys.readouterr().err
 
 
 def test_mistakes_are_listed_for_an_instructor(capsys) -> None:
@@ -293,14 +258,8 @@ def test_mistakes_are_listed_for_an_instructor(capsys) -> None:
         all(one.name in said for one in update_rule.mistakes)
         and "against: “streak of clean steps”" in said
     )
-    assert "**" not in said and "01 bits" not in said
+    assert "**" not in said and "01 bits" not in said and "{" not in said
     assert cli.main(["mistakes", "cooking"]) == 2
-
-
-def test_mistakes_are_listed_in_the_words_that_a_learner_reads(capsys) -> None:
-    assert cli.main(["mistakes", "start", "--json"]) == 0
-    feedback = {row["mistake"]: row["feedback"] for row in json.loads(capsys.readouterr().out)}
-    assert feedback["a string"].startswith("`") and "{" not in "".join(feedback.values())
 
 
 def test_report_prints_text_or_json(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -318,18 +277,6 @@ def test_report_prints_text_or_json(monkeypatch: pytest.MonkeyPatch, capsys) -> 
     assert capsys.readouterr().out == "a machine\n"
     cli.main(["report", "--json"])
     assert json.loads(capsys.readouterr().out) == {"device": "cpu"}
-
-
-def test_the_command_runs_as_a_module_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amp_course", "lab", "--no-browser"]
-    environment = os.environ | {
-        "AMP_COURSE_ROOT": str(tmp_path / "gone"),
-        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("amp-course: AMP_COURSE_ROOT is ")
 
 
 def pipe(command: str, clone: Path) -> subprocess.CompletedProcess[str]:
@@ -365,17 +312,3 @@ def test_an_output_on_a_full_disk_is_one_line(clone: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("amp-course: ") and "the disk is full" in line
-
-
-@pytest.mark.slow
-def test_a_terminal_without_the_letters_shows_the_rest(clone: Path) -> None:
-    done = pipe("progress", clone)
-    plain = subprocess.run(
-        [sys.executable, "-m", "amp_course", "report"],
-        env=os.environ
-        | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(cli.__file__).parents[1])},
-        capture_output=True,
-    )
-    assert done.returncode == 0 and plain.returncode == 0 and plain.stderr == b""
-    # The sign × of "14× the time"; a machine too busy to time its formats shows none.
-    assert rb"\xd7" in plain.stdout or b"too busy" in plain.stdout

@@ -3,8 +3,6 @@
 import itertools
 import json
 import re
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -113,21 +111,6 @@ def test_an_unknown_chapter_is_answered_with_those_there_are(name: str) -> None:
         course.find(name)
 
 
-def test_a_chapter_without_exercises_has_none() -> None:
-    assert course.Chapter(99, "nowhere", "?", 1).exercises() == ()
-
-
-def test_the_exercises_are_those_the_chapter_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, module = (
-        types.ModuleType("amp_course.fake"),
-        types.ModuleType("amp_course.fake.exercises"),
-    )
-    module.ALL = ["one", "two"]
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert course.Chapter(99, "fake", "?", 1).exercises() == ("one", "two")
-
-
 def test_a_library_that_a_chapter_lacks_is_not_taken_for_no_exercises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,10 +120,6 @@ def test_a_library_that_a_chapter_lacks_is_not_taken_for_no_exercises(
     monkeypatch.setattr(course.importlib, "import_module", broken)
     with pytest.raises(ModuleNotFoundError, match="sklearn"):
         course.CHAPTERS[6].exercises()
-
-
-def test_the_root_is_the_named_folder(clone: Path) -> None:
-    assert course_root() == clone.resolve()
 
 
 def test_a_wrong_name_is_refused_with_the_cure(
@@ -177,14 +156,6 @@ def test_the_root_is_looked_for_upward(elsewhere: Path) -> None:
         course_root()
     (elsewhere / "clone" / "exercises").mkdir()
     assert course_root() == elsewhere / "clone"
-
-
-def test_no_root_at_all_says_what_to_do(elsewhere: Path) -> None:
-    with pytest.raises(
-        CourseError,
-        match="run this in the folder where you cloned the course, or set AMP_COURSE_ROOT",
-    ):
-        course_root()
 
 
 def test_the_readers_folder(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

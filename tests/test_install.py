@@ -118,21 +118,6 @@ def test_an_old_python_can_read_it(name: str) -> None:
     ast.parse(INSTALL.with_name(name).read_text(), feature_version=(3, 6))
 
 
-@pytest.mark.parametrize("old", ["python3.6", "python3.7", "python3.8", "python3.9", "python3.10"])
-def test_an_old_python_gets_one_line(old: str, tmp_path: Path) -> None:
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    pythons = [*pyenv.glob(f"versions/{old[6:]}.*/bin/{old}"), *filter(None, [shutil.which(old)])]
-    if not pythons:
-        pytest.skip(f"no {old} on this machine")
-    python = str(pythons[0])
-    clone = make_clone(tmp_path / "clone")
-    done = subprocess.run([python, clone / "tools/install.py"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert f"amp_course needs Python 3.11 or newer; this is {old[6:]}." in one_line(done.stderr)
-    assert "make lab PYTHON=python3.12" in done.stderr
-    assert not (clone / ".venv").exists()
-
-
 def test_the_same_line_without_an_old_python(module: types.ModuleType, monkeypatch, capsys) -> None:
     monkeypatch.setattr(module.sys, "version_info", (3, 8, 10, "final", 0))
     assert module.main([]) == 1
@@ -326,7 +311,7 @@ def test_a_pin_for_another_python_is_named(ready: Path, tmp_path: Path) -> None:
     assert f"needs-new==2 needs another Python than {sys.version.split()[0]}" in one_line(err)
 
 
-@pytest.mark.parametrize("setting", ["PIP_TARGET", "PIP_PREFIX", "PIP_USER"])
+@pytest.mark.parametrize("setting", ["PIP_TARGET", "PIP_USER"])
 def test_settings_of_pips_that_lead_elsewhere_do_not_count(
     ready: Path, tmp_path: Path, setting: str
 ) -> None:
@@ -347,26 +332,12 @@ def test_a_missing_file_is_named(module: types.ModuleType, name: str, capsys) ->
     assert f"{name} is missing, so this folder is not whole" in one_line(capsys.readouterr().err)
 
 
-def test_constraints_without_torch_are_damaged(module: types.ModuleType, capsys) -> None:
-    module.CONSTRAINTS.write_text("")
-    module.make_venv = lambda: None
-    module.VENV.mkdir()
-    assert module.main(["--torch-index", "https://example.org"]) == 1
-    assert "is damaged: it names no torch" in one_line(capsys.readouterr().err)
-
-
 @pytest.mark.parametrize("wrong", ["a file", "a dangling link"])
 def test_something_else_called_venv(tmp_path: Path, wrong: str) -> None:
     clone = make_clone(tmp_path / "clone")
     (clone / ".venv").touch() if wrong == "a file" else (clone / ".venv").symlink_to("nowhere")
     code, _, err = set_up(clone)
     assert code == 1 and f"Remove {clone / '.venv'} and run the same command again" in one_line(err)
-
-
-def test_a_pip_that_is_killed_is_said(module: types.ModuleType, monkeypatch) -> None:
-    monkeypatch.setattr(module, "run", lambda command, show=False: (-9, ""))
-    with pytest.raises(module.Stop, match=r"pip was ended by signal 9 .*memory"):
-        module.pip("-e", ".")
 
 
 def test_trouble_that_nobody_foresaw_ends_with_pips_last_word(
@@ -394,7 +365,7 @@ def make(python: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
-@pytest.mark.parametrize("python", ["nosuch", "/nonexistent/python", "false", "./Makefile", "cat"])
+@pytest.mark.parametrize("python", ["nosuch", "false", "cat"])
 def test_make_with_no_python_says_what_to_do(python: str, tmp_path: Path) -> None:
     done = make(python, tmp_path)
     assert done.returncode != 0
@@ -406,14 +377,6 @@ def test_make_with_no_python_says_what_to_do(python: str, tmp_path: Path) -> Non
     assert re.match(r"make(\[\d+\])?: \*\*\*", stop)  # a number where make runs the tests
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
-def test_make_with_python_2_says_the_same(tmp_path: Path) -> None:
-    pythons = [*Path.home().glob(".pyenv/versions/2.*/bin/python")]
-    if not pythons:
-        pytest.skip("no Python 2 on this machine")
-    assert "does not run here as a Python 3" in make(str(pythons[0]), tmp_path).stderr
-
-
 def test_a_full_disk_is_seen_before_it_begins(
     module: types.ModuleType, monkeypatch, capsys
 ) -> None:
@@ -421,12 +384,6 @@ def test_a_full_disk_is_seen_before_it_begins(
     assert module.main([]) == 1
     assert "0.3 GB are free in " in one_line(capsys.readouterr().err)
     assert not module.VENV.exists()
-
-
-def test_a_folder_that_cannot_be_written(module: types.ModuleType, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
-    assert module.main([]) == 1
-    assert f"Make {module.ROOT} and all in it writable" in one_line(capsys.readouterr().err)
 
 
 def test_a_python_without_ensurepip(module: types.ModuleType, monkeypatch, capsys) -> None:

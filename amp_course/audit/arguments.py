@@ -18,10 +18,8 @@ from amp_course.watching.records import Training
 def check_numbers(accumulate: Any, **numbers: Any) -> None:
     """Check that `accumulate` is a whole number, and each other number above 0."""
     if isinstance(accumulate, bool) or not isinstance(accumulate, int):
-        raise TypeError(
-            f"accumulate is {accumulate!r}: pass the number of micro-batches of an update, a whole "
-            "number."
-        )
+        wanted = "pass the number of micro-batches of an update, a whole number."
+        raise TypeError(f"accumulate is {accumulate!r}: {wanted}")
     for name, value in numbers.items():
         if value is None and name != "seconds":
             continue
@@ -37,7 +35,10 @@ def as_training(
 ) -> Training:
     """Return the training that the arguments describe. Raises TypeError, ValueError."""
     _check([train_step], "train_step", _is_function, "the function that you call for each batch")
-    for is_kind, kind in _NOT_PLAIN.items():
+    for is_kind, kind in (
+        (inspect.iscoroutinefunction, "coroutine"),
+        (inspect.isgeneratorfunction, "generator"),
+    ):
         if is_kind(train_step):
             raise TypeError(
                 f"train_step is a {kind} function: calling it runs nothing. Pass a plain function "
@@ -66,9 +67,8 @@ def as_training(
     wanted = "the scheduler whose step() the step calls, or leave it out"
     _check(schedulers, "scheduler", _has_step, wanted)
     if loss is not None and not all(map(callable, losses)):
-        _check(
-            [loss], "loss", lambda one: False, "a function `loss(model, *batch)`, or leave it out"
-        )
+        wanted = "a function `loss(model, *batch)`, or leave it out"
+        _check([loss], "loss", lambda one: False, wanted)
     if isinstance(loss, (list, tuple)) and len(losses) != len(optimizers):
         raise ValueError(
             f"there are {len(losses)} losses and {len(optimizers)} optimizers: pass one loss, or "
@@ -77,12 +77,6 @@ def as_training(
     watched = [one for one in scalers if isinstance(one, torch.amp.GradScaler) and one.is_enabled()]
     hint = takes(train_step, "last")
     return Training(train_step, models, optimizers, watched, schedulers, loss, hint)
-
-
-_NOT_PLAIN: dict[Callable[[Any], bool], str] = {
-    inspect.iscoroutinefunction: "coroutine",
-    inspect.isgeneratorfunction: "generator",
-}
 
 
 def _check(given: Sequence[Any], name: str, fits: Callable[[Any], bool], wanted: str) -> None:

@@ -47,8 +47,8 @@ def run_all(state: State) -> None:
                 run(state)
     except TimeUp:
         why = f"a call of the step did not finish within {state.run.seconds:g} seconds"
-        why += ": if it is just slow, pass a larger `seconds=`"
-        protocol.leave_out("everything else", why)
+        slow = "if it is just slow, pass a larger `seconds=`"
+        protocol.leave_out("everything else", f"{why}: {slow}")
     except StopAudit as over:
         protocol.leave_out("everything else", str(over))
 
@@ -57,7 +57,7 @@ def run_all(state: State) -> None:
 
 
 def _first_update(state: State) -> None:
-    """Run and judge one update; raise Over if nothing after it can be judged."""
+    """Run and judge one update; raise StopAudit if nothing after it can be judged."""
     run, protocol = state.run, state.protocol
     first = run.first()
     state.updates, training = [first], run.training
@@ -89,7 +89,7 @@ def _first_update(state: State) -> None:
 
 
 def _can_be_repeated(state: State) -> None:
-    """Raise Over for a step that is not the same step when it is run again."""
+    """Raise StopAudit for a step that is not the same step when it is run again."""
     if state.run.training.has_other_parameters():
         raise StopAudit(
             "the step gives its optimizer or its model other parameters than those that they had"
@@ -174,9 +174,12 @@ def _against_fp32(state: State) -> None:
 
 
 def _update_missing(state: State) -> None:
-    cause = "the loss is scaled, and `scaler.update()` never ran: the scale stays as it is, "
+    cause = (
+        "the loss is scaled, and `scaler.update()` never ran: the scale stays as it is, whatever "
+        "overflows"
+    )
     steps = sum(len(one.steps()) for one in state.updates)
-    fault = finding("update-missing", cause + "whatever overflows", updates=0, steps=steps)
+    fault = finding("update-missing", cause, updates=0, steps=steps)
     state.protocol.judge("updates", [fault])
 
 

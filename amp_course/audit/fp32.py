@@ -130,11 +130,8 @@ class AgainstFp32:
     ) -> Compared:
         # Micro-batches whose gradients were cleared before the step count too: their weight ought
         # not to be 0.
-        lost = {
-            one.call: one.arrived[number].values
-            for one in used.cleared
-            if number in one.arrived and one.call not in own
-        }
+        cleared = (one for one in used.cleared if number in one.arrived and one.call not in own)
+        lost = {one.call: one.arrived[number].values for one in cleared}
         calls = [*sorted(lost), *sorted(own)] if exact or self.run.accumulate > 1 else sorted(own)
         gradient, sizes = self._unlimited(used, number), [self.run.size(call) for call in calls]
         if not exact:
@@ -149,9 +146,7 @@ class AgainstFp32:
         return Compared(gradient, parts, counts or sizes, True, rounded or [], counts is not None)
 
     def _left_over(self, update: Update, used: Used, number: int, exact: bool) -> None:
-        """Look whether the last pass of a call brings the loss's gradient,
-        and others change that.
-        """
+        """Look whether a call's last pass brings the loss's gradient, and others change that."""
         call, last = used.step.call, used.parts[-1] if used.parts else None
         here = [one for one in used.parts if one.call == call]
         if not exact or last is None or len(here) < 2 or number not in last.arrived:
@@ -190,10 +185,9 @@ class AgainstFp32:
     ) -> list[float] | None:
         """Return what each micro-batch counts in the loss of all together; None for no mean."""
         try:
-            whole = joined([self.run.batch(call) for call in calls])
+            found = self._of_loss(number, [joined([self.run.batch(call) for call in calls])])
         except Exception:  # they do not fit together
             return None
-        found = self._of_loss(number, [whole])
         if found is None:
             return None
         weights, distance = mixture(found[0], parts)
@@ -242,11 +236,11 @@ class AgainstFp32:
         differs = "the gradient is not that of the `loss`, and"
         total = arrived(used, number)
         if total is not None:
-            one_part = len(one.parts) == 1
-            compare = (
-                along(total.values, one.parts[0]) if one_part else mixture(total.values, one.parts)
+            alone = len(one.parts) == 1
+            _, distance = (
+                along(total.values, one.parts[0]) if alone else mixture(total.values, one.parts)
             )
-            if compare[1] <= self._limit(one):
+            if distance <= self._limit(one):
                 raise Incomparable(
                     "what `backward()` gives is that of the `loss`, and it is changed before the "
                     "optimizer steps"

@@ -139,10 +139,8 @@ def _confirmed(
     total = _arrived(pair.high, number)
     if not total or all(one.name != "clipped-while-scaled" for one in named):
         return named
-    intervention = Intervention(_TINY / total)
-    tiny = Pair(
-        state.run.repeat(intervention), state.run.repeat(intervention, other), pair.scales, 1.0
-    )
+    small, run = Intervention(_TINY / total), state.run
+    tiny = Pair(run.repeat(small), run.repeat(small, other), pair.scales, 1.0)
     if not divided_twice(tiny, number):
         return named
     cause = "the gradients are divided by the loss scale twice: by hand, and by the scaler"
@@ -155,8 +153,7 @@ def clipping(state: State) -> None:
     scale_is_right = len(protocol.found) == state.known
     if large is None:
         if state.max_norm is not None:
-            why = "gradients could not be brought far above max_norm"
-            protocol.leave_out("clipping", why)
+            protocol.leave_out("clipping", "gradients could not be brought far above max_norm")
         return
     if state.max_norm is not None:
         found: list[Any] = []
@@ -166,8 +163,7 @@ def clipping(state: State) -> None:
         early = _clipped_while_scaled_by_hand(state, large) if wrong else None
         protocol.judge("clipping", found if early is None else [early])
     for number in state.run.optimizers:
-        early_clip = check_early_clipping(first, large, factor, number)
-        protocol.judge("", early_clip, number)
+        protocol.judge("", check_early_clipping(first, large, factor, number), number)
 
 
 def _clipped_while_scaled_by_hand(state: State, large: Update) -> Finding | None:
@@ -181,32 +177,29 @@ def _clipped_while_scaled_by_hand(state: State, large: Update) -> Finding | None
         whole = first_use(state.run.repeat(Intervention(length / float(total.norm()))), number)
         scale = length / whole.step.gradient.norm if whole is not None else 0.0
         if scale > 2 and near(norm * scale, state.max_norm):
-            return finding(
-                "clipped-while-scaled",
+            cause = (
                 "the gradients were clipped before they were divided by the loss scale: their norm "
-                "comes out that much too small",
-                variant="by-hand",
-                norm_at_the_step=norm,
-                max_norm=state.max_norm,
-                loss_scale=scale,
+                "comes out that much too small"
             )
+            shown = {"norm_at_the_step": norm, "max_norm": state.max_norm, "loss_scale": scale}
+            return finding("clipped-while-scaled", cause, variant="by-hand", **shown)
     return None
 
 
 def _arrivals(state: State, update: Update, number: int) -> torch.Tensor | None:
     """Return what arrived for an optimizer's first step, or at what its masters copy."""
     used = first_use(update, number)
-    total = None if used is None else arrived(used, number)
-    if used is None or total is not None:
-        return None if total is None else total.values
-    return arrived_for_masters(update, state.run.training, number)
+    total = used and arrived(used, number)
+    if used and not total:
+        return arrived_for_masters(update, state.run.training, number)
+    return total.values if total else None
 
 
 def _arrived(update: Update, number: int) -> float:
     """Return the norm of what arrived for an optimizer's first step, 0 if that cannot be seen."""
     used = first_use(update, number)
-    total = None if used is None else arrived(used, number)
-    return 0.0 if total is None else total.norm
+    total = used and arrived(used, number)
+    return total.norm if total else 0.0
 
 
 def without_scaler(state: State) -> None:
@@ -232,9 +225,8 @@ def without_scaler(state: State) -> None:
     if max(shares) < 1 / 8 and _is_divided(state):
         divided = f"{1 / max(shares):.4g} before the step"
         return _say_by_hand(state, f"and the gradients are divided by {divided}")
-    given = "no scaler is used, or a disabled one"
-    if run.given:
-        given = "the scaler that was passed is never used"
+    unused = "the scaler that was passed is never used"
+    given = unused if run.given else "no scaler is used, or a disabled one"
     cause = (
         f"the forward pass runs in fp16 and the loss is not scaled ({given}): gradients below 3e-8 "
         "become 0"

@@ -47,8 +47,7 @@ def _of_one(
     scale: float,
 ) -> list[Gradient]:
     held = [p for p in training.parameters if p.is_leaf and p.is_floating_point()]
-    flags = [p.requires_grad for p in held]
-    models = training.models
+    flags, models = [p.requires_grad for p in held], training.models
     first = models[0] if len(models) == 1 else list(models)
     args, kwargs = arguments_for(loss, cloned(batch), (first,))
     for module, mode in training.modes.items():
@@ -81,17 +80,15 @@ def _total(loss: Any) -> Tensor:
     parts = list(loss) if isinstance(loss, (tuple, list)) else [loss]
     for one in parts:
         if not isinstance(one, Tensor):
-            raise BadLoss(
-                f"returned a {type(one).__name__}, and a loss is a tensor with one number"
-            )
+            kind = type(one).__name__
+            raise BadLoss(f"returned a {kind}, and a loss is a tensor with one number")
         if one.numel() != 1:
             shape = f"returned a tensor of shape {tuple(one.shape)}"
             raise BadLoss(f"{shape}, and a loss is one number: take the mean")
     total: Tensor = torch.stack([one.float().reshape(()) for one in parts]).sum()
     if not total.requires_grad:
-        raise BadLoss(
-            "does not depend on the weights: is something detached, or not differentiable?"
-        )
+        why = "is something detached, or not differentiable?"
+        raise BadLoss(f"does not depend on the weights: {why}")
     if not total.isfinite():
         raise BadLoss(f"is {total.item():g}, in fp32 and before any step")
     return total

@@ -149,8 +149,8 @@ class Runner:
         observer = Observer(self.training, intervention, graphs=look_closely)
         update = observer.update
         most = max(PATIENCE, self.window) if until else self.window
-        with warnings.catch_warnings(), sandbox(), observer:
-            warnings.simplefilter("ignore")  # the scheduler's, of its order, is judged, not shown
+        # The scheduler's warning, of its order, is judged, not shown.
+        with warnings.catch_warnings(action="ignore"), sandbox(), observer:
             for n in range(most):
                 group = groups[n % len(groups)]
                 for place, batch in enumerate(group):

@@ -64,20 +64,12 @@ class _Frame:
 def recorded_calls(device_type: str, callers: dict[int, Caller]) -> Iterator[None]:
     """Add the caller of each op that `marked` names inside, when the block ends; the device decides
     about the kernels.
-
-    Raises RuntimeError if a profiler is already running in this thread.
     """
-    try:
-        # Not `torch.profiler`: that one writes to stderr and, in a CUDA build, asks for a driver.
-        config = ProfilerConfig(
-            ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
-        )
-        _enable_profiler_legacy(config)
-    except RuntimeError as error:
-        raise RuntimeError(
-            "a profiler is already running here, and a trace needs PyTorch's for itself: call "
-            "trace outside of it."
-        ) from error
+    # Not `torch.profiler`: that one writes to stderr and, in a CUDA build, asks for a driver.
+    config = ProfilerConfig(
+        ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
+    )
+    _enable_profiler_legacy(config)
     try:
         yield
     finally:
@@ -115,15 +107,11 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
         elif event.kind() == "push":
             # "" for a label of the model's own, or a node
             name = event.name() if event.scope() == _FUNCTION else ""
+            above = [frame for frame in stack if frame.name != "PythonDispatchMode"]
             if name.startswith(_MARK):
-                found[int(name.removeprefix(_MARK))] = [
-                    frame for frame in stack if frame.name != "PythonDispatchMode"
-                ]
-            above = next(
-                (frame for frame in reversed(stack) if frame.name != "PythonDispatchMode"), None
-            )
-            if above is not None and above.name == name:
-                above.calls_itself = True
+                found[int(name.removeprefix(_MARK))] = above
+            elif above and above[-1].name == name:
+                above[-1].calls_itself = True
             stack.append(_Frame(name))
     return {number: _caller(frames, device_type) for number, frames in found.items()}
 

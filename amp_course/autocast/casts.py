@@ -5,6 +5,7 @@ from what ran and who called it to `Op`s.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -16,10 +17,10 @@ from amp_course.autocast.records import CastBy, Op
 def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int]) -> Iterator[Op]:
     """Yield what ran as `Op`s, in order.
 
-    lower: the dtype that the region lowers to; cached: ids of the weights that autocast's cache is
-           for, those that need a
-    gradient. There is no cache among fake tensors: the second cast of such a weight, which a real
-    device would take from its cache, is left out, and its copy counts as taken from there.
+    lower: the dtype that the region lowers to
+    cached: ids of the weights that autocast's cache is for, those that need a gradient. There is no
+            cache among fake tensors: the second cast of such a weight is left out, and its copy
+            counts as taken from the cache.
     """
     weights = recorder.weights
     copies: dict[int, str] = {}  # storage of a copy that autocast made → the weight's name
@@ -37,28 +38,16 @@ def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int
         if cast == "autocast" and ran.weight:
             known = source in copies.values()
             copies[ran.copy] = source
-            if known and recorder.fake and ran.weight in cached and lower in ran.outputs:
+            if known and recorder.fake and ran.weight in cached and lower in ran.op.outputs:
                 used.add(ran.copy)
                 continue
-        again: set[int] = set()
-        if not ran.view and not cast and ran.phase == "forward":
-            again = {storage for storage in ran.read if storage in copies and storage in used}
-            used |= ran.read & copies.keys()
-        call = ran.node[0] if ran.node and not ran.recomputed else caller.operator or ran.op
-        reused = tuple(sorted(copies[storage] for storage in again))
-        yield Op(
-            ran.phase,
-            ran.module,
-            call,
-            ran.op,
-            ran.inputs,
-            ran.outputs,
-            cast,
-            source,
-            ran.bytes,
-            reused,
-            ran.view,
-        )
+        reused: tuple[str, ...] = ()
+        if not ran.op.view and not cast and ran.op.phase == "forward":
+            read = ran.read & copies.keys()
+            reused = tuple(sorted(copies[storage] for storage in read & used))
+            used |= read
+        call = ran.node[0] if ran.node and not ran.recomputed else caller.operator or ran.op.op
+        yield replace(ran.op, call=call, cast=cast, source=source, reused=reused)
 
 
 def _cast_by(ran: Ran, caller: Caller, cast_nodes: Mapping[int, str]) -> CastBy:

@@ -5,13 +5,13 @@ and put back what a run changes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from amp_course.kit.random_state import same_random_state
 
@@ -53,15 +53,13 @@ def cloned(arguments: Any) -> Any:
     """
     done: dict[int, Tensor] = {}
 
-    def clone(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def clone(value: Tensor) -> Tensor:
         if id(value) not in done:
             leaf = value.detach().clone().requires_grad_(value.requires_grad)
             done[id(value)] = leaf if value.is_leaf else leaf.clone()
         return done[id(value)]
 
-    return tree_map(clone, arguments)
+    return tree_map_only(Tensor, clone, arguments)
 
 
 def moved_copy(
@@ -72,20 +70,22 @@ def moved_copy(
 
     Raises ValueError for a model that cannot be copied.
     """
-    move: Callable[[Tensor], Tensor] = (
-        _fake if fake else lambda tensor: tensor.detach().to(device_type)
-    )
+
+    def moved(tensor: Tensor) -> Tensor:
+        # No gradients among fake tensors, even where forward enables them: see `region.stage`.
+        if fake:
+            shape, stride = tensor.shape, tensor.stride()
+            return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="cuda")
+        return tensor.detach().to(device_type).requires_grad_(tensor.requires_grad)
+
     # What deepcopy finds here it takes for copied: so no weight is copied twice, and tied ones stay
     # tied.
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(buffer): moved(buffer) for buffer in model.buffers()}
     for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(
-            move(weight), requires_grad=weight.requires_grad and not fake
-        )
-    for buffer in model.buffers():
-        memo[id(buffer)] = move(buffer)
+        new = moved(weight)
+        memo[id(weight)] = nn.Parameter(new, requires_grad=new.requires_grad)
     try:
-        moved = copy.deepcopy(model, memo)
+        moved_model = copy.deepcopy(model, memo)
     except Exception as error:
         raise ValueError(
             f"this {type(model).__name__} cannot be copied to {device_type!r} "
@@ -93,19 +93,7 @@ def moved_copy(
             "tensors as parameters or buffers (register_buffer), or trace it where it is."
         ) from error
 
-    def moved_input(value: Any) -> Any:
-        return (
-            move(value).requires_grad_(value.requires_grad and not fake)
-            if isinstance(value, Tensor)
-            else value
-        )
-
-    return moved, tree_map(moved_input, arguments)
-
-
-def _fake(tensor: Tensor) -> Tensor:
-    # No gradients among fake tensors, even where forward enables them: see `region.stage`.
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    return moved_model, tree_map_only(Tensor, moved, arguments)
 
 
 @contextmanager
@@ -113,60 +101,54 @@ def no_device_asked() -> Iterator[None]:
     """Let `contiguous()` and `x[…]` be called on fake tensors:
     in C they ask for the device before they come to any op.
     """
-    for name, method in (
-        ("contiguous", _contiguous),
-        ("__getitem__", _get),
-        ("__setitem__", lambda *_: None),
-    ):
+    methods: dict[str, Any] = {
+        "contiguous": _contiguous,
+        "__getitem__": _get,
+        "__setitem__": lambda *_: None,
+    }
+    for name, method in methods.items():
         setattr(Tensor, name, method)
     try:
         yield
     finally:  # what they stood in front of is in the base class
-        for name in ("contiguous", "__getitem__", "__setitem__"):
+        for name in methods:
             delattr(Tensor, name)
 
 
 def _contiguous(
     tensor: Tensor, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Tensor:
-    return (
-        tensor
-        if tensor.is_contiguous(memory_format=memory_format)
-        else tensor.clone(memory_format=memory_format)
-    )
+    if tensor.is_contiguous(memory_format=memory_format):
+        return tensor
+    return tensor.clone(memory_format=memory_format)
 
 
 def _get(tensor: Tensor, index: Any) -> Tensor:
-    """Return `tensor[index]` by the ops that it is made of."""
+    """Return `tensor[index]` by the ops that it is made of. A mask fails in `index`: what it picks
+    depends on values.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
-    wide = sum(
-        item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
-        for item in items
-        if item is not None
-    )
-    if any(item is Ellipsis for item in items):
-        at = next(place for place, item in enumerate(items) if item is Ellipsis)
-        items[at : at + 1] = [slice(None)] * (tensor.ndim - wide + 1)
+    wide = sum(item is not None for item in items)
+    for at, item in enumerate(items):
+        if item is Ellipsis:
+            items[at : at + 1] = [slice(None)] * (tensor.ndim - wide + 1)
+            break
     dim, picked = 0, {}
     for item in items:
         if item is None:
             tensor = tensor.unsqueeze(dim)
         elif isinstance(item, slice):
-            tensor = torch.ops.aten.slice(
-                tensor, dim, item.start, item.stop, 1 if item.step is None else item.step
-            )
-        elif isinstance(item, int) and not isinstance(item, bool):
+            step = 1 if item.step is None else item.step
+            tensor = torch.ops.aten.slice(tensor, dim, item.start, item.stop, step)
+        elif isinstance(item, int):
             tensor = tensor.select(dim, item)
             continue
         else:
             picked[dim] = torch.as_tensor(item, device=tensor.device)
-            dim += picked[dim].ndim - 1 if picked[dim].dtype == torch.bool else 0
         dim += 1
-    return (
-        torch.ops.aten.index(tensor, [picked.get(place) for place in range(max(picked) + 1)])
-        if picked
-        else tensor
-    )
+    if not picked:
+        return tensor
+    return torch.ops.aten.index(tensor, [picked.get(place) for place in range(max(picked) + 1)])
 
 
 def without_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

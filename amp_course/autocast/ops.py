@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,25 +63,21 @@ class Whole:
 
 @dataclass(frozen=True)
 class SampleCall:
-    """A call: `function(*arguments, **options)`, with Floats,
-    Positive and Whole standing for tensors.
-    """
+    """A call: `function(*arguments, **options)`; Floats, Positive and Whole stand for tensors."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
 
     def build(self, make: Make, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments and options with tensors in their places."""
+        """Return the arguments, with tensors in their places, and the options."""
 
         def built(argument: Any) -> Any:
             if isinstance(argument, list):
                 return [built(one) for one in argument]
             return argument.build(make, device) if hasattr(argument, "build") else argument
 
-        return tuple(map(built, self.arguments)), {
-            name: built(one) for name, one in self.options.items()
-        }
+        return tuple(map(built, self.arguments)), self.options
 
 
 def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> SampleCall:
@@ -92,25 +88,31 @@ def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> Sample
             return [read(one) for one in argument]
         return Floats(argument) if isinstance(argument, tuple) else argument
 
-    return SampleCall(
-        function, tuple(map(read, arguments)), {name: read(one) for name, one in options.items()}
-    )
+    return SampleCall(function, tuple(map(read, arguments)), options)
 
 
-def _ints(*shape: int, value: int = 1) -> Whole:
-    return Whole(shape, value)
+def _each(module: Any, names: str, *arguments: Any) -> dict[str, SampleCall]:
+    """Describe the same call of several functions of a module."""
+    return {name: _op(getattr(module, name), *arguments) for name in names.split()}
+
+
+def _ones(*shape: int) -> Whole:
+    return Whole(shape, 1)
+
+
+def _pool(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, samples: function(x, 2, output_size=2, _random_samples=samples)
 
 
 A = torch.ops.aten
 M = (3, 3)
 B = (2, 3, 3)
-LOGITS, CLASSES = (4, 3), Whole((4,), 1)
+LOGITS, CLASSES = (4, 3), _ones(4)
 IMAGE, VOLUME = (1, 2, 6, 6), (1, 2, 6, 6, 6)
 
 _PRODUCTS = {
     "__matmul__": _op(operator.matmul, M, M),
-    "matmul": _op(torch.matmul, M, M),
-    "mm": _op(torch.mm, M, M),
+    **_each(torch, "matmul mm", M, M),
     "mv": _op(torch.mv, M, (3,)),
     "bmm": _op(torch.bmm, B, B),
     "addmm": _op(torch.addmm, M, M, M),
@@ -134,56 +136,21 @@ _PRODUCTS = {
     "conv_tbc": _op(torch.conv_tbc, (6, 1, 2), (3, 2, 3), (3,)),
     "_convolution": _op(
         torch._convolution,
-        IMAGE,
-        (3, 2, 3, 3),
-        None,
-        [1, 1],
-        [0, 0],
-        [1, 1],
-        False,
-        [0, 0],
-        1,
-        False,
-        False,
-        True,
-        True,
+        *(IMAGE, (3, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0]),
+        *(1, False, False, True, True),
     ),
     "RNNCell": _op(torch.rnn_tanh_cell, M, M, M, M),
     "GRUCell": _op(torch.gru_cell, M, M, (9, 3), (9, 3), (9,), (9,)),
     "LSTMCell": _op(torch.lstm_cell, M, [M, M], (12, 3), (12, 3), (12,), (12,)),
     "mkldnn_rnn_layer": _op(
         A.mkldnn_rnn_layer,
-        (2, 1, 3),
-        (12, 3),
-        (12, 3),
-        (12,),
-        (12,),
-        (1, 1, 3),
-        (1, 1, 3),
-        False,
-        [],
-        2,
-        3,
-        1,
-        True,
-        False,
-        False,
-        False,
+        *((2, 1, 3), (12, 3), (12, 3), (12,), (12,), (1, 1, 3), (1, 1, 3)),
+        *(False, [], 2, 3, 1, True, False, False, False),
     ),
-    "scaled_dot_product_attention": _op(
-        F.scaled_dot_product_attention, (1, 1, 4, 8), (1, 1, 4, 8), (1, 1, 4, 8)
-    ),
+    "scaled_dot_product_attention": _op(F.scaled_dot_product_attention, *[(1, 1, 4, 8)] * 3),
     "_native_multi_head_attention": _op(
         torch._native_multi_head_attention,
-        (1, 4, 8),
-        (1, 4, 8),
-        (1, 4, 8),
-        8,
-        2,
-        (24, 8),
-        (24,),
-        (8, 8),
-        (8,),
+        *(*[(1, 4, 8)] * 3, 8, 2, (24, 8), (24,), (8, 8), (8,)),
     ),
 }
 
@@ -193,26 +160,14 @@ _POINTWISE = {
     "__rdiv__": _op(lambda a: a.__rdiv__(2.5), M),
     "__rtruediv__": _op(lambda a: 2.5 / a, M),
     "pow": _op(torch.pow, M, M),
-    **{
-        name: _op(getattr(torch, name), M)
-        for name in "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh "
-        "tan".split()
-    },
+    **_each(torch, "acos asin cosh erfinv exp expm1 log log10 log1p log2", M),
+    **_each(torch, "reciprocal rsqrt sinh tan", M),
     "softplus": _op(F.softplus, M),
-    **{
-        name: _op(getattr(torch, name), M)
-        for name in "abs sqrt sin cos tanh sigmoid erf relu".split()
-    },
-    **{
-        name: _op(getattr(F, name), M) for name in "gelu silu mish elu leaky_relu hardswish".split()
-    },
-    **{
-        name: _op(getattr(torch, name), M, M)
-        for name in "add sub mul div maximum minimum atan2".split()
-    },
+    **_each(torch, "abs sqrt sin cos tanh sigmoid erf relu", M),
+    **_each(F, "gelu silu mish elu leaky_relu hardswish", M),
+    **_each(torch, "add sub mul div maximum minimum atan2", M, M),
     "add_": _op(lambda a, b: a.add_(b), M, M),
-    "addcdiv": _op(torch.addcdiv, M, M, M),
-    "addcmul": _op(torch.addcmul, M, M, M),
+    **_each(torch, "addcdiv addcmul", M, M, M),
     "lerp": _op(torch.lerp, M, M, 0.5),
     "where": _op(lambda a, b: torch.where(a > b, a, b), M, M),
     "clamp": _op(torch.clamp, M, 0.2, 0.8),
@@ -221,14 +176,9 @@ _POINTWISE = {
 }
 
 _REDUCTIONS = {
-    "sum": _op(torch.sum, M),
-    "prod": _op(torch.prod, M),
-    "cumsum": _op(torch.cumsum, M, 0),
-    "cumprod": _op(torch.cumprod, M, 0),
-    "mean": _op(torch.mean, M),
-    "var": _op(torch.var, M),
-    "std": _op(torch.std, M),
-    "amax": _op(torch.amax, M),
+    **_each(torch, "sum prod", M),
+    **_each(torch, "cumsum cumprod", M, 0),
+    **_each(torch, "mean var std amax", M),
     "logsumexp": _op(torch.logsumexp, M, 0),
     "softmax": _op(torch.softmax, M, 0),
     "softmin": _op(F.softmin, M, dim=0),
@@ -237,13 +187,11 @@ _REDUCTIONS = {
     "linalg_vector_norm": _op(torch.linalg.vector_norm, M),
     "normalize": _op(F.normalize, M),
     "renorm": _op(torch.renorm, M, 2, 0, 1.0),
-    "dist": _op(torch.dist, M, M),
-    "cdist": _op(torch.cdist, M, M),
+    **_each(torch, "dist cdist", M, M),
     "pdist": _op(F.pdist, M),
     "cosine_similarity": _op(F.cosine_similarity, M, M),
     "trace": _op(torch.trace, M),
-    "quantile": _op(torch.quantile, M, 0.5),
-    "nanquantile": _op(torch.nanquantile, M, 0.5),
+    **_each(torch, "quantile nanquantile", M, 0.5),
     "dot": _op(torch.dot, (3,), (3,)),
     "tensordot": _op(lambda a, b: torch.tensordot(a, b, dims=1), M, M),
     "cross": _op(lambda a, b: torch.cross(a, b, dim=0), M, M),
@@ -261,71 +209,48 @@ _NORMS = {
 }
 
 _LOSSES = {
-    "mse_loss": _op(F.mse_loss, M, M),
-    "l1_loss": _op(F.l1_loss, M, M),
-    "smooth_l1_loss": _op(F.smooth_l1_loss, M, M),
-    "huber_loss": _op(F.huber_loss, M, M),
+    **_each(F, "mse_loss l1_loss smooth_l1_loss huber_loss", M, M),
     "kl_div": _op(lambda a, b: F.kl_div(a, b, reduction="batchmean"), M, M),
-    "poisson_nll_loss": _op(F.poisson_nll_loss, M, M),
-    "soft_margin_loss": _op(F.soft_margin_loss, M, M),
-    "hinge_embedding_loss": _op(F.hinge_embedding_loss, M, M),
-    "binary_cross_entropy": _op(F.binary_cross_entropy, M, M),
-    "binary_cross_entropy_with_logits": _op(F.binary_cross_entropy_with_logits, M, M),
+    **_each(F, "poisson_nll_loss soft_margin_loss hinge_embedding_loss", M, M),
+    **_each(F, "binary_cross_entropy binary_cross_entropy_with_logits", M, M),
     "cross_entropy": _op(F.cross_entropy, LOGITS, CLASSES),
     "cross_entropy_loss": _op(A.cross_entropy_loss, LOGITS, CLASSES),
     "nll_loss": _op(F.nll_loss, LOGITS, CLASSES),
-    "nll_loss2d": _op(F.nll_loss, (1, 3, 2, 2), _ints(1, 2, 2)),
+    "nll_loss2d": _op(F.nll_loss, (1, 3, 2, 2), _ones(1, 2, 2)),
     "multi_margin_loss": _op(F.multi_margin_loss, LOGITS, CLASSES),
-    "multilabel_margin_loss": _op(F.multilabel_margin_loss, LOGITS, _ints(4, 3)),
-    "multilabel_margin_loss_forward": _op(A.multilabel_margin_loss_forward, LOGITS, _ints(4, 3), 1),
+    "multilabel_margin_loss": _op(F.multilabel_margin_loss, LOGITS, _ones(4, 3)),
+    "multilabel_margin_loss_forward": _op(A.multilabel_margin_loss_forward, LOGITS, _ones(4, 3), 1),
     "margin_ranking_loss": _op(F.margin_ranking_loss, (3,), (3,), (3,)),
-    "cosine_embedding_loss": _op(F.cosine_embedding_loss, M, M, _ints(3)),
+    "cosine_embedding_loss": _op(F.cosine_embedding_loss, M, M, _ones(3)),
     "triplet_margin_loss": _op(F.triplet_margin_loss, M, M, M),
-    "ctc_loss": _op(
-        lambda x, y, i, o: F.ctc_loss(x, y, i, o),
-        (4, 1, 3),
-        _ints(1, 2),
-        Whole((1,), 4),
-        Whole((1,), 2),
-    ),
+    "ctc_loss": _op(F.ctc_loss, (4, 1, 3), _ones(1, 2), Whole((1,), 4), Whole((1,), 2)),
 }
 
 _SHAPES = {
-    "cat": _op(torch.cat, [M, M]),
-    "stack": _op(torch.stack, [M, M]),
-    "index_copy": _op(lambda a, i, b: a.index_copy(0, i, b), M, _ints(1), (1, 3)),
-    "index_put": _op(lambda a, i, b: a.index_put((i,), b), M, _ints(1), (1, 3)),
-    "scatter_add": _op(lambda a, i, b: a.scatter_add(0, i, b), M, _ints(1, 3), (1, 3)),
-    "embedding": _op(lambda i, w: F.embedding(i, w), _ints(3), M),
-    "max_pool2d": _op(F.max_pool2d, IMAGE, 2),
-    "avg_pool2d": _op(F.avg_pool2d, IMAGE, 2),
-    "max_pool3d": _op(F.max_pool3d, VOLUME, 2),
-    "avg_pool3d": _op(F.avg_pool3d, VOLUME, 2),
+    **_each(torch, "cat stack", [M, M]),
+    "index_copy": _op(lambda a, i, b: a.index_copy(0, i, b), M, _ones(1), (1, 3)),
+    "index_put": _op(lambda a, i, b: a.index_put((i,), b), M, _ones(1), (1, 3)),
+    "scatter_add": _op(lambda a, i, b: a.scatter_add(0, i, b), M, _ones(1, 3), (1, 3)),
+    "embedding": _op(F.embedding, _ones(3), M),
+    **_each(F, "max_pool2d avg_pool2d", IMAGE, 2),
+    **_each(F, "max_pool3d avg_pool3d", VOLUME, 2),
     "adaptive_avg_pool2d": _op(F.adaptive_avg_pool2d, IMAGE, 2),
-    "adaptive_avg_pool3d": _op(F.adaptive_avg_pool3d, VOLUME, 2),
-    "adaptive_max_pool3d": _op(F.adaptive_max_pool3d, VOLUME, 2),
-    "fractional_max_pool2d": _op(
-        F.fractional_max_pool2d, IMAGE, 2, output_size=2, _random_samples=(1, 2, 2)
-    ),
-    "fractional_max_pool3d": _op(
-        F.fractional_max_pool3d, VOLUME, 2, output_size=2, _random_samples=(1, 2, 3)
-    ),
-    "max_unpool2d": _op(F.max_unpool2d, (1, 2, 1, 1), _ints(1, 2, 1, 1), 2),
-    "max_unpool3d": _op(F.max_unpool3d, (1, 2, 1, 1, 1), _ints(1, 2, 1, 1, 1), 2),
-    "reflection_pad1d": _op(A.reflection_pad1d, (1, 2, 6), [1, 1]),
-    "reflection_pad2d": _op(A.reflection_pad2d, IMAGE, [1, 1, 1, 1]),
-    "replication_pad1d": _op(A.replication_pad1d, (1, 2, 6), [1, 1]),
-    "replication_pad2d": _op(A.replication_pad2d, IMAGE, [1, 1, 1, 1]),
-    "replication_pad3d": _op(A.replication_pad3d, VOLUME, [1, 1, 1, 1, 1, 1]),
+    **_each(F, "adaptive_avg_pool3d adaptive_max_pool3d", VOLUME, 2),
+    "fractional_max_pool2d": _op(_pool(F.fractional_max_pool2d), IMAGE, (1, 2, 2)),
+    "fractional_max_pool3d": _op(_pool(F.fractional_max_pool3d), VOLUME, (1, 2, 3)),
+    "max_unpool2d": _op(F.max_unpool2d, (1, 2, 1, 1), _ones(1, 2, 1, 1), 2),
+    "max_unpool3d": _op(F.max_unpool3d, (1, 2, 1, 1, 1), _ones(1, 2, 1, 1, 1), 2),
+    "reflection_pad1d": _op(A.reflection_pad1d, (1, 2, 6), [1] * 2),
+    "reflection_pad2d": _op(A.reflection_pad2d, IMAGE, [1] * 4),
+    "replication_pad1d": _op(A.replication_pad1d, (1, 2, 6), [1] * 2),
+    "replication_pad2d": _op(A.replication_pad2d, IMAGE, [1] * 4),
+    "replication_pad3d": _op(A.replication_pad3d, VOLUME, [1] * 6),
     "interpolate nearest": _op(F.interpolate, IMAGE, scale_factor=2, mode="nearest"),
     "interpolate bilinear": _op(F.interpolate, IMAGE, scale_factor=2, mode="bilinear"),
     "grid_sample": _op(F.grid_sample, IMAGE, (1, 3, 3, 2), align_corners=False),
-    "grid_sampler": _op(torch.grid_sampler, IMAGE, (1, 3, 3, 2), 0, 0, False),
-    "grid_sampler_2d": _op(torch.grid_sampler_2d, IMAGE, (1, 3, 3, 2), 0, 0, False),
+    **_each(torch, "grid_sampler grid_sampler_2d", IMAGE, (1, 3, 3, 2), 0, 0, False),
     "grid_sampler_3d": _op(torch.grid_sampler_3d, VOLUME, (1, 3, 3, 3, 3), 0, 0, False),
-    "_grid_sampler_2d_cpu_fallback": _op(
-        A._grid_sampler_2d_cpu_fallback, IMAGE, (1, 3, 3, 2), 0, 0, False
-    ),
+    **_each(A, "_grid_sampler_2d_cpu_fallback", IMAGE, (1, 3, 3, 2), 0, 0, False),
     "fake_quantize_per_tensor_affine": _op(
         torch.fake_quantize_per_tensor_affine, M, 0.1, 0, 0, 255
     ),
@@ -336,13 +261,9 @@ S = Positive(3)
 _LINALG = {
     **{
         f"fft_{name}": _op(getattr(torch.fft, name), M)
-        for name in "fft ifft fft2 ifft2 fftn ifftn".split()
+        for name in "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn hfft "
+        "ihfft".split()
     },
-    **{
-        f"fft_{name}": _op(getattr(torch.fft, name), M)
-        for name in "rfft irfft rfft2 irfft2 rfftn irfftn".split()
-    },
-    **{f"fft_{name}": _op(getattr(torch.fft, name), M) for name in "hfft ihfft".split()},
     "stft": _op(lambda x, w: torch.stft(x, 4, window=w, return_complex=True), (16,), (4,)),
     "polar": _op(torch.polar, M, M),
     "view_as_complex": _op(torch.view_as_complex, (3, 2)),
@@ -356,15 +277,10 @@ _LINALG = {
     "linalg_householder_product": _op(torch.linalg.householder_product, M, (3,)),
     "linalg_tensorinv": _op(lambda a: torch.linalg.tensorinv(a, ind=1), S),
     "linalg_tensorsolve": _op(torch.linalg.tensorsolve, S, (3,)),
-    "inverse": _op(torch.inverse, S),
-    "pinverse": _op(torch.pinverse, S),
-    "cholesky_inverse": _op(torch.cholesky_inverse, S),
+    **_each(torch, "inverse pinverse cholesky_inverse", S),
     "cholesky_solve": _op(torch.cholesky_solve, M, S),
     "lu_solve": _op(torch.lu_solve, M, S, Whole((3,), 1, torch.int32)),
-    "_lu_with_info": _op(torch._lu_with_info, S),
-    "qr": _op(torch.qr, S),
-    "svd": _op(torch.svd, S),
-    "geqrf": _op(torch.geqrf, S),
+    **_each(torch, "_lu_with_info qr svd geqrf", S),
     "orgqr": _op(torch.orgqr, M, (3,)),
     "ormqr": _op(torch.ormqr, M, (3,), M),
     "triangular_solve": _op(torch.triangular_solve, M, S),

@@ -16,7 +16,7 @@ from torch import nn
 
 from amp_course.autocast.records import ModuleRow, Op, Record
 from amp_course.autocast.region import LOWER_DTYPES, is_fake
-from amp_course.autocast.trace_html import panel_html
+from amp_course.autocast.trace_html import panel_html, told_notes
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import Control, Menu, Panel
 
@@ -25,22 +25,13 @@ Built = tuple[nn.Module, tuple[Any, ...]]
 Setting = tuple[str, str, torch.dtype | None]  # the model, the policy, the lower dtype
 
 
-def _simple_net() -> Built:
-    return SimpleNet(128), (torch.rand(16, 128),)
-
-
-def _digits_resnet() -> Built:
-    return DigitsResNet(16), (torch.rand(4, 1, 8, 8),)
-
-
-def _char_gpt() -> Built:
-    return CharGPT(96, context=16, layers=1, heads=4, width=64), (torch.arange(16).expand(2, 16),)
-
-
 _COURSE: dict[str, Callable[[], Built]] = {
-    "SimpleNet": _simple_net,
-    "DigitsResNet": _digits_resnet,
-    "CharGPT": _char_gpt,
+    "SimpleNet": lambda: (SimpleNet(128), (torch.rand(16, 128),)),
+    "DigitsResNet": lambda: (DigitsResNet(16), (torch.rand(4, 1, 8, 8),)),
+    "CharGPT": lambda: (
+        CharGPT(96, context=16, layers=1, heads=4, width=64),
+        (torch.arange(16).expand(2, 16),),
+    ),
 }
 _SETTINGS: list[Setting] = [*product(_COURSE, ("cpu", "cuda"), (*LOWER_DTYPES, None))]
 
@@ -129,8 +120,7 @@ class DtypeTrace(Panel):
             except (RuntimeError, TypeError, ValueError) as error:
                 self.refuse(error)
                 return
-            notes = "; ".join(note[:1].upper() + note[1:] for note in self.trace.notes)
-            self.message = escape(notes)
+            self.message = escape(told_notes(self.trace))
             rows = self.trace.modules
             if (paths := [row.path for row in rows]) != self.module.options:
                 self.module.options = paths

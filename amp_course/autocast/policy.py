@@ -73,14 +73,10 @@ class Policy:
         """Return one op's row. Raises KeyError, with the names that begin alike,
         for an op that was not asked.
         """
-        try:
-            return self.probed[op]
-        except KeyError:
-            near = (
-                ", ".join(name for name in self.probed if name.startswith(op[:3]))
-                or "none that begins so"
-            )
-            raise KeyError(f"{op!r} was not probed; there is: {near}") from None
+        if op not in self.probed:
+            near = ", ".join(name for name in self.probed if name.startswith(op[:3]))
+            raise KeyError(f"{op!r} was not probed; there is: {near or 'none that begins so'}")
+        return self.probed[op]
 
     def __iter__(self) -> Iterator[Probed]:
         return iter(self.probed.values())
@@ -107,42 +103,37 @@ class Policy:
             said = listed.get(row.op, "not listed")
             agrees = row.verdict == said or (said == "not listed" and row.verdict == "unchanged")
             if not agrees and row.verdict != "cannot run":
-                rows.append(
-                    Disagreement(
-                        row.op, said, row.verdict, _why(row, said, source, self.device_type)
-                    )
-                )
+                why = _why(row, source, self.device_type)
+                rows.append(Disagreement(row.op, said, row.verdict, why))
         return rows
 
     def __str__(self) -> str:
         lines = [f"{len(self)} ops under autocast({self.device_type!r}, {self.dtype}){self._how()}"]
-        for verdict, meaning in VERDICTS.items():
-            if ops := self.having(verdict):
-                lines.append(
-                    f"\n{verdict}: {meaning.format(lower=dtype_name(self.dtype))} ({len(ops)})"
-                )
-                lines.append(
-                    textwrap.fill(" ".join(ops), 100, initial_indent="  ", subsequent_indent="  ")
-                )
+        for verdict, meaning, ops in self._by_verdict():
+            names = textwrap.indent(textwrap.fill(" ".join(ops), 98), "  ")
+            lines += [f"\n{verdict}: {meaning} ({len(ops)})", names]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = ""
-        for verdict, meaning in VERDICTS.items():
-            if ops := self.having(verdict):
-                names = " ".join(f"<code>{html.escape(op)}</code>" for op in ops)
-                rows += (
-                    f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br>"
-                    f"<small>{len(ops)} {'op' if len(ops) == 1 else 'ops'}</small></th>"
-                    f"<td style='text-align:left'><em>"
-                    f"{meaning.format(lower=dtype_name(self.dtype))}</em><br>{names}</td></tr>"
-                )
+        for verdict, meaning, ops in self._by_verdict():
+            names = " ".join(f"<code>{html.escape(op)}</code>" for op in ops)
+            rows += (
+                f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br>"
+                f"<small>{len(ops)} {'op' if len(ops) == 1 else 'ops'}</small></th>"
+                f"<td style='text-align:left'><em>{meaning}</em><br>{names}</td></tr>"
+            )
         region = html.escape(f"autocast({self.device_type!r}, {self.dtype})", quote=False)
         head = f"{len(self)} ops under <code>{region}</code>{self._how()}"
         return f"<table><caption>{head}</caption>{rows}</table>"
 
     def _how(self) -> str:
         return ", on fake tensors, which compute nothing" if self.fake else ""
+
+    def _by_verdict(self) -> Iterator[tuple[str, str, list[str]]]:
+        for verdict, meaning in VERDICTS.items():
+            if ops := self.having(verdict):
+                yield verdict, meaning.format(lower=dtype_name(self.dtype)), ops
 
 
 def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:
@@ -157,48 +148,33 @@ def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:
     )
 
 
-# What the rules below cannot know of an op, by device.
+# What the rules below cannot know of an op on the CPU.
 _OF_ITS_OWN = {
-    (
-        "cpu",
-        "_convolution",
-    ): "PyTorch casts in its older signature; this call has the newer one, with allow_tf32",
-    (
-        "cpu",
-        "GRUCell",
-    ): "built from linear, which is cast; the hidden state stays float32, and so does what comes "
-    "out",
-    (
-        "cpu",
-        "LSTMCell",
-    ): "built from linear, which is cast; the cell state stays float32, and so does what comes out",
-    (
-        "cpu",
-        "mv",
-    ): "the CPU's list has mm, bmm and matmul, no mv; `matrix @ vector` is a matmul, and is cast",
+    "_convolution": "PyTorch casts in its older signature; this call has the newer one, with "
+    "allow_tf32",
+    "GRUCell": "built from linear, which is cast; the hidden state stays float32, and so does "
+    "what comes out",
+    "LSTMCell": "built from linear, which is cast; the cell state stays float32, and so does what "
+    "comes out",
+    "mv": "the CPU's list has mm, bmm and matmul, no mv; `matrix @ vector` is a matmul, and is "
+    "cast",
 }
 
 
-def _why(row: Probed, said: str, source: str, device_type: str) -> str:
-    if own := _OF_ITS_OWN.get((device_type, row.op)):
-        return own
+def _why(row: Probed, source: str, device_type: str) -> str:
+    if device_type == "cpu" and row.op in _OF_ITS_OWN:
+        return _OF_ITS_OWN[row.op]
     device = device_type.upper()
-    reference = {
-        op: verdict for verdict, ops in REFERENCE.get(device_type, {}).items() for op in ops
-    }
-    if source == "text" and reference.get(row.op) == row.verdict:
-        reason = (
-            "the text leaves it out"
-            if device == "CUDA"
-            else f"the text's lists are CUDA's, the {device} has its own"
+    if source == "text" and row.op in REFERENCE.get(device_type, {}).get(row.verdict, ()):
+        left_out, other = (
+            "the text leaves it out",
+            "the text's lists are CUDA's, the CPU has its own",
         )
+        reason = left_out if device == "CUDA" else other
         return f"{reason}: PyTorch's reference has it under {row.verdict!r}"
     if row.verdict == "unchanged":
-        reason = (
-            "the reference is wrong here"
-            if source == "reference"
-            else "the text's lists are CUDA's"
-        )
+        wrong, other = "the reference is wrong here", "the text's lists are CUDA's"
+        reason = wrong if source == "reference" else other
         return f"{reason}: the {device} has no cast for it, so the inputs' dtypes decide"
     if has_autocast_kernel(row.op, device_type):
         return "PyTorch casts it, though its reference does not say so"

@@ -20,36 +20,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.autocast.call_stack import Caller, marked, recorded_calls
 from amp_course.autocast.isolation import without_device
-from amp_course.autocast.records import ROOT, Call, Phase, dtypes
+from amp_course.autocast.records import ROOT, Call, Op, Phase, dtypes
 from amp_course.kit.tensors import tensors_in
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One op as it was seen when it ran; `casts.ops_of` makes an `Op` of it once its caller is
-    known.
+    """One op as it was seen when it ran; `casts.ops_of` completes `op` once its caller is known.
 
     node: autograd's node that ran it, by name and sequence number; made: the number of the node
           that it made itself
     weight: the parameter that it casts, if it is a cast; copy: the storage of what a cast returned;
-            read: storages that it
-    read of such copies of weights
+            read: storages that it read of such copies of weights
     """
 
-    phase: Phase
-    module: str
-    op: str
-    inputs: tuple[torch.dtype, ...]
-    outputs: tuple[torch.dtype, ...]
-    view: bool
+    op: Op
     is_cast: bool
     node: tuple[str, int] | None
     recomputed: bool
     made: int
-    weight: int = 0
-    bytes: int = 0
-    copy: int = 0
-    read: frozenset[int] = frozenset()
+    weight: int
+    copy: int
+    read: frozenset[int]
 
 
 @dataclass
@@ -118,33 +110,33 @@ class Recorder:
 
     def note(self, function: Any, args: Any, result: Any) -> None:
         """Write one op down."""
-        name, inputs, outputs = (
-            function._schema.name.split("::")[-1],
-            list(tensors_in(args)),
-            list(tensors_in(result)),
-        )
+        name = function._schema.name.split("::")[-1]
+        inputs, outputs = list(tensors_in(args)), list(tensors_in(result))
         node = torch._C._current_autograd_node() if self.phase == "backward" else None
         is_cast = name == "_to_copy" and inputs[0].dtype != outputs[0].dtype
         weight = id(inputs[0]) if is_cast and id(inputs[0]) in self.weights else 0
         copy = _storage(outputs[0]) if weight else 0
         if copy:
             self._copies[copy] = outputs[0]
+        graph = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+        op = Op(
+            self.phase,
+            self.here if self._open or node is None else self._module_of(node),
+            name,
+            name,
+            dtypes(inputs),
+            dtypes(outputs),
+            bytes=outputs[0].nbytes if is_cast else 0,
+            view=bool(function.is_view),
+        )
         self.ran.append(
             Ran(
-                self.phase,
-                self.here if self._open or node is None else self._module_of(node),
-                name,
-                dtypes(inputs),
-                dtypes(outputs),
-                bool(function.is_view),
+                op,
                 is_cast,
                 (node.name(), node._sequence_nr()) if node is not None else None,
                 bool(self._open) and self.phase == "backward",
-                _sequence_number() - 1
-                if torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-                else -1,
+                _sequence_number() - 1 if graph else -1,
                 weight,
-                outputs[0].nbytes if is_cast else 0,
                 copy,
                 frozenset(_storage(tensor) for tensor in inputs) & self._copies.keys(),
             )
@@ -174,22 +166,20 @@ class _Dispatch(TorchDispatchMode):
         recorder, options = self._recorder, kwargs or {}
         if func.namespace == "prim":  # questions such as "on which device?", which fake tensors ask
             return func(*args, **options)
-        if (key := _kernel_made_of_ops(func, args, recorder.device_type)) is not None:
+        device_type = recorder.device_type
+        if (key := _kernel_made_of_ops(func, args, device_type)) is not None:
             # Its parts come here one by one, in the state of autocast that they have when nobody
             # watches.
-            on = _autocast_was_on(recorder.device_type) and not _autocast_has(
-                func, recorder.device_type
-            )
-            torch.set_autocast_enabled(recorder.device_type, on)
+            own = _has_kernel(func, f"Autocast{device_type.upper()}")
+            torch.set_autocast_enabled(device_type, _autocast_was_on(device_type) and not own)
             try:
                 with self:
                     return func._op_dk(key, *args, **options)
             finally:
-                torch.set_autocast_enabled(recorder.device_type, False)
+                torch.set_autocast_enabled(device_type, False)
         with marked(len(recorder.ran)):
-            result = (
-                without_device(func, args, options) if recorder.fake else func(*args, **options)
-            )
+            run = without_device if recorder.fake else _run
+            result = run(func, args, options)
         recorder.note(func, (args, options), result)
         return result
 
@@ -207,19 +197,15 @@ def _kernel_made_of_ops(
         return key
     # Autograd takes such ops apart; inference_mode passes them on whole.
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return (
-        composite
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite.name)
-        else None
-    )
+    return composite if _has_kernel(func, composite.name) else None
 
 
-def _autocast_has(func: Any, device_type: str) -> bool:
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), f"Autocast{device_type.upper()}"
-        )
-    )
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
 def _autocast_was_on(device_type: str) -> bool:

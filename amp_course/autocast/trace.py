@@ -138,12 +138,6 @@ def trace(
         return so_far()
 
 
-_PROFILED = (
-    "a profiler is running, and a trace needs PyTorch's profiler for itself: call trace "
-    "outside of it."
-)
-
-
 def _check_arguments(model: Any, loss: Any) -> None:
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else _a(type(model).__name__)
@@ -157,7 +151,10 @@ def _check_arguments(model: Any, loss: Any) -> None:
             "example, loss=lambda output: F.mse_loss(output, target)."
         )
     if torch.autograd._profiler_enabled():
-        raise RuntimeError(_PROFILED)
+        raise RuntimeError(
+            "a profiler is running, and a trace needs PyTorch's profiler for itself: call trace "
+            "outside of it."
+        )
 
 
 def _a(name: str) -> str:
@@ -172,10 +169,11 @@ def _one_device(model: nn.Module, arguments: Any) -> str | None:
     """Return the kind of device that the model and the inputs are on;
     None if there is no tensor at all.
     """
-    where = {
-        "the model": {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]}
+    groups = {
+        "the model": [*model.parameters(), *model.buffers()],
+        "the inputs": tensors_in(arguments),
     }
-    where["the inputs"] = {tensor.device.type for tensor in tensors_in(arguments)}
+    where = {who: {tensor.device.type for tensor in group} for who, group in groups.items()}
     found = set().union(*where.values())
     if "meta" in found:
         raise ValueError(
@@ -195,13 +193,10 @@ def _one_device(model: nn.Module, arguments: Any) -> str | None:
 
 def _starts(output: Any, is_loss: bool) -> list[Tensor]:
     if is_loss and not (isinstance(output, Tensor) and output.numel() == 1):
-        got = (
-            f"a tensor of {tuple(output.shape)}"
-            if isinstance(output, Tensor)
-            else f"{type(output).__name__}"
-        )
+        shape = f"a tensor of {tuple(output.shape)}" if isinstance(output, Tensor) else ""
         raise _BadLoss(
-            f"loss gave {got}, and a backward pass starts from a scalar: take its mean() or sum()."
+            f"loss gave {shape or type(output).__name__}, and a backward pass starts from a "
+            "scalar: take its mean() or sum()."
         )
     return [tensor for tensor in tensors_in(output) if tensor.requires_grad]
 
@@ -240,23 +235,19 @@ def _node_names(starts: Iterable[Tensor]) -> set[str]:
 
 
 def _explained(error: Exception, recorder: Recorder, doing: str) -> str:
-    last = recorder.ran[-1] if recorder.ran else None
-    at = (
-        f"after {len(recorder.ran)} ops, the last one {last.op} in {last.module}"
-        if last
-        else "before any op ran"
-    )
+    at = "before any op ran"
+    if recorder.ran:
+        last = recorder.ran[-1].op
+        at = f"after {len(recorder.ran)} ops, the last one {last.op} in {last.module}"
     text = f"{doing} raised {type(error).__name__} {at}: {error}"
-    if recorder.fake and isinstance(
-        error, DataDependentOutputException | DynamicOutputShapeException
-    ):
-        text += (
-            " This op's result depends on values, and a fake tensor has none: trace it with "
+    if not recorder.fake:
+        return text
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return (
+            f"{text} This op's result depends on values, and a fake tensor has none: trace it with "
             "device_type='cpu'."
         )
-    elif recorder.fake:
-        text += (
-            " (These are fake tensors, because there is no GPU here. If it runs with "
-            "device_type='cpu', look for tensors that are neither parameters nor buffers.)"
-        )
-    return text
+    return (
+        f"{text} (These are fake tensors, because there is no GPU here. If it runs with "
+        "device_type='cpu', look for tensors that are neither parameters nor buffers.)"
+    )

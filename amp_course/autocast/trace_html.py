@@ -23,19 +23,11 @@ _OTHER = "#888888"  # the colour of a dtype that the course has none for
 def trace_text(trace: Record) -> str:
     """Return a trace as a table in plain text, one line a module, with the totals under it."""
     head = ["module", "kind", "in", "out", "casts", "bytes", "reused"]
-    lines = [
-        [
-            row.path + (f" ×{row.calls}" if row.calls > 1 else ""),
-            row.kind,
-            _names(row.inputs),
-            _names(row.outputs),
-            *(
-                f"{number:,}" if number else ""
-                for number in (row.casts, row.cast_bytes, row.reused)
-            ),
-        ]
-        for row in trace.modules
-    ]
+    lines = []
+    for row in trace.modules:
+        name = row.path + (f" ×{row.calls}" if row.calls > 1 else "")
+        numbers = map(_number, (row.casts, row.cast_bytes, row.reused))
+        lines.append([name, row.kind, _names(row.inputs), _names(row.outputs), *numbers])
     if trace.has_backward:
         head += ["grads", "back"]
         for line, row in zip(lines, trace.modules, strict=True):
@@ -56,13 +48,16 @@ def trace_table(trace: Record) -> str:
     )
 
 
+def told_notes(trace: Record) -> str:
+    """Return a trace's notes as one line, each with a capital letter."""
+    return "; ".join(note[:1].upper() + note[1:] for note in trace.notes)
+
+
 def heading(trace: Record) -> str:
     """Say what was traced: 'SimpleNet under autocast("cpu", bf16)'."""
     how = f'autocast("{trace.device_type}", {short(trace.dtype)})' if trace.dtype else "no autocast"
-    return (
-        f"{trace.name} under "
-        f"{how}{', on fake tensors: there is no such device here' if trace.fake else ''}"
-    )
+    fake = ", on fake tensors: there is no such device here" if trace.fake else ""
+    return f"{trace.name} under {how}{fake}"
 
 
 def panel_html(trace: Record, phase: Phase, selected: str) -> str:
@@ -88,11 +83,10 @@ def module_table(trace: Record, phase: Phase, selected: str = "") -> str:
     )
     most = max((_bytes(row, forward) for row in trace.modules), default=0)
     rows = "".join(_module_row(row, forward, most, row.path == selected) for row in trace.modules)
-    cells = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in head)
     return (
         f'<div style="overflow-x:auto"><table aria-label="modules, {phase}" '
         f'style="border-collapse:collapse;margin:4px 0"><thead><tr style="border-bottom:1px solid '
-        f'{GRID}">{cells}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'{GRID}">{_head(head)}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
@@ -157,10 +151,7 @@ def _bar(size: int, most: int) -> str:
 
 def _totals(trace: Record, phase: Phase) -> str:
     if phase == "backward" and not trace.has_backward:
-        return (
-            escape("; ".join(note[:1].upper() + note[1:] for note in trace.notes))
-            or "No backward pass."
-        )
+        return escape(told_notes(trace)) or "No backward pass."
     casts = trace.casts(phase)
     weights = sum(op.source != "activation" for op in casts)
     reused = sum(row.reused for row in trace.modules)
@@ -185,10 +176,8 @@ def _casts(number: int) -> str:
 def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
     ops = [op for op in trace.of(selected, phase) if not op.view]
     if not ops:
-        return (
-            f'<div style="color:{FAINT}">{escape(selected)}: no op of its own in the {phase} '
-            f"pass.</div>"
-        )
+        none = f"{escape(selected)}: no op of its own in the {phase} pass."
+        return f'<div style="color:{FAINT}">{none}</div>'
     rows = "".join(
         f'<tr><td style="{_CELL}">{escape(op.call)}</td><td style="{_CELL}">{escape(op.op)}</td>'
         f'<td style="{_CELL}">{chips(_once(op.inputs))} → {chips(_once(op.outputs))}</td>'
@@ -197,10 +186,7 @@ def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
     )
     more = f"<div>… and {len(ops) - _MOST_OPS:,} more ops</div>" if len(ops) > _MOST_OPS else ""
     called = "called" if phase == "forward" else "node of the graph"
-    head = "".join(
-        f'<th scope="col" style="{_CELL}">{name}</th>'
-        for name in (called, "op that ran", "in → out", "")
-    )
+    head = _head((called, "op that ran", "in → out", ""))
     return (
         f'<div style="overflow-x:auto;border-top:1px solid {GRID};margin-top:6px"><table '
         f'aria-label="ops of {escape(selected)}, {phase}" '
@@ -221,6 +207,10 @@ def _remark(op: Op) -> str:
     return f"{', '.join(op.reused)} from the cache" if op.reused else ""
 
 
+def _head(names: Sequence[str]) -> str:
+    return "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in names)
+
+
 def _once(dtypes: Sequence[torch.dtype]) -> tuple[torch.dtype, ...]:
     return tuple(dict.fromkeys(dtypes))
 
@@ -231,13 +221,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 def _ending(trace: Record) -> list[str]:
     reused, casts = sum(row.reused for row in trace.modules), len(trace.casts())
-    again = (
-        f" ({len(trace.recomputed)} of them while a checkpoint recomputed)"
-        if trace.recomputed
-        else ""
-    )
-    total = (
-        f"{casts} {_casts(casts)} inserted, {trace.cast_bytes():,} bytes{again}; {reused} "
-        f"saved by the weight cache"
-    )
-    return [total, *trace.notes]
+    total = f"{casts} {_casts(casts)} inserted, {trace.cast_bytes():,} bytes"
+    if trace.recomputed:
+        total += f" ({len(trace.recomputed)} of them while a checkpoint recomputed)"
+    return [f"{total}; {reused} saved by the weight cache", *trace.notes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -22,28 +23,16 @@ def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
     figure, axis = new_figure(8, 0.7 + 0.32 * len(formats), alt=alt)
     for row, fmt in enumerate(formats[::-1]):
         left = 0
-        widths = (
-            ("sign", 1),
-            ("exponent", fmt.exponent_bits),
-            ("significand", fmt.significand_bits),
-        )
-        for name, width in widths:
-            colour, letter = FIELDS[name]
+        widths = (1, fmt.exponent_bits, fmt.significand_bits)
+        for (name, (colour, letter)), width in zip(FIELDS.items(), widths, strict=True):
             axis.barh(row, width, left=left, height=0.72, color=colour, edgecolor="white", lw=1.5)
             for edge in range(left + 1, left + width):
                 axis.plot([edge, edge], [row - 0.36, row + 0.36], color="white", lw=0.5, alpha=0.45)
             label = letter if width < 5 else f"{width} {name}"
             if width > 1 or fmt.bits < 40:
                 size = 7 if width < 3 else 8
-                axis.text(
-                    left + width / 2,
-                    row,
-                    label,
-                    color="white",
-                    fontsize=size,
-                    ha="center",
-                    va="center",
-                )
+                centred = {"ha": "center", "va": "center"}
+                axis.text(left + width / 2, row, label, color="white", fontsize=size, **centred)
             left += width
         axis.text(left + 0.6, row, f"{fmt.bits} bits", fontsize=8, va="center", color=INK)
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in formats[::-1]], fontsize=8)
@@ -66,18 +55,15 @@ def number_line_figure(
         for head, rows in lines
     ]
     height = 0.95 * len(lines) + 0.3 * sum(len(rows) for _, rows in lines)
-    figure, axes = new_figure(
-        8,
-        height,
-        rows=len(lines),
-        alt=f"Number lines with a tick for each value. {'; '.join(drawn)}.",
-    )
-    for axis, (head, rows) in zip(axes if len(lines) > 1 else [axes], lines, strict=True):
+    alt = f"Number lines with a tick for each value. {'; '.join(drawn)}."
+    figure, axes = new_figure(8, height, rows=len(lines), squeeze=False, alt=alt)
+    for axis, (head, rows) in zip(axes.flat, lines, strict=True):
         for row, (fmt, values) in enumerate(list(rows.items())[::-1]):
             normal = [value for value in values if value >= fmt.smallest_normal]
             below = [value for value in values if value < fmt.smallest_normal]
-            axis.vlines(normal, row - 0.38, row + 0.38, color=FORMAT_COLOURS[fmt.name], lw=1.3)
-            axis.vlines(below, row - 0.2, row + 0.2, color=FORMAT_COLOURS[fmt.name], lw=1.3)
+            for some, tall in ((normal, 0.38), (below, 0.2)):
+                colour = FORMAT_COLOURS[fmt.name]
+                axis.vlines(some, row - tall, row + tall, color=colour, lw=1.3)
         axis.set_yticks(range(len(rows)), [fmt.name for fmt in list(rows)[::-1]], fontsize=8)
         axis.set_ylim(-0.6, len(rows) - 0.4)
         axis.spines["left"].set_visible(False)
@@ -100,25 +86,13 @@ def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
     )
     figure, axis = new_figure(7.2, 3, alt=alt)
     for fmt, by_exponent in counts.items():
-        axis.step(
-            [*by_exponent, max(by_exponent) + 1],
-            [*by_exponent.values(), math.nan],
-            where="post",
-            color=FORMAT_COLOURS[fmt.name],
-            ls=FORMAT_LINES[fmt.name],
-            lw=1.8,
-            label=fmt.name,
-        )
+        edges, heights = [*by_exponent, max(by_exponent) + 1], [*by_exponent.values(), math.nan]
+        axis.step(edges, heights, where="post", **_look(fmt))
     axis.set_yscale("log", base=2)
     axis.set_xlabel("power of two", fontsize=8)
-    axis.legend(
-        fontsize=8, frameon=False, ncols=len(counts), loc="lower right", bbox_to_anchor=(1, 1)
-    )
-    title(
-        axis,
-        "Values from one power of two to the next",
-        "log scale; the slopes on the left are subnormals",
-    )
+    _legend_above(axis, len(counts))
+    subtitle = "log scale; the slopes on the left are subnormals"
+    title(axis, "Values from one power of two to the next", subtitle)
     return figure
 
 
@@ -128,29 +102,19 @@ def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[
     """
     alt = (
         f"The gap to the next number against magnitude, for {', '.join(fmt.name for fmt in gaps)}: "
-        f"each line doubles with "
-        "every power of two and is flat where numbers are subnormal."
+        "each line doubles with every power of two and is flat where numbers are subnormal."
     )
     figure, axis = new_figure(7.2, 3.4, alt=alt)
     sizes = [math.ldexp(1.0, exponent) for exponent in exponents]
     for fmt, values in gaps.items():
-        axis.plot(
-            sizes,
-            values,
-            color=FORMAT_COLOURS[fmt.name],
-            ls=FORMAT_LINES[fmt.name],
-            lw=1.8,
-            label=fmt.name,
-        )
+        axis.plot(sizes, values, **_look(fmt))
     axis.axhline(2, color=FAINT, lw=0.8, ls=":")
     note = " gap 2: every integer is exact up to where a line gets here"
     axis.text(sizes[0], 2, note, fontsize=8, color=FAINT, va="bottom")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xlabel("magnitude |x|", fontsize=8)
-    axis.legend(
-        fontsize=8, frameon=False, ncols=len(gaps), loc="lower right", bbox_to_anchor=(1, 1)
-    )
+    _legend_above(axis, len(gaps))
     title(axis, "The gap to the next number (ulp)", "log-log; flat where numbers are subnormal")
     return figure
 
@@ -167,20 +131,11 @@ def range_figure(formats: Sequence[FloatFormat]) -> Figure:
     )
     for row, fmt in enumerate(formats[::-1]):
         colour = FORMAT_COLOURS[fmt.name]
-        low, normal, high = (
-            math.log10(x) for x in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max)
-        )
+        ends = (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max)
+        low, normal, high = map(math.log10, ends)
         left.barh(row, high - normal, left=normal, color=colour, height=0.62)
-        left.barh(
-            row,
-            normal - low,
-            left=low,
-            color="white",
-            edgecolor=colour,
-            hatch="////",
-            height=0.62,
-            lw=0.8,
-        )
+        hatched = {"color": "white", "edgecolor": colour, "hatch": "////", "lw": 0.8}
+        left.barh(row, normal - low, left=low, height=0.62, **hatched)
         digits = _digits(fmt)
         right.barh(row, digits, color=colour, height=0.62)
         right.text(digits, row, f" {digits:.1f}", fontsize=8, va="center")
@@ -193,6 +148,16 @@ def range_figure(formats: Sequence[FloatFormat]) -> Figure:
     title(left, "Range", "hatched: subnormals, with fewer bits the further left")
     title(right, "Precision", "(significand bits + 1) · log₁₀ 2")
     return figure
+
+
+def _look(fmt: FloatFormat) -> dict[str, Any]:
+    colour, style = FORMAT_COLOURS[fmt.name], FORMAT_LINES[fmt.name]
+    return {"color": colour, "ls": style, "lw": 1.8, "label": fmt.name}
+
+
+def _legend_above(axis: Any, columns: int) -> None:
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+    axis.legend(fontsize=8, frameon=False, ncols=columns, **place)
 
 
 def _digits(fmt: FloatFormat) -> float:

@@ -51,30 +51,28 @@ class FloatFormat:
             raise ValueError(
                 f"{self.name}: unknown specials {self.specials!r}: choose “ieee”, “fn” or “finite”"
             )
+        # with inf and NaN in one exponent field, there has to be another, and a bit to tell them
+        # apart
+        limits = {
+            "exponent_bits": (1 if self.specials == "finite" else 2, WIDEST_EXPONENT),
+            "significand_bits": (1 if self.specials == "ieee" else 0, WIDEST_SIGNIFICAND),
+        }
         for what in ("exponent_bits", "significand_bits", "bias"):
             if type(getattr(self, what)) is not int:
                 raise TypeError(
                     f"{self.name}: {what} has to be an int, not {getattr(self, what)!r}"
                 )
-        least = 1 if self.specials == "finite" else 2
-        if not least <= self.exponent_bits <= WIDEST_EXPONENT:
-            raise ValueError(
-                f"{self.name}: {self.exponent_bits} exponent bits: a format with “{self.specials}” "
-                f"specials takes {least} to {WIDEST_EXPONENT}"
-            )
-        # inf and NaN share an exponent field: one bit tells them apart
-        fewest = 1 if self.specials == "ieee" else 0
-        if not fewest <= self.significand_bits <= WIDEST_SIGNIFICAND:
-            raise ValueError(
-                f"{self.name}: {self.significand_bits} significand bits: a format with "
-                f"“{self.specials}” specials takes {fewest} to {WIDEST_SIGNIFICAND}"
-            )
+        for what, (least, most) in limits.items():
+            if not least <= getattr(self, what) <= most:
+                raise ValueError(
+                    f"{self.name}: {getattr(self, what)} {what.replace('_', ' ')}: a format with "
+                    f"“{self.specials}” specials takes {least} to {most}"
+                )
         if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
             raise ValueError(
                 f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} "
-                f"some numbers would be outside "
-                "fp64's range: take fewer bits, or a bias nearer to IEEE's 2^(exponent bits − 1) − "
-                "1"
+                "some numbers would be outside fp64's range: take fewer bits, or a bias nearer to "
+                "IEEE's 2^(exponent bits − 1) − 1"
             )
 
     @classmethod

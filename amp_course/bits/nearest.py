@@ -49,11 +49,9 @@ class Nearest:
         """|error| over |exact number|; None where there is no error to speak of,
         or the number is 0.
         """
-        return (
-            abs(self.error / Fraction(self.exact))
-            if self.error is not None and self.exact
-            else None
-        )
+        if self.error is None or not self.exact:
+            return None
+        return abs(self.error / Fraction(self.exact))
 
 
 def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
@@ -85,11 +83,8 @@ def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
     0x3C00 in fp16 → Fraction(1, 1).
     """
     value = decode(pattern, fmt)
-    return (
-        Fraction(value)
-        if math.isfinite(value) and (value or math.copysign(1, value) > 0)
-        else value
-    )
+    is_fraction = math.isfinite(value) and (value or math.copysign(1, value) > 0)
+    return Fraction(value) if is_fraction else value
 
 
 def pattern_for(exact: Exact, fmt: FloatFormat) -> int:

@@ -48,8 +48,7 @@ def full_text(value: Exact, digits: int = 60) -> str:
     decimal, exact = decimal_text(number, digits, plain=range(-digits, digits))
     if exact:
         return decimal
-    odd, exponent = odd_part(number)
-    return f"{signed(odd)} × 2{raised(exponent)}" if abs(odd) > 1 else power_text(number)
+    return _product(*odd_part(number))
 
 
 def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[str, bool]:
@@ -57,18 +56,16 @@ def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[
     1/3, 2 → ("0.33", False).
     """
     context = Context(prec=digits, Emin=-999_999, Emax=999_999)
-    rounded = context.divide(Decimal(number.numerator), Decimal(number.denominator)).normalize(
-        context
-    )
+    rounded = context.divide(Decimal(number.numerator), Decimal(number.denominator))
+    rounded = rounded.normalize(context)
     exact = Fraction(rounded) == number
-    sign, figures, _ = rounded.as_tuple()
+    sign = "−" if rounded.is_signed() else ""
     power = rounded.adjusted() if rounded else 0
     if power in plain:
-        return ("−" if sign else "") + f"{rounded.copy_abs():f}", exact
-    written = "".join(map(str, figures))
-    significand = written[0] + ("." + written[1:] if len(written) > 1 else "")
-    shown = f"10{raised(power)}" if significand == "1" else f"{significand} × 10{raised(power)}"
-    return ("−" if sign else "") + shown, exact
+        return f"{sign}{rounded.copy_abs():f}", exact
+    significand = f"{rounded.copy_abs().scaleb(-power, context):f}"
+    factor = "" if significand == "1" else f"{significand} × "
+    return f"{sign}{factor}10{raised(power)}", exact
 
 
 def power_text(number: Fraction) -> str:
@@ -76,13 +73,12 @@ def power_text(number: Fraction) -> str:
     if not number or number.denominator.bit_count() > 1:
         return ""
     odd, exponent = odd_part(number)
-    if abs(odd) >= _ODD_PART:
-        return ""
-    return (
-        f"{signed(odd)} × 2{raised(exponent)}"
-        if abs(odd) > 1
-        else f"{'−' if odd < 0 else ''}2{raised(exponent)}"
-    )
+    return _product(odd, exponent) if abs(odd) < _ODD_PART else ""
+
+
+def _product(odd: int, exponent: int) -> str:
+    factor = f"{signed(odd)} × " if abs(odd) > 1 else "−" if odd < 0 else ""
+    return f"{factor}2{raised(exponent)}"
 
 
 def odd_part(number: Fraction) -> tuple[int, int]:
@@ -107,7 +103,8 @@ def typed_text(value: Exact) -> str:
     if plain and (len(decimal) <= _SHORT or abs(odd) >= _SMALL_ODD_PART):
         return decimal.replace("−", "-")
     if abs(odd) < _ODD_PART:
-        return f"{odd}*2^{exponent}" if abs(odd) > 1 else f"{'-' if odd < 0 else ''}2^{exponent}"
+        factor = f"{odd}*" if abs(odd) > 1 else "-" if odd < 0 else ""
+        return f"{factor}2^{exponent}"
     return repr(float(number))
 
 

@@ -63,9 +63,8 @@ class BitExplorer(Panel):
             "the format that reads the bits; your number is rounded to it",
             width="300px",
         )
-        self.exponent_bits = Number(
-            4, "exponent bits", "from 1, or 2 with inf and NaN, to 11", width="13em"
-        )
+        tip = "from 1, or 2 with inf and NaN, to 11"
+        self.exponent_bits = Number(4, "exponent bits", tip, width="13em")
         self.significand_bits = Number(3, "significand bits", "stored bits, 0 to 52", width="13em")
         self.specials = Menu(
             "ieee", _SPECIALS, "specials", "which patterns are not numbers", width="300px"
@@ -122,11 +121,10 @@ class BitExplorer(Panel):
         Raises ValueError, and changes nothing, for what cannot be read or has no pattern.
         """
         if control is self.bits or control in (self.up, self.down):
-            self.pattern = (
-                self.bits.value
-                if control is self.bits
-                else step(self.pattern, self.fmt, up=control is self.up)
-            )
+            if control is self.bits:
+                self.pattern = self.bits.value
+            else:
+                self.pattern = step(self.pattern, self.fmt, up=control is self.up)
             self.exact = exact_value(self.pattern, self.fmt)
             return typed_text(self.exact), ""
         fmt, exact, typed = self.fmt, self.exact, None
@@ -167,15 +165,12 @@ def _groups(fmt: FloatFormat) -> list[tuple[str, str, dict[int, str]]]:
             for weight in range(cut - 1, -1, -1)
         },
     }
-    return [
-        (
-            f"amp-{name}",
-            f"<b>{FIELDS[name][1]}</b> {name}" + (f", {len(bits)} bits" if len(bits) > 1 else ""),
-            bits,
-        )
-        for name, bits in names.items()
-        if bits
-    ]
+    groups = []
+    for name, bits in names.items():
+        count = f", {len(bits)} bits" if len(bits) > 1 else ""
+        if bits:
+            groups.append((f"amp-{name}", f"<b>{FIELDS[name][1]}</b> {name}{count}", bits))
+    return groups
 
 
 def _label(fmt: FloatFormat) -> str:

@@ -30,6 +30,9 @@ _ULP = '<abbr title="unit in the last place: the gap to the next number">ulp</ab
 _SHOWN_BITS = 19  # longer significands are not written out a second time
 _LINE_WIDTH, _LINE_HEIGHT = 560, 100  # pixels
 _REACH = 195  # pixels from the value to the farther neighbour
+# what the table says of a number's fate
+_WORDS = {"exact": "exact", "zero": "lost", "none": "no NaN"}
+_WORDS |= dict.fromkeys(("infinity", "largest"), "overflow")
 _FORMULA = "(−1)<sup>s</sup> · 2<sup>e − bias</sup> · 1.m"
 
 
@@ -79,20 +82,14 @@ def formula(pattern: int, fmt: FloatFormat) -> str:
     scaled, is_all = decimal_text(hidden + Fraction(fields.significand, 2**width), DIGITS)
     value = number_text(exact_value(pattern, fmt))
     end = value if value.startswith("≈") else f"= {value}"
+    sign, power = f"(−1)<sup>{fields.sign}</sup>", f"2<sup>{field} − {signed(fmt.bias)}</sup>"
     number = [
         "−1" if fields.sign else "+1",
         f"2<sup>{signed(field - fmt.bias)}</sup>",
         scaled if is_all else f"≈ {scaled}",
     ]
     rows += [
-        _row(
-            "formula",
-            [
-                f"(−1)<sup>{fields.sign}</sup>",
-                f"2<sup>{field} − {signed(fmt.bias)}</sup>",
-                fraction,
-            ],
-        ),
+        _row("formula", [sign, power, fraction]),
         _row("number", number, end="" if long else end),  # the long value is told once, above
     ]
     return f"<table class='amp-fields'>{''.join(rows)}</table>"
@@ -146,17 +143,14 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
         svg.text(x(here), y + 28, short_text(value), anchor="middle", size=13, bold=True),
     ]
     if is_finite(exact) and exact != value:
+        name = short_text(exact)
         if low <= exact <= high:
-            spot, anchor, name, arrow = x(Fraction(exact)), "middle", short_text(exact), "▼"
-        elif exact > high:
-            spot, anchor, name, arrow = (
-                _LINE_WIDTH - 12,
-                "end",
-                f"{short_text(exact)}, far off",
-                "►",
-            )
+            spot, anchor, arrow = x(Fraction(exact)), "middle", "▼"
         else:
-            spot, anchor, name, arrow = 12, "start", f"{short_text(exact)}, far off", "◄"
+            name += ", far off"
+            spot, anchor, arrow = 12.0, "start", "◄"
+        if exact > high:
+            spot, anchor, arrow = _LINE_WIDTH - 12.0, "end", "►"
         parts += [
             svg.text(spot, y - 28, name, anchor=anchor),
             svg.text(spot, y - 13, arrow, anchor=anchor, fill=FIELDS["sign"][0], size=13),
@@ -176,16 +170,9 @@ def table(exact: Exact, current: FloatFormat) -> str:
     """Return the table of what every format, and the current one, makes of an exact number."""
     known = FORMATS if any(fmt.name == current.name for fmt in FORMATS) else (*FORMATS, current)
     rows = "".join(_format_row(nearest(exact, fmt), fmt.name == current.name) for fmt in known)
+    names = ("format", "bits", f"{number_text(exact)} becomes", "error", "relative error", "")
     heads = "".join(
-        f"<th scope='col'{extra}>{head}</th>"
-        for head, extra in (
-            ("format", ""),
-            ("bits", " class='amp-hex'"),
-            (f"{number_text(exact)} becomes", ""),
-            ("error", ""),
-            ("relative error", ""),
-            ("", ""),
-        )
+        f"<th scope='col'{' class=amp-hex' if name == 'bits' else ''}>{name}</th>" for name in names
     )
     body = f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
     return f"<table class='amp-formats'>{body}</table>"
@@ -200,21 +187,15 @@ def rounding_note(found: Nearest) -> str:
     if found.fate == "exact":
         return f"{name} is in {fmt} exactly." if is_finite(found.exact) else f"{fmt} has {name}."
     if found.fate in ("infinity", "largest"):
-        past = (
-            f"{name} is past the largest number of {fmt}, "
-            f"{'−' if _negative(found.exact) else ''}{largest}"
-        )
-        return (
-            f"{past}{', and it has no inf' if found.fate == 'largest' else ''}: it becomes "
-            f"<b>{value}</b>."
-        )
+        sign = "−" if found.exact < 0 else ""
+        no_inf = ", and it has no inf" if found.fate == "largest" else ""
+        past = f"{name} is past the largest number of {fmt}, {sign}{largest}{no_inf}"
+        return f"{past}: it becomes <b>{value}</b>."
     even = " (halfway between two numbers: the even pattern wins)" if found.tie else ""
     if found.fate == "zero":
         smallest = short_text(Fraction(found.fmt.smallest_subnormal))
-        return (
-            f"{name} is too close to 0 for {fmt}, whose smallest number is {smallest}: rounded "
-            f"to <b>{value}</b>{even}."
-        )
+        lost = f"{name} is too close to 0 for {fmt}, whose smallest number is {smallest}"
+        return f"{lost}: rounded to <b>{value}</b>{even}."
     error = found.error or Fraction(0)
     size = "too large" if error > 0 else "too small"
     return f"{name} is not in {fmt}: rounded to <b>{value}</b>, {_small(abs(error))} {size}{even}."
@@ -224,24 +205,19 @@ def _format_row(found: Nearest, is_current: bool) -> str:
     fmt = found.fmt
     colour = FORMAT_COLOURS.get(fmt.name, svg.FAINT)
     error, relative = found.error, found.relative
-    word = {
-        "exact": "exact",
-        "zero": "lost",
-        "infinity": "overflow",
-        "largest": "overflow",
-        "none": "no NaN",
-    }
-    words = [word[found.fate]] if found.fate in word else []
+    words = [_WORDS[found.fate]] if found.fate in _WORDS else []
     if found.pattern is not None and kind(found.pattern, fmt) == "subnormal":
         words.append("subnormal")
     if found.tie:
         words.append("tie")
+    pattern = value = "–"
+    if found.pattern is not None:
+        pattern, value = hex_text(found.pattern, fmt), number_text(found.value)
     cells = [
         f"<th scope='row'><i style='background:{colour}'></i>"
         f"{'▸ ' if is_current else ''}{escape(fmt.name)}</th>",
-        "<td class='amp-hex'>"
-        f"<code>{'–' if found.pattern is None else hex_text(found.pattern, fmt)}</code></td>",
-        f"<td>{'–' if found.pattern is None else number_text(found.value)}</td>",
+        f"<td class='amp-hex'><code>{pattern}</code></td>",
+        f"<td>{value}</td>",
         f"<td>{_signed(error)}</td>",
         f"<td>{'0' if error == 0 else '–' if relative is None else _percent(relative)}</td>",
         f"<td>{', '.join(words)}</td>",
@@ -279,10 +255,6 @@ def _special_reason(fields: Fields, fmt: FloatFormat) -> str:
 
 def _exact(value: float) -> Exact:
     return Fraction(value) if math.isfinite(value) else value
-
-
-def _negative(value: Exact) -> bool:
-    return value < 0
 
 
 def _signed(error: Fraction | None) -> str:

@@ -82,10 +82,9 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     is 2048.
 
     A value past the largest number by half a step or more becomes inf; the largest number in a
-    format without inf (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode. torch.Tensor.to
-    has it in 2.13 and 2.15; in 2.6 (and by its headers still in 2.12) it has the other mode, NaN
-    for everything past 464, as ml_dtypes has. Without significand bits "even" has no meaning, and a
-    tie goes up, as IEEE 754-2019 §4.3.1 has it.
+    format without inf (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode, which torch has
+    from 2.13 on; older versions have NaN past 464, as ml_dtypes. Without significand bits a tie
+    goes up (IEEE 754-2019 §4.3.1).
 
     value: a float, an int, a NumPy or torch scalar; for an exact decimal, a Fraction
     Raises TypeError for anything but a number, ValueError for NaN in a format that has none.
@@ -104,8 +103,7 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     # a Fraction rounds half to even
     steps = round(magnitude / _power_of_two(exponent - fmt.significand_bits))
     # subtle: `steps` holds the hidden 1 where there is one, and so counts the exponent field up by
-    #         one; if it was
-    # rounded up to the next power of two, the carry counts it up once more.
+    # one; if it was rounded up to the next power of two, the carry counts it up once more.
     pattern = ((exponent - fmt.min_exponent) << fmt.significand_bits) + steps
     return sign + (pattern if pattern <= fmt.max_pattern else _overflow_pattern(fmt))
 
@@ -154,16 +152,13 @@ def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
     """
     if kind(pattern, fmt) == "NaN":
         return math.nan, math.nan
-    half = 2 ** (fmt.bits - 1)
+    half, last = 2 ** (fmt.bits - 1), _overflow_pattern(fmt)
     # for one sign, patterns are in the order of their values
-    ordered = -(pattern - half) if pattern >= half else pattern
-    last = fmt.max_pattern + (fmt.specials == "ieee")
+    ordered = half - pattern if pattern >= half else pattern
 
     def value(number: int) -> float:
         if abs(number) > last:
-            return (
-                math.nan if abs(ordered) != fmt.max_pattern + 1 else math.copysign(math.inf, number)
-            )
+            return math.copysign(math.inf, number) if fmt.specials == "ieee" else math.nan
         return decode(number if number >= 0 else half - number, fmt)
 
     return value(ordered - 1), value(ordered + 1)
@@ -183,19 +178,13 @@ def _number(value: Any) -> float | Fraction:
     """
     if isinstance(value, (float, int, Fraction)):
         return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, (str, bytes, complex)):
+    if isinstance(value, (str, bytes)):
         raise TypeError(
             f"a number is needed here, not a {type(value).__name__}: {value!r}. Fraction(text) "
             f"reads a decimal"
         )
     try:
-        near = float(value)
-        # a Decimal may be finer than a float
-        if near and math.isfinite(near) and hasattr(value, "as_integer_ratio"):
-            return Fraction(*value.as_integer_ratio())
-        return near
+        return int(value) if isinstance(value, Integral) else float(value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"a number is needed here, not a {type(value).__name__}") from None
 

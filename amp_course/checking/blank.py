@@ -13,10 +13,9 @@ from amp_course.checking.explain import is_readers
 
 # What the compiler adds of itself; the last two open every `async def`.
 _SILENT = {"RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR", "POP_TOP"}
-_DEEP = 4  # tables in tables, looked into this far: a list may hold itself
 
 
-def is_blank(answer: Any, depth: int = 0) -> bool:
+def is_blank(answer: Any) -> bool:
     """Return True if nothing was written yet: `...`, a function with only `...` in it, or only such
     things inside.
 
@@ -27,21 +26,16 @@ def is_blank(answer: Any, depth: int = 0) -> bool:
         return True
     if type(answer) in (dict, list, tuple):
         inside = list(answer.values() if isinstance(answer, dict) else answer)
-        return (
-            bool(inside) and depth < _DEEP and all(is_blank(value, depth + 1) for value in inside)
-        )
-    if issubclass(type(answer), type):
-        if any(
-            _methods(base) and not is_blank(base, depth)
-            for base in answer.__mro__[1:]
-            if _is_readers_class(base)
-        ):
+        return bool(inside) and all(map(is_blank, inside))
+    if isinstance(answer, type):
+        own_bases = filter(_is_readers_class, answer.__mro__[1:])
+        if any(_methods(base) and not is_blank(base) for base in own_bases):
             return False
         members = vars(answer)
         own = _methods(answer)
         if not own and members.get("__doc__"):  # a class to fill in from the first line on
             return all(name.startswith("_") for name in members)
-        return bool(own) and all(is_blank(function) for function in own)
+        return bool(own) and all(map(is_blank, own))
     code = _code_of(answer)
     return code is not None and _does_nothing(code)
 
@@ -72,7 +66,7 @@ def empty_methods(answer: Any) -> list[str]:
     """Name the methods of a class that still do nothing: ["`update()`"];
     [] for anything but a class.
     """
-    if not issubclass(type(answer), type):
+    if not isinstance(answer, type):
         return []
     return [f"`{function.__name__}()`" for function in _methods(answer) if is_blank(function)]
 

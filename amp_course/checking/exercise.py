@@ -6,13 +6,11 @@ here: the time limit, the isolation, the words for what went wrong, the progress
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from amp_course.checking import interrupts, progress
 from amp_course.checking.blank import empty_methods, is_blank, open_places
@@ -24,8 +22,7 @@ from amp_course.checking.outcome import Interrupted, Note, Outcome, Wrong, box_h
 from amp_course.checking.sandbox import Sandbox, sandbox
 from amp_course.checking.solutions import solution_code
 from amp_course.checking.warmup import load_lazy_modules
-
-T = TypeVar("T")
+from amp_course.kit.markup import counted
 
 _AFTERWARDS = 30.0  # seconds for comparing an answer that has ended
 _LONG = 2000  # characters of a diagnosis
@@ -71,7 +68,7 @@ class Card:
     def _facts(self) -> str:
         return (
             f"difficulty {_dots(self.difficulty)} · importance {_dots(self.importance)} · "
-            f"{_count(self.minutes, 'minute')} · about {_count(self.lines, 'line')}"
+            f"{counted(self.minutes, 'minute')} · about {counted(self.lines, 'line')}"
         )
 
     def __repr__(self) -> str:
@@ -92,13 +89,13 @@ class Exercise(Card):
         self, card: Card, right: Any, cases: Cases, mistakes: Sequence[Mistake], **more: Any
     ) -> None:
         super().__init__(**vars(card))
-        self.judge: Callable[..., None] = Judge(right, cases, tuple(mistakes), **more)
+        self.judge = Judge(right, cases, tuple(mistakes), **more)
         self._hints_shown = 0
 
     @property
     def mistakes(self) -> Sequence[Mistake]:
         """The mistakes that have a diagnosis of their own."""
-        return self.judge.mistakes if isinstance(self.judge, Judge) else ()
+        return self.judge.mistakes
 
     def check(self, answer: Any = ...) -> Outcome:
         """Judge an answer, show the outcome and return it; note it in the reader's progress.
@@ -157,44 +154,64 @@ class Exercise(Card):
         return note
 
     def _judge_safely(self, answer: Any) -> Outcome:
-        unfinished = self._limited(lambda: self._unfinished(answer))
-        if isinstance(unfinished, str):
-            return Outcome("not yet", unfinished)
+        unfinished = self._unfinished(answer)
         if unfinished is not None:
             return unfinished
         load_lazy_modules()  # before the clock starts
         with sandbox() as left:
-            # it keeps to the limit itself
-            more = _AFTERWARDS if isinstance(self.judge, Judge) else 0.0
-            problem = self._limited(lambda: self._problem(answer, left), self.seconds + more)
-        mistake = problem.mistake if isinstance(problem, Wrong) else None
+            problem = self._problem(answer, left)
         if problem is None and left.leaks:
             return Outcome("not yet", "; ".join(left.leaks), tuple(left.remarks))
         if problem is not None:
-            empty = self._limited(lambda: empty_methods(answer))
             notes = (*(f"{leak[0].upper()}{leak[1:]}." for leak in left.leaks), *left.remarks)
-            if isinstance(empty, list) and empty:
+            if empty := empty_methods(answer):
                 notes = (*notes, f"Still empty: {', '.join(empty)}.")
-            notes += _runs_later(answer)
+            mistake = problem.mistake if isinstance(problem, Wrong) else None
             # it may quote a long answer
-            return Outcome("not yet", short(str(problem), _LONG), notes, mistake)
+            message = short(str(problem), _LONG)
+            return Outcome("not yet", message, notes + _runs_later(answer), mistake)
         return Outcome(
             "correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks)
         )
 
-    def _limited(self, work: Callable[[], T], seconds: float | None = None) -> T | str:
-        """Return `work()`, or what to say if that takes too long. Whatever may run the reader's
-        code belongs in here.
+    def _unfinished(self, answer: Any) -> Outcome | None:
+        if is_blank(answer):
+            return Outcome(
+                "not attempted",
+                "Write your answer where it says `# your code here`, then run the cell again.",
+            )
+        remaining = open_places(answer)
+        if remaining:
+            return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
+        if self.takes == "function" and not callable(answer):
+            a_class = isinstance(self.judge.right, type)
+            what, name = ("class", type(answer).__name__) if a_class else ("function", self.name)
+            return Outcome(
+                "not yet",
+                f"the check needs the {what} itself and got {_named(answer)}: write its name "
+                f"without parentheses, `exercises.{self.name}.check({name})`",
+            )
+        return None
 
-        Not only functions do: an object's `__eq__`, `__repr__` and `__getattr__` do, an exception's
-        `__str__`, and the `__del__` of what is thrown away.
-        """
+    def _problem(self, answer: Any, left: Sandbox) -> str | Wrong | None:
+        """Judge an answer within the limits of time; return what is wrong with it."""
+
+        def judged() -> str | Wrong | None:
+            try:
+                self.judge(answer, left, self.seconds)
+            except Wrong as wrong:
+                return wrong
+            except (TimeUp, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                # SystemExit too: an answer that calls exit() must not end the notebook
+                return explain(error)
+            return None
+
         try:
-            return within(self.seconds if seconds is None else seconds, work, PATIENCE)
+            return within(self.seconds + _AFTERWARDS, judged, PATIENCE)
         except TimeUp as late:
             line = where(late)
-            with contextlib.suppress(TimeUp):
-                within(1.0, functools.partial(_forget, late))
         if not line:
             return (
                 "the check itself took too long on this machine, and your answer was not "
@@ -202,67 +219,8 @@ class Exercise(Card):
             )
         return (
             f"your code had not finished after {self.seconds:g} seconds and was stopped{line}: is "
-            f"there a loop whose "
-            "condition never becomes false?"
+            "there a loop whose condition never becomes false?"
         )
-
-    def _unfinished(self, answer: Any) -> Outcome | None:
-        try:
-            if is_blank(answer):
-                return Outcome(
-                    "not attempted",
-                    "Write your answer where it says `# your code here`, then run the cell again.",
-                )
-            remaining = open_places(answer)
-            if remaining:
-                return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
-            if self.takes == "function" and not callable(answer):
-                a_class = isinstance(self.judge, Judge) and isinstance(self.judge.right, type)
-                what, name = (
-                    ("class", type(answer).__name__) if a_class else ("function", self.name)
-                )
-                return Outcome(
-                    "not yet",
-                    f"the check needs the {what} itself and got {_named(answer)}: write its name "
-                    f"without parentheses, `exercises.{self.name}.check({name})`",
-                )
-        except (TimeUp, KeyboardInterrupt):
-            raise
-        except BaseException:
-            # an object that raises when it is looked at: so it will for the judge
-            pass
-        return None
-
-    def _problem(self, answer: Any, left: Sandbox) -> str | Wrong | None:
-        try:
-            self.judge(answer, left, self.seconds) if isinstance(self.judge, Judge) else self.judge(
-                answer
-            )
-        except Wrong as wrong:
-            return wrong
-        except (TimeUp, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            # SystemExit too: an answer that calls exit() must not end the notebook
-            try:
-                return explain(error)
-            except (TimeUp, KeyboardInterrupt):
-                raise
-            except BaseException:
-                return (
-                    f"your code raised an exception{where(error)} that itself fails when its "
-                    f"text is asked for"
-                )
-        return None
-
-
-def _forget(error: BaseException) -> None:
-    """Let go of the frames that an exception holds, and with them of the reader's objects."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _dots(value: int) -> str:

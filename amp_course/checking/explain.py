@@ -1,6 +1,5 @@
 """Turn what an answer raised into words: which line, what torch means by it, what to do.
 
-This runs code of the reader's, an exception's `__str__` for one: call it within the time limit.
 The list holds the messages that people meet while writing AMP loops; others are quoted as they are.
 """
 
@@ -13,7 +12,6 @@ import re
 import sysconfig
 from pathlib import Path
 from types import CodeType
-from typing import cast
 
 from amp_course.kit.errors import cause_and_fix
 from amp_course.kit.toml_data import read_toml
@@ -88,9 +86,9 @@ def explain(error: BaseException) -> str:
     """Say what an exception from the reader's code means,
     in words that continue "Not quite: …".
     """
-    if type(error) is Explained:
+    if isinstance(error, Explained):
         return error.told
-    kind, message = _kind(error), _message(error)
+    kind, message = type(error).__name__, _message(error)
     raised = f"{kind}: {message}" if message else kind
     meaning = _machines_fault(error) or next(
         (text for pattern, text in _KNOWN.items() if re.search(pattern, raised)), None
@@ -115,9 +113,9 @@ def signature(error: BaseException) -> str:
 
     Each time that an answer plays, its files are in another temporary folder.
     """
-    if type(error) is Explained:
+    if isinstance(error, Explained):
         return error.signature
-    return f"{_kind(error)}: {_FOLDERS.sub('…/', _message(error)).split('. ')[0]}"
+    return f"{type(error).__name__}: {_FOLDERS.sub('…/', _message(error)).split('. ')[0]}"
 
 
 def short(text: str, length: int = _LONG) -> str:
@@ -131,21 +129,14 @@ def _machines_fault(error: BaseException) -> str | None:
     """Explain an error of a full or failing disk, or of a machine at its limits:
     the answer may be right.
     """
-    # not `isinstance`, which may run the reader's `__class__`
-    if not issubclass(type(error), OSError):
-        return None
-    failed = cast(OSError, error)
-    return ", so ".join(cause_and_fix(failed)) if failed.errno in _MACHINE else None
-
-
-def _kind(error: BaseException) -> str:
-    # a metaclass of the reader's may have another opinion
-    return str(type.__dict__["__name__"].__get__(type(error)))
+    if isinstance(error, OSError) and error.errno in _MACHINE:
+        return ", so ".join(cause_and_fix(error))
+    return None
 
 
 def _message(error: BaseException) -> str:
     try:
-        line = short(_ANSI.sub("", str.strip(str(error))).split("\n")[0])
+        line = short(_ANSI.sub("", str(error).strip()).split("\n")[0])
         # what it announces is on the lines below
         return re.sub(r"(, but expected one of)?:$", "", line)
     except Exception:  # an exception of the reader's own may be broken too

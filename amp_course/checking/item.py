@@ -14,13 +14,11 @@ class Item:
     """How to read one piece of state and write it, and what to say of an answer that leaves it
     changed.
 
-    get:   returns the state as plain values, or as objects that are compared by identity; must be
-           cheap
-    put:   restores what `get` returned; does nothing where nothing can be done, and then `tell`
-           says so
+    get:   returns the state as plain values, or as objects that are compared by identity
+    put:   restores what `get` returned; does nothing where `tell` says that nothing can be done
     tell:  gets the state as it was and as it is now (or what `find` found)
-    fault: whether the check fails: true for what changes the results of later cells, else it is
-           only remarked on
+    fault: whether the check fails, as for what changes the results of later cells; else it is only
+           remarked on
     find:  for state that is not simply equal or not: gets what it was, returns what is wrong now,
            or something empty
     """

@@ -221,31 +221,27 @@ class Judge:
         for place, (one, other) in enumerate(
             itertools.zip_longest(mine, right, fillvalue=Case("", {}))
         ):
-            for output in dict.fromkeys(
-                [
-                    *(f for f in one.outputs if f in (_RAISED, _REFUSED)),
-                    *other.outputs,
-                    *one.outputs,
-                ]
-            ):
-                if not alike(
-                    one.outputs.get(output, MISSING),
-                    other.outputs.get(output, MISSING),
-                    self.tolerance,
-                ):
+            failed = [output for output in one.outputs if output in (_RAISED, _REFUSED)]
+            for output in dict.fromkeys([*failed, *other.outputs, *one.outputs]):
+                if not self._alike(one, other, output):
                     return place, output
         return 0, ""
+
+    def _alike(self, one: Case, other: Case, output: str) -> bool:
+        got, want = (case.outputs.get(output, MISSING) for case in (one, other))
+        return alike(got, want, self.tolerance)
 
     def _earlier(self, output: str, mine: list[Case], right: list[Case], place: int) -> str:
         """Return an earlier case in which the answer gave the same and another result is right."""
         if not 0 < place < min(len(mine), len(right)):
             return ""
-        got, want = (cases[place].outputs.get(output, MISSING) for cases in (mine, right))
+        if not _is_telling(mine[place].outputs.get(output, MISSING)):
+            return ""
         for one, other in zip(mine[:place], right, strict=False):
-            same = alike(one.outputs.get(output, MISSING), got, self.tolerance)
-            apart = not alike(other.outputs.get(output, MISSING), want, self.tolerance)
+            same = self._alike(one, mine[place], output)
+            apart = not self._alike(other, right[place], output)
             # What a step does ("at step 2") may depend on those before.
-            if same and apart and _is_telling(got) and one.name.startswith(("for ", "with ")):
+            if same and apart and one.name.startswith(("for ", "with ")):
                 return one.name
         return ""
 
@@ -254,11 +250,8 @@ class Judge:
         in the outputs `names` and in all evidence.
         """
         for one, other in itertools.zip_longest(mine, cases, fillvalue=Case("", {})):
-            for name in (*names, _RAISED, _REFUSED):
-                if not alike(
-                    one.outputs.get(name, MISSING), other.outputs.get(name, MISSING), self.tolerance
-                ):
-                    return False
+            if not all(self._alike(one, other, name) for name in (*names, _RAISED, _REFUSED)):
+                return False
             if not alike(one.evidence, other.evidence, self.tolerance):
                 return False
         return True

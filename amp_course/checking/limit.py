@@ -5,9 +5,6 @@ such as `time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raise
 the next bytecode. A single long call into C, say one enormous matmul or `sum(itertools.count())`,
 cannot be stopped at all: it ends when it returns, or with the kernel. So do loops in several nested
 `try` that catch everything.
-
-A library that is being imported may finish: one that was stopped half way could not be imported
-again in this process.
 """
 
 from __future__ import annotations
@@ -22,17 +19,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar, cast
 
-from amp_course.checking.explain import is_readers
-from amp_course.checking.interrupts import held, is_pending, released, set_hurry
-
 T = TypeVar("T")
 
 # seconds that the code has for leaving, before it counts as having swallowed the first attempt
 _AGAIN = 0.1
-_LEAVING = 2.0  # seconds that the code has for leaving after Ctrl-C
 _INSIST = 0.003  # seconds between further attempts
 PATIENCE = 3.0  # times its limit that a check lets an answer wait for its turn on a busy machine
-_IMPORT = 60.0  # seconds past the limit that the import of a library may take
 
 
 class TimeUp(BaseException):
@@ -49,10 +41,9 @@ def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
               `seconds`: on a busy machine it waits for its turn
     """
     in_main = threading.current_thread() is threading.main_thread()
-    with held():
-        if in_main and hasattr(signal, "setitimer"):  # the timer rings in this very thread
-            return _by_timer(_Clock(seconds, patience, time.thread_time), released(work))
-        return _by_watchdog(_Clock(seconds, patience, _thread_clock()), released(work))
+    if in_main and hasattr(signal, "setitimer"):  # the timer rings in this very thread
+        return _by_timer(_Clock(seconds, patience, time.thread_time), work)
+    return _by_watchdog(_Clock(seconds, patience, _thread_clock()), work)
 
 
 def _thread_clock() -> Callable[[], float]:
@@ -71,46 +62,16 @@ class _Clock:
         self.computed, self.before = computed, computed()
 
     def has_time(self) -> bool:
-        in_time = time.monotonic() < self.until and self.computed() - self.before < self.seconds
-        return in_time and not is_pending()
-
-    def may_import(self) -> bool:
-        return time.monotonic() < self.until + _IMPORT
-
-
-def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
-    """Return True if code that `outermost` has called is importing a library,
-    or is looking for a module.
-    """
-    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        return True
-    while frame is not None and frame is not outermost:
-        if frame.f_code.co_name == "<module>" and not is_readers(frame.f_code.co_filename):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _ring_soon() -> None:
-    # else a key held down would put it off for ever
-    if signal.getitimer(signal.ITIMER_REAL)[0] > _LEAVING:
-        signal.setitimer(signal.ITIMER_REAL, _LEAVING, _AGAIN)
+        return time.monotonic() < self.until and self.computed() - self.before < self.seconds
 
 
 def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     armed, shots, late = False, 0, TimeUp()
-    outermost, handled = sys._getframe(), sys.exception()
-
-    def spared(frame: FrameType | None) -> bool:
-        return (
-            not armed
-            or clock.has_time()
-            or (_imports_library(frame, outermost) and clock.may_import())
-        )
+    handled = sys.exception()
 
     def ring(signum: int, frame: FrameType | None) -> None:
         nonlocal shots
-        if spared(frame):
+        if not armed or clock.has_time():
             return
         shots += 1
         if shots == 1:
@@ -122,18 +83,15 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
 
     old_handler = signal.signal(signal.SIGALRM, ring)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, clock.seconds, _AGAIN)
-    old_hurry = set_hurry(_ring_soon)
     result: T | None = None
     error: BaseException | None = None
     try:
-        # here: on a busy machine a short limit may be up before this line, and nothing would be put
-        #       back
+        # here: on a busy machine a short limit may be up before this line
         armed = True
         result = work()
     except BaseException as raised:
         error = raised
     armed = False  # subtle: Python delivers no signal between the end of the work and this store
-    set_hurry(old_hurry)
     if shots > 1:
         _set_handled(handled)
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -168,10 +126,8 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
     """Catch one last exception of our own, for nothing but its side effect.
 
     subtle: an asynchronous exception that is set and then cleared leaves a flag of the interpreter
-            up, and only one that is
-    raised takes it down. Python 3.11 with that flag up never gets into the next function under
-    `sys.setprofile` or
-    `sys.settrace`: it checks the flag, finds nothing to do, and checks again.
+    up, and only one that is raised takes it down. Python 3.11 with that flag up never gets into the
+    next function under `sys.setprofile` or `sys.settrace`: it checks the flag again and again.
     """
     try:
         throw()
@@ -182,26 +138,18 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
 
 
 def _by_watchdog(clock: _Clock, work: Callable[[], T]) -> T:
-    # The calls are put together beforehand: between a pending exception and `clear` must be no
-    # other call.
-    set_exception, target = (
-        ctypes.pythonapi.PyThreadState_SetAsyncExc,
-        ctypes.c_ulong(threading.get_ident()),
-    )
+    # Put together beforehand: between a pending exception and `clear` must be no other call.
+    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    target = ctypes.c_ulong(threading.get_ident())
     throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
     clear = functools.partial(set_exception, target, None)
     armed, shots, done = True, 0, threading.Event()
-    outermost = sys._getframe()
-
-    def spared() -> bool:
-        importing = _imports_library(sys._current_frames().get(target.value), outermost)
-        return clock.has_time() or (importing and clock.may_import())
 
     def watch() -> None:
         nonlocal shots
         wait = clock.seconds
         while not done.wait(wait):
-            if armed and spared():
+            if armed and clock.has_time():
                 wait = _AGAIN
             elif armed:
                 throw()

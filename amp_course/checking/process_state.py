@@ -23,11 +23,6 @@ def _set_streams(was: tuple[Any, ...]) -> None:
     sys.stdout, sys.stderr, sys.stdin = was
 
 
-def _closed() -> tuple[str, ...]:
-    streams = ("stdout", "stderr")
-    return tuple(name for name in streams if getattr(getattr(sys, name), "closed", False) is True)
-
-
 def _folder() -> str | None:
     try:
         return os.getcwd()
@@ -85,15 +80,6 @@ PROCESS = (
         lambda was, now: (
             "your code left `sys.stdout`, `sys.stderr` or `sys.stdin` replaced; that is put back. "
             "`with contextlib.redirect_stdout(...):` ends on its own."
-        ),
-        fault=False,
-    ),
-    Item(
-        _closed,
-        lambda was: None,
-        lambda was, now: (
-            f"your code closed {listed(f'sys.{name}' for name in now)}: restart the kernel to see "
-            f"output again."
         ),
         fault=False,
     ),

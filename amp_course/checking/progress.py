@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,8 +26,8 @@ from amp_course.kit.paths import course_root, work_dir
 Change = Callable[[dict[str, Any]], None]  # made to an exercise's entry
 
 _LOCK_SECONDS = 5.0
+_NOTHING_YET: dict[str, Any] = {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
 _waiting: dict[Path, list[tuple[str, Change]]] = {}  # what could not be saved yet
-_one_thread = threading.Lock()
 
 
 @dataclass
@@ -41,26 +40,18 @@ class Progress:
 
     def state(self, exercise_id: str) -> State:
         """Return "not attempted", "not yet" or "correct" for an id such as "loop.add_autocast"."""
-        state = self.data["exercises"].get(exercise_id, {}).get("state")
-        return state if state in ("not yet", "correct") else "not attempted"
+        return self.data["exercises"].get(exercise_id, {}).get("state", "not attempted")
 
     def attempts(self, exercise_id: str) -> int:
         """Return how often the exercise was checked with an answer in it."""
-        return _number(self.data["exercises"].get(exercise_id, {}).get("attempts"))
+        return self.history(exercise_id)["attempts"]
 
     def history(self, exercise_id: str) -> dict[str, Any]:
         """Return how an answer came about: {"attempts": 3, "hints": 1, "solution":
         False, "mistakes": {"…": 2}}.
         """
         entry = self.data["exercises"].get(exercise_id, {})
-        mistakes = entry.get("mistakes")
-        met = mistakes if isinstance(mistakes, dict) else {}
-        return {
-            "attempts": self.attempts(exercise_id),
-            "hints": _number(entry.get("hints")),
-            "solution": entry.get("solution") is True,
-            "mistakes": {name: times for name, times in met.items() if isinstance(times, int)},
-        }
+        return {name: entry.get(name, value) for name, value in _NOTHING_YET.items()}
 
 
 def progress_file() -> Path:
@@ -87,13 +78,12 @@ def _read(path: Path) -> Progress:
         return Progress(_parse(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         return Progress()
-    except (ValueError, RecursionError) as error:
-        return Progress(
-            note=f"{path} is damaged ({error}), so it counts as empty. It is kept: the next "
-            f"answer you check moves it aside "
-            "under a dated name and starts a new one.",
-            damaged=True,
+    except ValueError as error:
+        note = (
+            f"{path} is damaged ({error}), so it counts as empty. It is kept: the next answer you "
+            "check moves it aside under a dated name and starts a new one."
         )
+        return Progress(note=note, damaged=True)
 
 
 def record(exercise_id: str, state: State, mistake: str | None = None) -> str | None:
@@ -107,12 +97,12 @@ def record(exercise_id: str, state: State, mistake: str | None = None) -> str | 
 
     def change(entry: dict[str, Any]) -> None:
         entry["state"] = "correct" if entry.get("state") == "correct" else state
-        entry["attempts"] = _number(entry.get("attempts")) + 1
+        entry["attempts"] = entry.get("attempts", 0) + 1
         if state == "correct":
             entry.setdefault("first_correct", datetime.now().isoformat(timespec="seconds"))
         if mistake is not None:
-            met = entry["mistakes"] if isinstance(entry.get("mistakes"), dict) else {}
-            entry["mistakes"] = met | {mistake: _number(met.get(mistake)) + 1}
+            met = entry.setdefault("mistakes", {})
+            met[mistake] = met.get(mistake, 0) + 1
 
     return None if state == "not attempted" else _record(exercise_id, change)
 
@@ -123,8 +113,8 @@ def record_help(exercise_id: str, hints: int = 0, solution: bool = False) -> Non
     """
 
     def change(entry: dict[str, Any]) -> None:
-        entry["hints"] = max(_number(entry.get("hints")), hints)
-        entry["solution"] = entry.get("solution") is True or solution
+        entry["hints"] = max(entry.get("hints", 0), hints)
+        entry["solution"] = entry.get("solution", False) or solution
 
     _record(exercise_id, change)
 
@@ -134,22 +124,21 @@ def _record(exercise_id: str, change: Change) -> str | None:
         return None
     try:
         path = progress_file()
-        with _one_thread:
-            changes = _waiting.setdefault(path, [])
-            changes.append((exercise_id, change))
-            try:
-                told = _save(path, changes)
-            except KeyboardInterrupt:
-                changes.pop()
-                raise
-            changes.clear()
-            return told
+        changes = _waiting.setdefault(path, [])
+        changes.append((exercise_id, change))
+        try:
+            told = _save(path, changes)
+        except KeyboardInterrupt:
+            changes.pop()
+            raise
+        changes.clear()
+        return told
     except OSError as error:  # TimeoutError is one too
         cause, fix = cause_and_fix(error)
         return (
             f"your progress could not be saved: {cause}. {fix[0].upper()}{fix[1:]} "
-            f"(AMP_COURSE_WORK names the folder for your "
-            "work). The next answer that you check saves this result too."
+            "(AMP_COURSE_WORK names the folder for your work). The next answer that you check "
+            "saves this result too."
         )
     except RuntimeError as error:
         return f"your progress could not be saved: {error}"
@@ -174,16 +163,10 @@ def _save(path: Path, changes: list[tuple[str, Change]]) -> str | None:
     )
 
 
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
 def _parse(text: str) -> dict[str, Any]:
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("exercises"), dict):
         raise ValueError("it holds no table of exercises")
-    if not all(isinstance(entry, dict) for entry in data["exercises"].values()):
-        raise ValueError("an exercise's entry is not a table")
     return data
 
 

@@ -13,12 +13,10 @@ import torch
 
 from amp_course.checking.interrupts import held
 from amp_course.checking.item import UNCHANGED, Item
-from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.process_state import PROCESS
 from amp_course.checking.torch_state import TORCH
 from amp_course.kit.random_state import RandomState, random_state, set_random_state
 
-_ATTEMPTS, _SECONDS = 3, 5.0  # for putting things back
 STATE = (*TORCH, *PROCESS)
 _UNKNOWN = object()  # of a state that cannot be read
 
@@ -49,7 +47,7 @@ def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
             yield found
         finally:
             with held():
-                _finishing(lambda: _put_back(before, random_before, found))
+                _put_back(before, random_before, found)
                 # A library that is imported for the first time may add filters: that is not the
                 # reader's doing.
                 if warnings.filters != filters and modules.issuperset(sys.modules):
@@ -91,22 +89,3 @@ def _put_back(
     if random_before is not _UNKNOWN:
         set_random_state(random_before)  # type: ignore[arg-type]
     torch.clear_autocast_cache()
-
-
-def _finishing(work: Callable[[], None]) -> None:
-    """Call `work` to its end even if Ctrl-C comes meanwhile: from the beginning then, with the
-    interrupt after it.
-
-    It drops objects of the reader's, and a `__del__` may never return: so it has a time limit too.
-    """
-    interrupt = None
-    for _ in range(_ATTEMPTS):
-        try:
-            within(_SECONDS, work)
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-        except TimeUp:
-            continue
-    if interrupt is not None:
-        raise interrupt

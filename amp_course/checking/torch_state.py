@@ -2,8 +2,8 @@
 changed.
 
 Global modes come first: default dtype and device, grad and inference mode, autocast, modes and
-hooks. They change what later cells compute, so leaving one changed is a fault. The rest is put back
-and remarked on: threads, precision and other switches, the seed. Random states are in
+hooks. They change what later cells compute, so leaving one changed is a fault. The rest is put
+back and remarked on: threads, precision and other switches, the seed. Random states are in
 `kit.random_state`. Nothing here starts CUDA.
 """
 
@@ -339,12 +339,6 @@ TORCH = (
             f"your code changed {listed(f'torch.backends.{name}' for name in changed(was, now))}; "
             f"that is put back."
         ),
-        fault=False,
-    ),
-    Item(
-        lambda: dict(vars(torch._tensor_str.PRINT_OPTS)),
-        lambda was: torch.set_printoptions(**was),
-        restored("how torch prints tensors (`torch.set_printoptions`)"),
         fault=False,
     ),
     Item(

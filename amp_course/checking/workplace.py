@@ -22,7 +22,6 @@ class NoInput(io.TextIOBase):
         return True
 
     def readline(self, *_: Any) -> NoReturn:
-        """Raise EOFError."""
         raise EOFError("nobody types while a check runs")
 
     read = __next__ = readline

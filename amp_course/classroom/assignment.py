@@ -21,6 +21,7 @@ from amp_course import __version__
 from amp_course.checking import Exercise
 from amp_course.course import Chapter, find
 from amp_course.kit.errors import CourseError
+from amp_course.kit.markup import counted
 from amp_course.kit.paths import course_root
 
 TEST = "points-"  # an exercise's cell with the points is called so: "points-add_autocast"
@@ -148,9 +149,8 @@ def _split(source: str, name: str) -> tuple[str, str]:
 
 
 def _test(name: str, answer: str, points: int) -> str:
-    worth = f"{points} point" + ("s" if points > 1 else "")
     return (
-        f"# worth {worth}\n"
+        f"# worth {counted(points, 'point')}\n"
         f'assert exercises.{name}.check({answer}).state == "correct", "no points yet: the message '
         f'above says why"'
     )

@@ -5,7 +5,6 @@ and what has been submitted.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import os
@@ -19,6 +18,7 @@ from amp_course.classroom import assignment, gradebook
 from amp_course.course import CHAPTERS, Chapter, available
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import write_text
+from amp_course.kit.markup import counted
 from amp_course.kit.paths import course_root
 
 _MARK = "class.json"
@@ -76,7 +76,6 @@ class ClassFolder:
 
     @property
     def gradebook(self) -> Path:
-        """Return nbgrader's database."""
         return self.root / "gradebook.db"
 
     def chapters(self, names: Sequence[str] = ()) -> list[Chapter]:
@@ -104,14 +103,7 @@ class ClassFolder:
         return self.root / "autograded" / student / chapter.stem / f"{chapter.stem}.ipynb"
 
     def result(self, chapter: Chapter, student: str) -> Path:
-        """Return the file with what grading found."""
-        # A name may be longer than a file's may be, or hold bytes that are not text.
-        safe = (
-            student
-            if student.isprintable() and len(student.encode()) < 200
-            else hashlib.sha256(os.fsencode(student)).hexdigest()
-        )
-        return self.root / "results" / chapter.stem / f"{safe}.json"
+        return self.root / "results" / chapter.stem / f"{student}.json"
 
     def handed_in(self, chapter: Chapter) -> list[HandedIn]:
         """Return what lies in `submitted/` for a chapter, by student id.
@@ -119,23 +111,16 @@ class ClassFolder:
         A notebook under another name counts if it is the only one there, as for "06_loop
         (1).ipynb", which browsers make.
         """
-        return list(self._handed_in(chapter))
-
-    def _handed_in(self, chapter: Chapter) -> Iterator[HandedIn]:
-        submitted = self.root / "submitted"
-        if not submitted.is_dir():
-            return
-        for place in sorted(submitted.iterdir(), key=os.fsencode):
-            folder = place / chapter.stem
-            if place.name.startswith(".") or not os.path.lexists(folder):
+        found = []
+        for folder in sorted(self.root.glob(f"submitted/*/{chapter.stem}"), key=os.fsencode):
+            if folder.parent.name.startswith("."):
                 continue
             notebook = folder / f"{chapter.stem}.ipynb"
-            others = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
-            yield HandedIn(
-                place.name,
-                folder,
-                others[0] if len(others) == 1 and not notebook.exists() else notebook,
-            )
+            others = list(folder.glob("*.ipynb"))
+            if len(others) == 1 and not notebook.exists():
+                notebook = others[0]
+            found.append(HandedIn(folder.parent.name, folder, notebook))
+        return found
 
     def misplaced(self) -> list[str]:
         """Return the notebooks in `submitted/` that are not where a student's are looked for."""
@@ -150,17 +135,12 @@ class ClassFolder:
         path = self.root / "students.csv"
         if not path.exists():
             return {}
-        if not path.is_file():
-            raise CourseError(
-                f"{path} is a folder: a file of that name, with the columns id and name, belongs "
-                f"there."
-            )
         content = path.read_bytes()
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
             text = content.decode("cp1252", errors="replace")  # as Excel writes it on Windows
-        rows = csv.DictReader(io.StringIO(text.replace("\0", "")))
+        rows = csv.DictReader(io.StringIO(text))
         if not {"id", "name"} <= set(rows.fieldnames or ()):
             raise CourseError(
                 f"{path} needs a first line with the columns id and name, separated by a comma."
@@ -236,10 +216,4 @@ def _add(place: ClassFolder, chapter: Chapter) -> str:
     gradebook.generate(place.root, chapter.stem)
     tasks = assignment.tasks_of(chapter)
     exercises, points = len(tasks), sum(task.points for task in tasks)
-    return (
-        f"{chapter.stem}: {_count(exercises, 'exercise')}, {_count(points, 'point')}, in {release}"
-    )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    return f"{chapter.stem}: {counted(exercises, 'exercise')}, {counted(points, 'point')}, in {release}"

@@ -72,19 +72,6 @@ def record(root: Path, name: str, student: str, scores: Mapping[str, float], rev
         book.db.commit()
 
 
-def points(root: Path, name: str) -> dict[str, dict[str, float]]:
-    """Return student → cell → points as the gradebook has them, given by hand or not."""
-    with _open(root) as (book, _):
-        return {
-            submission.student.id: {
-                grade.cell.name: float(grade.score)
-                for notebook in submission.notebooks
-                for grade in notebook.grades
-            }
-            for submission in book.find_assignment(name).submissions
-        }
-
-
 def given_by_hand(root: Path, name: str) -> dict[str, float]:
     """Return student → points of those with at least one mark that a person has given in
     nbgrader.

@@ -11,8 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,12 +24,11 @@ from amp_course.classroom import bubblewrap, gradebook, submission
 from amp_course.classroom.assignment import TEST, Task, tasks_of
 from amp_course.classroom.folder import ClassFolder, HandedIn
 from amp_course.classroom.job import Job, Limits
-from amp_course.classroom.kernel_client import sweep
 from amp_course.classroom.names import printable, whole_letters
 from amp_course.classroom.runner import Run, run
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
-from amp_course.kit.files import locked, unused_name, write_text
+from amp_course.kit.files import locked, write_text
 
 _FORMAT = 1  # of a result's file
 Echo = Callable[[str], None]
@@ -72,7 +70,6 @@ class Result:
 
     @property
     def points(self) -> float:
-        """Return the points of the whole submission."""
         return sum(answer.points for answer in self.answers)
 
 
@@ -89,8 +86,7 @@ def grade(
     """Grade what was submitted for some chapters, and return the results, old and new.
 
     jobs:      how many submissions at a time; by default as many as there are cores. Without a
-               sandbox it is one, so that whatever happens to the class's files, it is known in
-               whose run
+               sandbox it is one
     again:     grade those too that have not changed
     sandboxed: by default, if bubblewrap runs here
 
@@ -115,25 +111,13 @@ def grade(
         return []
     try:
         with locked(place.gradebook, 1.0):
-            sweep()
             every = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
-            return _run_to_its_end(
-                every.grade(todo, (jobs or os.cpu_count() or 1) if sandboxed else 1)
-            )
+            at_once = (jobs or os.cpu_count() or 1) if sandboxed else 1
+            return asyncio.run(every.grade(todo, at_once))
     except TimeoutError:
         raise CourseError(
             f"another grading run is at work in {place.root}: wait until it has ended."
         ) from None
-
-
-def _run_to_its_end(work: Coroutine[Any, Any, list[Result]]) -> list[Result]:
-    """Run it here, or in a thread where a loop is already running, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 def load(place: ClassFolder, chapter: Chapter) -> list[Result]:
@@ -149,9 +133,8 @@ def _protection(sandboxed: bool, why_not: str | None) -> str:
         return "Each submission runs under bubblewrap: it sees neither this class nor the network."
     return (
         f"WITHOUT A SANDBOX: {why_not or 'as you asked'}. Each submission runs with your rights: "
-        f"it can read and change your "
-        "files and use the network. Grade only what you trust, or grade in a container that holds "
-        "nothing else."
+        "it can read and change your files and use the network. Grade only what you trust, or "
+        "grade in a container that holds nothing else."
     )
 
 
@@ -178,15 +161,9 @@ class _Grader:
         limits: Limits,
         sandboxed: bool,
     ) -> None:
-        self.place, self.again, self.echo, self.limits, self.sandboxed = (
-            place,
-            again,
-            echo,
-            limits,
-            sandboxed,
-        )
+        self.place, self.again, self.echo = place, again, echo
+        self.limits, self.sandboxed = limits, sandboxed
         self.count, self.done = count, 0
-        self._gradebook = _content(place.gradebook)
 
     async def grade(self, todo: Sequence[tuple[Chapter, HandedIn]], jobs: int) -> list[Result]:
         places = asyncio.Semaphore(jobs)
@@ -196,26 +173,21 @@ class _Grader:
         }
 
         async def one(chapter: Chapter, handed_in: HandedIn) -> Result:
+            release, tasks = given[chapter]
             async with places:
                 try:
-                    return await self._one(chapter, handed_in, *given[chapter])
+                    return await self._one(chapter, handed_in, release, tasks)
                 except Exception as error:  # whatever one submission does, the others are graded
-                    return self._failed(chapter, handed_in, given[chapter][1], error)
+                    told = f"it could not be graded ({type(error).__name__}: {error}); "
+                    told += "the next run tries again"  # for this result is not kept
+                    ran = Run(nbformat.v4.new_notebook(), findings=[told[:500]])
+                    result = self._result(chapter, handed_in, tasks, ran)
+                    self._say(result, "failed")
+                    return result
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(*each)) for each in todo]
         return [task.result() for task in tasks]
-
-    def _failed(
-        self, chapter: Chapter, handed_in: HandedIn, tasks: list[Task], error: Exception
-    ) -> Result:
-        """Return a result without points, which is not kept: the next run tries again."""
-        told = f"it could not be graded ({type(error).__name__}: {error}); the next run tries again"
-        result = self._result(
-            chapter, handed_in, tasks, Run(nbformat.v4.new_notebook()), findings=(told[:500],)
-        )
-        self._say(result, "failed")
-        return result
 
     async def _one(
         self,
@@ -225,21 +197,17 @@ class _Grader:
         tasks: list[Task],
     ) -> Result:
         key = _key(handed_in, release)
-        file = self.place.result(chapter, handed_in.student)
-        old = _read(file)
-        if (
-            old is not None
-            and old.key == key
-            and not self.again
-            and (self.sandboxed or not old.sandboxed)
-        ):
+        old = _read(self.place.result(chapter, handed_in.student))
+        same = old is not None and old.key == key and (self.sandboxed or not old.sandboxed)
+        if old is not None and same and not self.again:
             self._say(old, "unchanged")
             return old
         try:
             prepared = submission.prepare(submission.read(handed_in.notebook), release)
         except submission.Unreadable as reason:
-            ran, suspect = Run(nbformat.v4.new_notebook()), False
-            findings, history = [f"it cannot be read: {reason}"], {}
+            empty = nbformat.v4.new_notebook()
+            prepared = submission.Submission(empty, (f"it cannot be read: {reason}",), False, {})
+            ran = Run(empty)
         else:
             ran = await run(
                 Job(
@@ -252,21 +220,10 @@ class _Grader:
                     limits=self.limits,
                 )
             )
-            findings, history, suspect = (
-                [*prepared.findings, *ran.findings],
-                prepared.history,
-                prepared.suspect,
-            )
-        withheld = self._withheld(ran, suspect)
+        ran.findings = [*prepared.findings, *ran.findings]
+        withheld = _withheld(ran, prepared.suspect)
         result = self._result(
-            chapter,
-            handed_in,
-            tasks,
-            ran,
-            key=key,
-            findings=tuple(findings),
-            withheld=withheld,
-            history=history,
+            chapter, handed_in, tasks, ran, key=key, withheld=withheld, history=prepared.history
         )
         self._keep(chapter, result, ran)
         self._say(result, f"{result.seconds:.1f} s")
@@ -279,7 +236,6 @@ class _Grader:
         tasks: list[Task],
         ran: Run,
         *,
-        findings: tuple[str, ...],
         key: str = "",
         withheld: tuple[str, ...] = (),
         history: dict[str, Any] | None = None,
@@ -292,28 +248,10 @@ class _Grader:
             seconds=round(ran.seconds, 1),
             sandboxed=self.sandboxed,
             answers=tuple(_answer(task, ran, bool(withheld)) for task in tasks),
-            findings=findings,
+            findings=tuple(ran.findings),
             withheld=withheld,
             history=history or {},
         )
-
-    def _withheld(self, ran: Run, suspect: bool) -> tuple[str, ...]:
-        replaced = dict.fromkeys(
-            name for verdict in ran.verdicts.values() for name in verdict.replaced
-        )
-        opened = dict.fromkeys(name for verdict in ran.verdicts.values() for name in verdict.opened)
-        told = [f"it replaced part of what judges it: {name}" for name in list(replaced)[:3]]
-        told += [f"it tried to open a file of the class: {name}" for name in opened]
-        told += ["its code names gradebook.db"] if suspect and not opened else []
-        if not self.sandboxed and _content(self.place.gradebook) != self._gradebook:
-            aside = unused_name(self.place.gradebook, f"changed-{datetime.now():%Y-%m-%d-%H%M%S}")
-            os.replace(self.place.gradebook, aside)
-            self.place.gradebook.write_bytes(self._gradebook)
-            told.append(
-                f"the gradebook changed while it ran; it was put back, and the changed one is "
-                f"{aside.name}"
-            )
-        return tuple(told)
 
     def _keep(self, chapter: Chapter, result: Result, ran: Run) -> None:
         """Write the notebook, then the gradebook, then the result:
@@ -327,7 +265,6 @@ class _Grader:
         gradebook.record(
             self.place.root, chapter.stem, result.student, scores, review=bool(result.withheld)
         )
-        self._gradebook = _content(self.place.gradebook)
         file = self.place.result(chapter, result.student)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"format": _FORMAT, **asdict(result)}, indent=1) + "\n")
@@ -337,15 +274,18 @@ class _Grader:
         of = sum(answer.of for answer in result.answers)
         who = f"[{self.done}/{self.count}] {printable(result.student)}, {result.assignment}"
         line = f"{who}: {result.points:g} of {of} points ({how})"
-        self.echo(
-            "\n    ".join(
-                [
-                    line,
-                    *(f"no points: {printable(why)}" for why in result.withheld),
-                    *map(printable, result.findings),
-                ]
-            )
-        )
+        withheld = [f"no points: {printable(why)}" for why in result.withheld]
+        self.echo("\n    ".join([line, *withheld, *map(printable, result.findings)]))
+
+
+def _withheld(ran: Run, suspect: bool) -> tuple[str, ...]:
+    verdicts = ran.verdicts.values()
+    replaced = list(dict.fromkeys(name for verdict in verdicts for name in verdict.replaced))
+    opened = dict.fromkeys(name for verdict in verdicts for name in verdict.opened)
+    told = [f"it replaced part of what judges it: {name}" for name in replaced[:3]]
+    told += [f"it tried to open a file of the class: {name}" for name in opened]
+    told += ["its code names gradebook.db"] if suspect and not opened else []
+    return tuple(told)
 
 
 def _answer(task: Task, ran: Run, withheld: bool) -> Answer:
@@ -378,7 +318,3 @@ def _key(handed_in: HandedIn, release: nbformat.NotebookNode) -> str:
             if file.is_file() and not file.is_symlink() and file.stat().st_size <= submission.LIMIT:
                 made_of.update(file.read_bytes())
     return made_of.hexdigest()
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""

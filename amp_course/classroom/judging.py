@@ -12,22 +12,22 @@ from __future__ import annotations
 import contextlib
 import json
 import linecache
+import multiprocessing
 import os
-import select
 import signal
-import socket
-import struct
 import sys
 import threading
-import time
 import types
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
-from amp_course.checking import Exercise
-from amp_course.classroom.integrity import Part, fingerprint, replaced
+from amp_course.checking import Exercise, Outcome, load_lazy_modules
+from amp_course.classroom.integrity import fingerprint, replaced
 from amp_course.classroom.verdict import Seal, Verdict
+from amp_course.course import find
 
 LIMIT = 256 * 2**20  # bytes of an answer
 PATIENCE = 40.0  # seconds for what a check does besides running the answer, and for a busy machine
@@ -39,15 +39,13 @@ class Keeper:
     and evidence that cannot be taken back.
     """
 
-    def __init__(self, chapter: str, key: bytes) -> None:
-        exercises = _load(chapter)
-        before = fingerprint()
-        self._here, there = socket.socketpair()
+    def __init__(self, exercises: Mapping[str, Exercise], key: bytes) -> None:
+        self._here, there = multiprocessing.Pipe()
         self._lock = threading.RLock()  # files are opened in any thread
         if os.fork() == 0:
             with contextlib.suppress(BaseException):
                 self._here.close()
-                _keep(there, exercises, Seal(key), before)
+                _keep(there, exercises, Seal(key))
             os._exit(0)
         there.close()
 
@@ -72,129 +70,95 @@ class Keeper:
         }
         with self._lock:
             _send(self._here, request, answer)
-        found, _ = _receive(self._here)
-        return dict(found)
+        return _receive(self._here)[0]
 
     def note(self, kind: str, what: str) -> None:
         """Add to what every verdict from now on says:
         "opened" and a file, "replaced" and a part of the course.
         """
-        if self._lock.acquire(timeout=1.0):
-            try:
-                _send(self._here, {"kind": kind, "what": what}, b"")
-            finally:
-                self._lock.release()
+        with self._lock:
+            _send(self._here, {"kind": kind, "what": what})
 
 
-def _load(chapter: str) -> dict[str, Exercise]:
-    import warnings
-
-    import torch
-
-    from amp_course.checking.warmup import load_lazy_modules
-    from amp_course.course import find
-
-    exercises = {exercise.id: exercise for exercise in find(chapter).exercises()}
+def load(chapter: str) -> dict[str, Exercise]:
+    """Return a chapter's exercises by id, with all loaded that a check needs."""
     load_lazy_modules()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # torch replaces an optimizer's `step` when the first one of its kind is made.
-        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-            kind([torch.zeros(1, requires_grad=True)])
-    return exercises
+        return {exercise.id: exercise for exercise in find(chapter).exercises()}
 
 
-def _keep(
-    line: socket.socket, exercises: Mapping[str, Exercise], seal: Seal, before: list[Part]
-) -> None:
+def _keep(line: Connection, exercises: Mapping[str, Exercise], seal: Seal) -> None:
     """Answer requests until the kernel ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for a cell
-    _hide()
+    before = fingerprint(exercises.values())
     evidence: dict[str, list[str]] = {"opened": [], "replaced": []}
     while True:
         request, answer = _receive(line)
         if "kind" in request:
-            found = evidence.get(str(request["kind"]), [])
+            found = evidence[request["kind"]]
             if len(found) < _MOST and request["what"] not in found:
-                found.append(str(request["what"])[:200])
+                found.append(request["what"][:200])
             continue
-        exercise = exercises.get(str(request.get("exercise")))
-        if exercise is None:
-            _send(line, {}, b"")
-            continue
-        verdict = _split_off(exercise, answer, request, before)
+        verdict = _split_off(exercises, answer, request, before)
         verdict = replace(
             verdict,
             opened=tuple(evidence["opened"]),
             replaced=(*verdict.replaced, *evidence["replaced"]),
         )
-        _send(line, seal.close(verdict, str(request["question"])), b"")
+        _send(line, seal.close(verdict, request["question"]))
 
 
 def _split_off(
-    exercise: Exercise, answer: bytes, request: Mapping[str, Any], before: list[Part]
+    exercises: Mapping[str, Exercise],
+    answer: bytes,
+    request: Mapping[str, Any],
+    before: Mapping[str, Any],
 ) -> Verdict:
     """Judge one answer in a process of its own, which is killed if it does not end."""
-    if request.get("problem"):
+    exercise = exercises[request["exercise"]]
+    if request["problem"]:
         # The submission's process can ask for anything: it must not choose what earns points.
-        state = "not attempted" if request.get("state") == "not attempted" else "no verdict"
-        return Verdict(exercise.id, state, str(request["problem"]))
-    here, there = socket.socketpair()
+        state = "not attempted" if request["state"] == "not attempted" else "no verdict"
+        return Verdict(exercise.id, state, request["problem"])
+    found: dict[str, Any]
+    here, there = multiprocessing.Pipe()
     process = os.fork()
     if process == 0:
         try:
-            here.close()
             os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            _send(there, _judge(exercise, answer, request.get("sources", {}), before), b"")
+            found = _judge(exercise, answer, request["sources"])
+            found["replaced"] = replaced(before, exercises.values())[:_MOST]
+            _send(there, found)
         except BaseException as error:
-            with contextlib.suppress(BaseException):
-                _send(there, {"failed": f"{type(error).__name__}: {error}"[:300]}, b"")
-        os._exit(0)
+            _send(there, {"failed": f" ({type(error).__name__}: {error})"[:300]})
+        finally:
+            os._exit(0)
     there.close()
-    found: dict[str, Any] = {}
-    try:
-        until = time.monotonic() + 2 * exercise.seconds + PATIENCE
-        if select.select([here], [], [], until - time.monotonic())[0]:
-            found, _ = _receive(here, until)
-    except (EOFError, OSError, ValueError):
-        pass
-    finally:
-        here.close()
-        for kill in (
-            lambda: os.killpg(process, signal.SIGKILL),
-            lambda: os.kill(process, signal.SIGKILL),
-        ):
-            with contextlib.suppress(OSError):
-                kill()
+    found = {"failed": ""}
+    with contextlib.suppress(EOFError, OSError, ValueError):
+        if here.poll(2 * exercise.seconds + PATIENCE):
+            found, _ = _receive(here)
+    here.close()
+    for kill in (os.killpg, os.kill):  # it may have ended before it had a group of its own
         with contextlib.suppress(OSError):
-            os.waitpid(process, 0)
-    return _verdict(exercise, found)
-
-
-def _verdict(exercise: Exercise, found: Mapping[str, Any]) -> Verdict:
-    if found.get("state") in ("correct", "not yet", "not attempted"):
-        told = {name: str(found[name]) for name in ("state", "message") if name in found}
-        mistake = found.get("mistake")
-        return Verdict(
-            exercise.id,
-            message=told.get("message", ""),
-            state=told["state"],
-            mistake=str(mistake)[:200] if mistake is not None else None,
-            notes=tuple(str(note) for note in found.get("notes", ())),
-            replaced=tuple(str(path) for path in found.get("replaced", ())),
-        )
-    why = f" ({found['failed']})" if "failed" in found else ""
+            kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    if "failed" in found:
+        told = f"the process that checked this answer ended without a verdict{found['failed']}"
+        return Verdict(exercise.id, "no verdict", told)
     return Verdict(
         exercise.id,
-        "no verdict",
-        f"the process that checked this answer ended without a verdict{why}",
+        found["state"],
+        found["message"],
+        found["mistake"],
+        tuple(found["notes"]),
+        tuple(found["replaced"]),
     )
 
 
-def _judge(
-    exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]], before: list[Part]
-) -> dict[str, Any]:
+def _judge(exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]]) -> dict[str, Any]:
     import cloudpickle
 
     os.environ["AMP_COURSE_WORK"] = os.path.join(os.getcwd(), "judged")  # nobody's progress
@@ -202,55 +166,17 @@ def _judge(
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     sys.path.insert(0, "")  # for the student's own modules
     answer = cloudpickle.loads(pickled)
-    right = getattr(exercise.judge, "right", None)
-    if isinstance(answer, (types.FunctionType, type)) and answer is right:
-        return {
-            "state": "not yet",
-            "message": "the answer is the course's own, taken from its package",
-        }
-    outcome = exercise._judge_safely(answer)
-    return {
-        "state": outcome.state,
-        "message": outcome.message,
-        "mistake": outcome.mistake,
-        "notes": outcome.notes,
-        "replaced": replaced(before)[:_MOST],
-    }
+    if isinstance(answer, (types.FunctionType, type)) and answer is exercise.judge.right:
+        outcome = Outcome("not yet", "the answer is the course's own, taken from its package")
+    else:
+        outcome = exercise._judge_safely(answer)
+    return asdict(outcome)
 
 
-def _hide() -> None:
-    """Keep other processes of the same user from reading this one's memory,
-    where the system can.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+def _send(line: Connection, message: Mapping[str, Any], more: bytes = b"") -> None:
+    line.send_bytes(json.dumps(message).encode())
+    line.send_bytes(more)
 
 
-def _send(line: socket.socket, message: Mapping[str, Any], more: bytes) -> None:
-    text = json.dumps(message).encode()
-    line.sendall(struct.pack("!QQ", len(text), len(more)) + text + more)
-
-
-def _receive(line: socket.socket, until: float | None = None) -> tuple[dict[str, Any], bytes]:
-    text, more = struct.unpack("!QQ", _exactly(line, 16, until))
-    if max(text, more) > LIMIT:
-        raise ValueError("too long")
-    message = json.loads(_exactly(line, text, until))
-    if not isinstance(message, dict):
-        raise ValueError("no message")
-    return message, _exactly(line, more, until)
-
-
-def _exactly(line: socket.socket, count: int, until: float | None) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        if until is not None:
-            line.settimeout(max(0.01, until - time.monotonic()))
-        part = line.recv(min(1 << 20, count - len(parts)))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+def _receive(line: Connection) -> tuple[dict[str, Any], bytes]:
+    return json.loads(line.recv_bytes(LIMIT)), line.recv_bytes(LIMIT)

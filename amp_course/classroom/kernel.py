@@ -12,14 +12,14 @@ import json
 import linecache
 import os
 import shutil
-import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from amp_course.classroom.integrity import Part, fingerprint, replaced
-from amp_course.classroom.judging import LIMIT, Keeper
+from amp_course.checking import Exercise
+from amp_course.classroom.integrity import fingerprint, replaced
+from amp_course.classroom.judging import LIMIT, Keeper, load
 from amp_course.classroom.verdict import REPLY, REQUEST
 
 # names the file with the settings; it is deleted before the submission runs
@@ -32,13 +32,14 @@ def main() -> None:
     settings = json.loads(place.read_text(encoding="utf-8"))
     place.unlink()
     _limit(settings["file_bytes"], settings["memory_bytes"])
-    keeper = Keeper(settings["chapter"], bytes.fromhex(settings.pop("key")))
+    exercises = load(settings["chapter"])
+    keeper = Keeper(exercises, bytes.fromhex(settings.pop("key")))
 
     from ipykernel.kernelapp import IPKernelApp
 
     app = IPKernelApp.instance()
     app.initialize(sys.argv[1:])
-    app.kernel.shell_handlers[REQUEST] = _handler(app.kernel, keeper, fingerprint())
+    app.kernel.shell_handlers[REQUEST] = _handler(app.kernel, keeper, exercises)
     # Last: a file called torch.py next to the notebook is the submission's own affair.
     _copy(Path(settings["handed_in"]), Path.cwd())
     sys.path.insert(0, "")
@@ -62,31 +63,27 @@ def _limit(file_bytes: int, memory_bytes: int) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what was submitted next to the notebook: folders and ordinary files that can be read,
-    and nothing else.
-    """
-    for place, folders, files in os.walk(source):
-        here = target / Path(place).relative_to(source)
-        folders[:] = [name for name in folders if not (Path(place) / name).is_symlink()]
-        here.mkdir(exist_ok=True)
-        for name in files:
-            file = Path(place) / name
-            try:
-                if stat.S_ISREG(file.lstat().st_mode) and file.suffix != ".ipynb":
-                    shutil.copyfile(file, here / name)
-            except OSError:
-                continue
+    """Copy what was submitted next to the notebook, as far as it can be read."""
+    with contextlib.suppress(shutil.Error):
+        shutil.copytree(
+            source,
+            target,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("*.ipynb"),
+            dirs_exist_ok=True,
+        )
 
 
-def _handler(kernel: Any, keeper: Keeper, before: list[Part]) -> Callable[..., None]:
+def _handler(kernel: Any, keeper: Keeper, exercises: Mapping[str, Exercise]) -> Callable[..., None]:
     """Return what answers a request: `{"exercise", "answer", "question"}` → a sealed verdict."""
+    before = fingerprint(exercises.values())
 
     def answer_request(stream: Any, identity: Any, message: Any) -> None:
         content = message["content"]
         reply: dict[str, str] = {}
         # the submission may have done anything to this process; no verdict, then
         with contextlib.suppress(Exception):
-            for path in replaced(before)[:3]:
+            for path in replaced(before, exercises.values())[:3]:
                 keeper.note("replaced", path)
             answer = _pickled(content["answer"], kernel.shell.user_ns)
             reply = keeper.ask(content["exercise"], *answer, _cells(), content["question"])

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +38,6 @@ _NO_REPLY = {
     "traceback": ["this cell did not end in time and was stopped"],
 }
 _KIND_OF_CPU = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # set to imitate a plainer machine
-_PREFIX = "amp-grading-"
 _PATIENCE = 5.0  # seconds that an interrupted cell has for leaving
 
 
@@ -59,8 +57,8 @@ class Kernel(NotebookClient):
             iopub_timeout=10,
             raise_on_iopub_timeout=False,
         )
-        # what it was stopped for, in words
-        self._limits, self._printed, self.excess = (job.limits, 0, "")
+        self._limits, self._printed = job.limits, 0
+        self.excess = ""  # what it was stopped for, in words
         self._scratch, key = scratch, secrets.token_bytes(32)
         self._seal = Seal(key)
         settings = {
@@ -104,7 +102,7 @@ class Kernel(NotebookClient):
                 stderr=log,
             )
         await self.async_start_new_kernel_client()
-        self._watch = asyncio.create_task(self._watch_use())
+        self._watch = asyncio.create_task(self._watch_processes())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -115,23 +113,14 @@ class Kernel(NotebookClient):
             self.kc.stop_channels()
             self.kc = None
 
-    async def _watch_use(self) -> None:
-        """End the kernel once it has written too much where it can, or has too many processes."""
-        while not self.excess:
+    async def _watch_processes(self) -> None:
+        """End the kernel once it has too many processes."""
+        most = self._limits.processes
+        while len(_children(self._process)) <= most:
             await asyncio.sleep(0.5)
-            self.excess = self._find_excess()
+        self.excess = f"it had more than {most} processes at once"
         _kill_children(self._process)
         await self._process.signal_kernel(signal.SIGKILL)
-
-    def _find_excess(self) -> str:
-        processes, most = _children(self._process), 2 * self._limits.disk_bytes
-        if len(processes) > self._limits.processes:
-            return f"it had more than {self._limits.processes} processes at once"
-        # bubblewrap itself limits what only the submission sees; here, one file as large as allowed
-        # may be there.
-        if max(_size(self._scratch), _written(processes)) > most:
-            return f"it wrote more than {most / 2**20:.0f} MB"
-        return ""
 
     async def run_cell(self, cell: NotebookNode, number: int) -> None:
         """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends,
@@ -139,13 +128,9 @@ class Kernel(NotebookClient):
         """
         self._printed = 0
         began = time.monotonic()
-        try:
-            await self.async_execute_cell(cell, number)
-        except (ValueError, RecursionError) as error:
-            # from a message of the submission's own making
-            raise DeadKernelError("a message that cannot be read") from error
+        await self.async_execute_cell(cell, number)
         if time.monotonic() - began > self._limits.cell_seconds:
-            await self._must_answer()
+            await self._ask("kernel_info_request", {}, "kernel_info_reply", _PATIENCE)
 
     async def check(self, task: Task) -> Verdict:
         """Ask for the verdict on an answer. Raises DeadKernelError as `run_cell` does."""
@@ -165,9 +150,6 @@ class Kernel(NotebookClient):
                 replaced=("the reply to the check",),
             )
         return verdict
-
-    async def _must_answer(self) -> None:
-        await self._ask("kernel_info_request", {}, "kernel_info_reply", _PATIENCE)
 
     async def _ask(
         self, kind: str, content: dict[str, Any], reply_kind: str, seconds: float
@@ -204,11 +186,7 @@ class Kernel(NotebookClient):
             self._printed += len(json.dumps(msg["content"], default=str))
             if self._printed > self._limits.output_bytes:
                 return None
-        try:
-            return super().process_message(msg, cell, cell_index)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            # a message of the submission's own making
-            return None
+        return super().process_message(msg, cell, cell_index)
 
 
 def _argv(job: Job, scratch: Path, place: Path) -> list[str]:
@@ -249,85 +227,29 @@ def _environment(place: Path) -> dict[str, str]:
     }
 
 
-def _size(folder: Path) -> int:
-    """Return the bytes on disk of a folder that is being written to."""
-    total = 0
-    for place, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
-    return total
-
-
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a folder that is deleted afterwards, however deep a submission has dug in it."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix="amp-grading-"))
     try:
         yield folder
     finally:
-        _delete(folder)
-
-
-def sweep() -> None:
-    """Delete what grading runs have left behind that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        number = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if number.isdigit() and not psutil.pid_exists(int(number)):
-            _delete(folder)
-
-
-def _delete(folder: Path) -> None:
-    if shutil.which("rm"):  # shutil.rmtree calls itself for each level
+        # shutil.rmtree calls itself for each level
         subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _first(manager: Any) -> psutil.Process | None:
-    """Return a kernel's process, or that of its bubblewrap; None if it has ended."""
-    process = getattr(getattr(manager, "provisioner", None), "process", None)
-    try:
-        return None if process is None else psutil.Process(process.pid)
-    except psutil.Error:
-        return None
 
 
 def _children(manager: Any) -> list[psutil.Process]:
-    """Return the processes that a kernel has started, and those that they have."""
-    first = _first(manager)
+    """Return the processes that a kernel, or its bubblewrap, has started, and those that they
+    have.
+    """
     try:
-        return [] if first is None else list(first.children(recursive=True))
-    except psutil.Error:
+        return list(psutil.Process(manager.provisioner.process.pid).children(recursive=True))
+    except (psutil.Error, AttributeError):  # it has ended
         return []
 
 
-def _written(processes: list[psutil.Process]) -> int:
-    """Return the bytes that processes have sent to a disk, deleted files too."""
-    total = 0
-    for one in processes:
-        with contextlib.suppress(psutil.Error, AttributeError, OSError):  # macOS does not tell
-            total += one.io_counters().write_bytes
-    return total
-
-
 def _kill_children(manager: Any) -> None:
-    """Kill what the submission has started; in bubblewrap it dies with its first process.
-
-    All are halted before any is killed, the kernel too: else they would start others meanwhile.
-    """
-    first = _first(manager)
-    if first is None:
-        return
-    halted: dict[int, psutil.Process] = {}
-    new = [first]
-    while new:
-        for process in new:
-            halted[process.pid] = process
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-        new = [child for child in _children(manager) if child.pid not in halted]
-    for process in halted.values():
+    """Kill what the submission has started; in bubblewrap it dies with its first process."""
+    for process in _children(manager):
         with contextlib.suppress(psutil.Error):
-            if process != first:
-                process.kill()
+            process.kill()

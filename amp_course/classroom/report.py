@@ -5,6 +5,7 @@ and what to teach next.
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,6 @@ class ExerciseReport:
 
     @property
     def students(self) -> int:
-        """Return the size of the class."""
         return self.solved + self.not_yet + self.not_attempted + self.no_verdict
 
     @property
@@ -137,7 +137,7 @@ def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
         for answer in answers
     )
     histories = [result.history.get(exercise.id, {}) for result in results]
-    known = sorted(history["attempts"] for history in histories if history.get("attempts"))
+    known = [history["attempts"] for history in histories if history.get("attempts")]
     met: Counter[str] = Counter()
     for result, history in zip(results, histories, strict=True):
         last = [
@@ -155,7 +155,7 @@ def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
         no_verdict=states["no verdict"],
         hints=sum(history.get("hints", 0) > 0 for history in histories),
         solution=sum(history.get("solution", False) for history in histories),
-        attempts=(known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else None,
+        attempts=statistics.median(known) if known else None,
         mistakes=tuple(
             MistakeMet(name, _without_facts(table[name].feedback), table[name].violates, count)
             for name, count in met.most_common()

@@ -7,14 +7,14 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
 from amp_course.classroom.grading import Answer, Result
 from amp_course.classroom.names import printable
 from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet, was_graded
-from amp_course.kit.markup import inline_html
+from amp_course.kit.markup import counted, inline_html
 
 FLAG = "⚑"  # on a student whose points are withheld
 _FEW = 3  # fewer than these are known by their numbers
@@ -32,20 +32,19 @@ def page(found: ClassReport, projected: bool) -> str:
     title = f"{found.chapter.stem}: {found.chapter.question}"
     parts = [f"<h1>{html.escape(title)}</h1>"]
     if projected and found.graded < _FEW:
-        few = _submissions(found.graded)
+        few = counted(found.graded, "submission")
         parts.append(
             f"<p>{few}: too few to show what the class did without showing what one person did.</p>"
         )
         return _document(title, "".join(parts), projected)
     today = f"{date.today().day} {date.today():%B %Y}"
-    parts.append(
-        f'<p class="soft">{_submissions(len(found.results))} · {average(found)} · {today}</p>'
-    )
+    many = counted(len(found.results), "submission")
+    parts.append(f'<p class="soft">{many} · {average(found)} · {today}</p>')
     if found.graded < len(found.results):
         rest = len(found.results) - found.graded
+        be = "is" if rest == 1 else "are"
         parts.append(
-            f"<p>{_submissions(rest)} could not be graded and {'is' if rest == 1 else 'are'} in no "
-            f"count below.</p>"
+            f"<p>{counted(rest, 'submission')} could not be graded and {be} in no count below.</p>"
         )
     if found.exercises:
         parts += [*_teach_next(found), *_exercises(found), *_mistakes(found, 2 if projected else 1)]
@@ -67,66 +66,52 @@ def average(found: ClassReport) -> str:
 
 def index(reports: Sequence[ClassReport]) -> str:
     """Return the page that leads to those of the chapters, with a line on each."""
-    rows = "".join(
-        f'<tr><th scope="row"><a href="{stem}.html">{stem}: '
-        f"{html.escape(found.chapter.question)}</a></th>"
-        f'<td class="number">{len(found.results)}</td>'
-        f"<td>{average(found)}</td><td>{_next_in_words(found)}</td>"
-        f'<td><a href="{stem}-projected.html">{stem} for the projector</a>, '
-        f'<a href="{stem}.csv">{stem} as CSV</a></td></tr>'
-        for found in reports
-        for stem in [found.chapter.stem]
-    )
-    heads = "".join(
-        f'<th scope="col">{head}</th>'
-        for head in ("chapter", "submissions", "points", "teach next", "more")
-    )
-    body = (
-        f"<h1>Your class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-    return _document("Your class", body + "".join(_all_chapters(reports)), False)
+    rows = []
+    for found in reports:
+        stem = found.chapter.stem
+        link = f'<a href="{stem}.html">{stem}: {html.escape(found.chapter.question)}</a>'
+        more = (
+            f'<a href="{stem}-projected.html">{stem} for the projector</a>, '
+            f'<a href="{stem}.csv">{stem} as CSV</a>'
+        )
+        next_ = ", ".join(_title(one) for one in found.teach_next) or "nothing again"
+        rows.append([link, len(found.results), average(found), next_, more])
+    heads = ["chapter", "submissions", "points", "teach next", "more"]
+    body = f"<h1>Your class</h1>{_table('chapters', heads, rows)}{_all_chapters(reports)}"
+    return _document("Your class", body, False)
 
 
-def _all_chapters(reports: Sequence[ClassReport]) -> Iterator[str]:
-    """Yield the table of all students, including those who submitted nothing,
+def _all_chapters(reports: Sequence[ClassReport]) -> str:
+    """Return the table of all students, including those who submitted nothing,
     with their points in each chapter.
     """
     results = {(one.student, found.chapter.stem): one for found in reports for one in found.results}
     names = {student: name for found in reports for student, name in found.names.items()}
-    students = sorted({student for student, _ in results} | set(names))
     of = {found.chapter.stem: sum(one.of for one in found.results[0].answers) for found in reports}
-    yield (
-        f"<h2>Who has how many "
-        f"points</h2>{_wide('points of each student in each chapter')}<table><thead><tr>"
-    )
-    yield '<th scope="col">student</th>'
-    yield "".join(
-        f'<th scope="col" class="number">{stem}<br>of {most}</th>' for stem, most in of.items()
-    )
-    yield f'<th scope="col" class="number">all<br>of {sum(of.values())}</th></tr></thead><tbody>'
-    for student in students:
+    rows = []
+    for student in sorted({student for student, _ in results} | set(names)):
         total, cells = 0.0, []
         for found in reports:
             result = results.get((student, found.chapter.stem))
             total += found.points_of(result) if result else 0
             cells.append("–" if result is None else f"{found.points_of(result):g}{_flag(result)}")
-        yield f'<tr><th scope="row">{html.escape(printable(names.get(student) or student))}</th>'
-        yield (
-            "".join(f'<td class="number">{cell}</td>' for cell in [*cells, f"{total:g}"]) + "</tr>"
+        who = html.escape(printable(names.get(student) or student))
+        rows.append([who, *cells, f"{total:g}"])
+    heads = [f"{stem}<br>of {most}" for stem, most in of.items()]
+    return (
+        "<h2>Who has how many points</h2>"
+        + _table(
+            "points of each student in each chapter",
+            ["student", *heads, f"all<br>of {sum(of.values())}"],
+            rows,
+            numbers=range(1, len(of) + 2),
         )
-    yield (
-        f'</tbody></table></div><p class="soft">– nothing submitted. {FLAG} points withheld, for '
-        f"you to review.</p>"
+        + f'<p class="soft">– nothing submitted. {FLAG} points withheld, for you to review.</p>'
     )
 
 
 def _flag(result: Result) -> str:
     return f' <span class="state withheld">{FLAG} review</span>' if result.withheld else ""
-
-
-def _next_in_words(found: ClassReport) -> str:
-    return ", ".join(_title(one) for one in found.teach_next) or "nothing again"
 
 
 def table(found: ClassReport) -> str:
@@ -136,19 +121,8 @@ def table(found: ClassReport) -> str:
     names = [one.exercise.name for one in found.exercises]
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
-    write(
-        [
-            "id",
-            "name",
-            "points",
-            "of",
-            *names,
-            *(f"{name}: mistake" for name in names),
-            "hints",
-            "review",
-            "remarks",
-        ]
-    )
+    mistakes = [f"{name}: mistake" for name in names]
+    write(["id", "name", "points", "of", *names, *mistakes, "hints", "review", "remarks"])
     for result in found.results:
         by_name = {answer.exercise.split(".")[1]: answer for answer in result.answers}
         answers = [by_name.get(name) for name in names]
@@ -157,11 +131,8 @@ def table(found: ClassReport) -> str:
             found.names.get(result.student, ""),
             f"{found.points_of(result):g}",
             sum(one.of for one in result.answers),
-        ]
-        row += [one.state if one else "" for one in answers] + [
-            (one.mistake or "") if one else "" for one in answers
-        ]
-        row += [
+            *(one.state if one else "" for one in answers),
+            *((one.mistake or "") if one else "" for one in answers),
             sum(history.get("hints", 0) for history in result.history.values()),
             "yes" if result.withheld else "",
             "; ".join([*result.withheld, *result.findings]),
@@ -188,42 +159,25 @@ def _teach_next(found: ClassReport) -> Iterator[str]:
         if one.mistakes:
             first = one.mistakes[0]
             told = f"<b>{inline_html(first.name)}</b>. {_sentence(first)}"
-            yield f"<p>Most common mistake ({_students_in_words(first.students)}): {told}</p>"
+            yield f"<p>Most common mistake ({counted(first.students, 'student')}): {told}</p>"
         yield "</li>"
     yield f"</ol><p>The notebook is <code>notebooks/{found.chapter.stem}.ipynb</code>.</p>"
 
 
 def _exercises(found: ClassReport) -> Iterator[str]:
-    heads = [
-        "exercise",
-        "solved",
-        "not yet",
-        "not attempted",
-        "no verdict",
-        "had a hint shown",
-        "saw the solution",
-        "checks, median",
-    ]
-    yield f"<h2>Exercise by exercise</h2>{_wide('exercise by exercise')}<table><thead><tr>"
-    yield (
-        "".join(
-            f'<th scope="col"{_number(place > 1)}>{head}</th>' for place, head in enumerate(heads)
-        )
-        + "</tr></thead><tbody>"
-    )
+    heads = ["exercise", "solved", "not yet", "not attempted", "no verdict", "had a hint shown"]
+    heads += ["saw the solution", "checks, median"]
+    rows = []
     for one in found.exercises:
-        share = one.solved / one.students
         bar = (
             f'{one.solved} of {one.students}<span class="bar" aria-hidden="true"><i '
-            f'style="width:{share:.0%}"></i></span>'
+            f'style="width:{one.solved / one.students:.0%}"></i></span>'
         )
         numbers = [one.not_yet, one.not_attempted, one.no_verdict, one.hints, one.solution]
         checks = "unknown" if one.attempts is None else f"{one.attempts:g}"
-        yield f'<tr><th scope="row">{_title(one)}</th><td>{bar}</td>'
-        yield (
-            "".join(f'<td class="number">{number}</td>' for number in [*numbers, checks]) + "</tr>"
-        )
-    yield "</tbody></table></div>"
+        rows.append([_title(one), bar, *numbers, checks])
+    yield "<h2>Exercise by exercise</h2>"
+    yield _table("exercise by exercise", heads, rows, numbers=range(2, len(heads)))
     yield (
         '<p class="soft">Hints, solutions and checks are known of those who submitted the '
         "notebook with its outputs.</p>"
@@ -244,42 +198,25 @@ def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:
     if not met:
         yield "<p>None of those that the checks can name.</p>"
         return
-    yield f"{_wide('mistakes that were met')}<table><thead><tr>"
-    yield (
-        '<th scope="col">mistake</th><th scope="col" class="number">students</th><th '
-        'scope="col">exercise</th>'
-    )
-    yield '<th scope="col">what they were told</th></tr></thead><tbody>'
-    for mistake, one in sorted(met, key=lambda pair: -pair[0].students):
-        yield (
-            f'<tr><th scope="row">{inline_html(mistake.name)}</th><td '
-            f'class="number">{mistake.students}</td>'
-        )
-        yield f'<td>{_title(one)}</td><td class="told">{_sentence(mistake)}</td></tr>'
-    yield "</tbody></table></div>"
+    rows = [
+        [inline_html(mistake.name), mistake.students, _title(one), _sentence(mistake)]
+        for mistake, one in sorted(met, key=lambda pair: -pair[0].students)
+    ]
+    heads = ["mistake", "students", "exercise", "what they were told"]
+    yield _table("mistakes that were met", heads, rows, told=[3])
 
 
 def _students(found: ClassReport) -> Iterator[str]:
-    yield f"<h2>Who solved what</h2>{_wide('who solved what')}<table><thead><tr>"
-    yield '<th scope="col">student</th><th scope="col" class="number">points</th>'
-    yield "".join(
-        f'<th scope="col">{one.exercise.number}. {html.escape(one.exercise.title)}</th>'
-        for one in found.exercises
-    )
-    yield "</tr></thead><tbody>"
+    titles = [_title(one) for one in found.exercises]
+    rows = []
     for result in found.results:
         by_id = {answer.exercise: answer for answer in result.answers}
         of = sum(answer.of for answer in result.answers)
-        points = f"{found.points_of(result):g} of {of}"
-        yield (
-            f'<tr><th scope="row">{_who(found, result)}{_flag(result)}</th><td '
-            f'class="number">{points}</td>'
-        )
-        yield (
-            "".join(f"<td>{_state(by_id.get(one.exercise.id))}</td>" for one in found.exercises)
-            + "</tr>"
-        )
-    yield "</tbody></table></div>"
+        states = [_state(by_id.get(one.exercise.id)) for one in found.exercises]
+        who = f"{_who(found, result)}{_flag(result)}"
+        rows.append([who, f"{found.points_of(result):g} of {of}", *states])
+    yield "<h2>Who solved what</h2>"
+    yield _table("who solved what", ["student", "points", *titles], rows)
     if found.missing:
         names = ", ".join(html.escape(printable(name)) for name in found.missing)
         yield f"<p>Not submitted, of those in students.csv: {names}.</p>"
@@ -320,31 +257,40 @@ def _sentence(mistake: MistakeMet) -> str:
     return inline_html(told if told.endswith((".", "?", "!")) else f"{told}.")
 
 
-def _wide(name: str) -> str:
-    """Open a box that scrolls sideways on a narrow screen, and that the keyboard can reach."""
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">'
+def _table(
+    name: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: Collection[int] = (1,),
+    told: Collection[int] = (),
+) -> str:
+    """Return a table that scrolls sideways on a narrow screen, and that the keyboard can reach;
+    the first cell of a row is its head.
 
-
-def _submissions(count: int) -> str:
-    return f"{count} submission" + ("" if count == 1 else "s")
-
-
-def _students_in_words(count: int) -> str:
-    return f"{count} student" + ("s" if count > 1 else "")
-
-
-def _number(right: bool) -> str:
-    return ' class="number"' if right else ""
-
-
-def _style() -> str:
-    return Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    numbers, told: the columns of numbers, and of what students were told
+    """
+    look = {**dict.fromkeys(numbers, ' class="number"'), **dict.fromkeys(told, ' class="told"')}
+    top = "".join(
+        f'<th scope="col"{look.get(place, "") if place in numbers else ""}>{head}</th>'
+        for place, head in enumerate(heads)
+    )
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>'
+        + "".join(f"<td{look.get(place, '')}>{cell}</td>" for place, cell in enumerate(cells, 1))
+        + "</tr>"
+        for first, *cells in rows
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table><thead><tr>{top}'
+        f"</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _document(title: str, body: str, projected: bool) -> str:
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_style()}</style></head>"
+        f"<title>{html.escape(title)}</title><style>{style}</style></head>"
         f"<body{' class=projected' if projected else ''}><main>{body}</main></body></html>\n"
     )

@@ -49,24 +49,18 @@ class Submission:
 
 
 def read(path: Path) -> NotebookNode:
-    """Read a notebook of any version. Raises Unreadable for anything else, and for a link,
-    whatever it leads to.
-    """
+    """Read a notebook. Raises Unreadable for anything else, and for a link wherever it leads."""
     for place in (path.parent.parent, path.parent, path):
         if place.is_symlink():
             raise Unreadable(f"{place.name} is a link to another place: put a copy there instead")
     if path.is_dir():
         raise Unreadable(f"{path.name} is a folder")
     if not path.exists():
-        there = (
-            sorted(one.name for one in path.parent.iterdir())[:5]
-            if path.parent.is_dir()
-            else [path.parent.name]
-        )
-        raise Unreadable(
-            f"there is no {path.name}"
-            + (f", but {', '.join(there)}" if there else ", and nothing else")
-        )
+        there = [path.parent.name]
+        if path.parent.is_dir():
+            there = sorted(one.name for one in path.parent.iterdir())[:5]
+        instead = f"but {', '.join(there)}" if there else "and nothing else"
+        raise Unreadable(f"there is no {path.name}, {instead}")
     if not path.is_file():
         raise Unreadable(f"{path.name} is not a file")
     size = sum(one.lstat().st_size for one in path.parent.rglob("*") if not one.is_dir())
@@ -85,12 +79,8 @@ def read(path: Path) -> NotebookNode:
     except OSError as error:
         raise Unreadable(f"{path.name} cannot be read: {cause_and_fix(error)[0]}") from None
     try:
-        if found.get("nbformat", 0) < 4:
-            found = nbformat.convert(
-                nbformat.reads(json.dumps(found), as_version=nbformat.NO_CONVERT), 4
-            )
         cells = [_clean(cell) for cell in found["cells"]]
-    except Exception:  # nbformat raises many kinds for what is JSON, but no notebook
+    except Exception:  # JSON may be anything
         raise Unreadable(f"{path.name} holds JSON, but not a notebook") from None
     kept = _mapping(_mapping(found.get("metadata")).get("amp_course"))
     return nbformat.from_dict(
@@ -215,8 +205,7 @@ def _versions(submitted: NotebookNode, release: NotebookNode) -> Iterator[str]:
         version = str(theirs.get("version", "unknown"))[:20]
         yield (
             f"it was made from another version of the assignment (version {version} of the "
-            f"course); it is graded by the one in "
-            "release/"
+            "course); it is graded by the one in release/"
         )
 
 
@@ -279,41 +268,24 @@ def _history(submitted: NotebookNode) -> dict[str, dict[str, Any]]:
     so nothing but the report relies on it.
     """
     found: dict[str, dict[str, Any]] = {}
-
-    def entry(name: Any) -> dict[str, Any]:
-        return found.setdefault(
-            str(name)[:80], {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
-        )
-
-    for cell in submitted.cells:
-        if cell.cell_type != "code":
-            continue
-        for kept in cell.metadata.get("amp_course", []):
-            one = entry(kept.get("exercise"))
-            for what in ("attempts", "hints"):
-                number = kept.get(what)
-                one[what] = (
-                    max(one[what], min(number, 10_000)) if type(number) is int else one[what]
-                )
-            one["solution"] |= kept.get("solution") is True
-            met = {
-                str(name)[:80]: times
-                for name, times in _mapping(kept.get("mistakes")).items()
-                if type(times) is int
-            }
-            one["mistakes"] = {
-                name: max(met.get(name, 0), one["mistakes"].get(name, 0))
-                for name in met | one["mistakes"]
-            }
-    asked = [
-        match.groups()
-        for cell in submitted.cells
-        if cell.cell_type == "code"
-        for match in _HELP.finditer(cell.source)
-    ]
-    for name, what in asked:  # a cell that is still there, run or not
-        for key, one in found.items():
-            if key.endswith(f".{name}"):
-                one["hints"] = max(one["hints"], 1 if what == "hint" else 0)
-                one["solution"] |= what == "solution"
+    code = [cell for cell in submitted.cells if cell.cell_type == "code"]
+    for kept in (one for cell in code for one in cell.metadata.get("amp_course", [])):
+        nothing: dict[str, Any] = {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
+        history = found.setdefault(str(kept.get("exercise"))[:80], nothing)
+        for what in ("attempts", "hints"):
+            history[what] = max(history[what], _count(kept.get(what)))
+        history["solution"] |= kept.get("solution") is True
+        mistakes = history["mistakes"]
+        for name, times in _mapping(kept.get("mistakes")).items():
+            if _count(times):
+                mistakes[name] = max(mistakes.get(name, 0), times)
+    for cell in code:  # a call that is still there, run or not
+        for name, what in _HELP.findall(cell.source):
+            for history in (one for key, one in found.items() if key.endswith(f".{name}")):
+                history["hints"] = max(history["hints"], what == "hint")
+                history["solution"] |= what == "solution"
     return found
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int else 0

@@ -49,10 +49,10 @@ class Curve:
 
 def record_curves() -> dict[str, Curve]:
     """Run the eight trainings; return their curves by letter."""
-    return {letter: train(fault) for letter, fault in FAULTS.items()}
+    return {letter: _train(fault) for letter, fault in FAULTS.items()}
 
 
-def train(fault: str, steps: int = STEPS) -> Curve:
+def _train(fault: str) -> Curve:
     """Train a small net on digits in fp16, with one of `FAULTS`, and record it."""
     with same_random_state(), one_thread():
         torch.manual_seed(0)
@@ -65,7 +65,7 @@ def train(fault: str, steps: int = STEPS) -> Curve:
         rows = []
         # While a region is open, those inside go on with its casts.
         with _region() if fault == "autocast-left-open" else contextlib.nullcontext():
-            for number, (inputs, targets) in enumerate(_batches(steps), 1):
+            for number, (inputs, targets) in enumerate(_batches(), 1):
                 if fault == "nan-in-data" and number in _BAD_BATCHES:
                     inputs[0, 0] = torch.nan
                 with _region():
@@ -103,10 +103,10 @@ def _region() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.float16)
 
 
-def _batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches() -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     pixels, classes = digits().train_x.flatten(1)[:512], digits().train_y[:512]
-    for _ in range(steps):
+    for _ in range(STEPS):
         chosen = torch.randint(0, 512, (64,), generator=generator)
         yield pixels[chosen], classes[chosen]
 

@@ -37,20 +37,18 @@ _GUARDS = {  # a guard → its label, colour and line
 _SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it
 
 
-def headroom_figure(ranges: RangeWatch, *kinds: Kind) -> Figure:
-    """Draw maps of a run: a row for each module, a column for each measured pass, from lost (blue)
-    to overflowing (red).
+def headroom_figure(ranges: RangeWatch) -> Figure:
+    """Draw maps of a run's activations and their gradients: a row for each module, a column for
+    each measured pass, from lost (blue) to overflowing (red).
 
-    kinds: one map each; by default activations and their gradients
-
-    Raises ValueError if none of the kinds was measured.
+    Raises ValueError if neither was measured.
     """
-    chosen: tuple[Kind, ...] = kinds or ("activation", "activation gradient")
-    maps = {kind: ranges.of(kind) for kind in chosen}
-    maps = {kind: found for kind, found in maps.items() if found}
+    kinds: tuple[Kind, ...] = ("activation", "activation gradient")
+    maps = {kind: found for kind in kinds if (found := ranges.of(kind))}
     if not maps:
         raise ValueError(
-            f"no {' and no '.join(chosen)} was measured: train the model while it is watched."
+            "no activation and no activation gradient was measured: train the model while it is "
+            "watched."
         )
     rows = max(map(len, maps.values()))
     many = f"Maps of {len(maps)} kinds" if len(maps) > 1 else "A map of one kind"
@@ -65,44 +63,35 @@ def headroom_figure(ranges: RangeWatch, *kinds: Kind) -> Figure:
     for axis, (kind, found) in zip(axes[0], maps.items(), strict=True):
         _map(axis, found)
         title(axis, f"{kind}s", f"by module and forward pass, for {short(ranges.dtype)}")
-    shown = [
-        Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=_legend(name, mark))
-        for name, colour, mark in LEVELS
-    ]
+    shown = []
+    for name, colour, mark in LEVELS:
+        label = f"{name} ({_SIGNS[mark]})" if mark else name
+        shown.append(Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=label))
+    columns = 3 if len(maps) > 1 else 2
     figure.legend(
-        handles=shown,
-        loc="outside lower center",
-        ncols=3 if len(maps) > 1 else 2,
-        fontsize=8,
-        frameon=False,
+        handles=shown, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )
     return figure
 
 
 def curves_figure(curves: Mapping[str, Curve]) -> Figure:
     """Draw loss, loss scale and the weights' distance by step, four trainings in a row."""
-    rows = -(-len(curves) // 4)
+    rows = math.ceil(len(curves) / 4)
+    told = ". ".join(f"{letter}: {describe(curve)}" for letter, curve in curves.items())
+    alt = f"Three curves of each training by step. {told}."
     figure, axes = new_figure(
-        10.0,
-        3.9 * rows,
-        columns=4,
-        rows=3 * rows,
-        sharex=True,
-        squeeze=False,
-        alt="Three curves of each training by step. "
-        + ". ".join(f"{letter}: {describe(curve)}" for letter, curve in curves.items())
-        + ".",
+        10.0, 3.9 * rows, columns=4, rows=3 * rows, sharex=True, squeeze=False, alt=alt
     )
     for place, (letter, curve) in enumerate(curves.items()):
         shown = axes[3 * (place // 4) : 3 * (place // 4) + 3, place % 4]
         values = ("loss", curve.losses), ("loss scale", curve.scales), ("distance", curve.distances)
         for axis, (name, numbers) in zip(shown, values, strict=True):
             steps = range(1, len(numbers) + 1)
-            finite = [number if math.isfinite(number) else math.nan for number in numbers]
+            finite = np.where(np.isfinite(numbers), numbers, np.nan)
             colour, limits = _CURVES[name]
             axis.plot(steps, finite, color=colour, linewidth=1.3, marker=".", markersize=2.5)
-            for step in (step for step, one in zip(steps, finite, strict=True) if one != one):
-                axis.axvline(step, color=FAINT, linewidth=0.5, alpha=0.5)
+            for gap in np.flatnonzero(np.isnan(finite)):
+                axis.axvline(gap + 1, color=FAINT, linewidth=0.5, alpha=0.5)
             axis.set_yscale("log", base=2 if name == "loss scale" else 10)
             axis.margins(y=0.15)
             if limits:
@@ -121,23 +110,13 @@ def spike_figure(runs: Sequence[Spike]) -> Figure:
     told = "; ".join(
         f"{_GUARDS[run.guard][0]}: loss {run.losses[BAD_STEP]:.2g} in the next step" for run in runs
     )
-    figure, axes = new_figure(
-        7.6,
-        2.9,
-        columns=2,
-        alt=f"Loss and gradient norm by step; one batch is bad, at step {BAD_STEP}. {told}.",
-    )
+    alt = f"Loss and gradient norm by step; one batch is bad, at step {BAD_STEP}. {told}."
+    figure, axes = new_figure(7.6, 2.9, columns=2, alt=alt)
     for run in runs:
         label, colour, style = _GUARDS[run.guard]
         for axis, numbers in zip(axes, (run.losses, run.norms), strict=True):
-            axis.plot(
-                range(1, len(numbers) + 1),
-                numbers,
-                color=colour,
-                linestyle=style,
-                linewidth=1.4,
-                label=label,
-            )
+            steps = range(1, len(numbers) + 1)
+            axis.plot(steps, numbers, style, color=colour, linewidth=1.4, label=label)
     for axis, name in zip(axes, ("loss", "gradient norm"), strict=True):
         axis.set_yscale("log")
         axis.set_xlabel("step", fontsize=8, color=INK)
@@ -146,35 +125,22 @@ def spike_figure(runs: Sequence[Spike]) -> Figure:
     return figure
 
 
-def _legend(name: str, mark: str) -> str:
-    return f"{name} ({_SIGNS[mark]})" if mark else name
-
-
 def _map(axis: Any, found: dict[str, list[Reading]]) -> None:
     numbers = sorted({reading.number for readings in found.values() for reading in readings})
-    place = {number: column for column, number in enumerate(numbers)}
     grid = np.full((len(found), len(numbers)), np.nan)
     for row, readings in enumerate(found.values()):
         for reading in readings:  # a module that ran more than once in a pass shows its hottest
-            level = level_of(reading)
-            old = grid[row, place[reading.number]]
-            grid[row, place[reading.number]] = level if math.isnan(old) else max(old, level)
-    axis.imshow(
-        grid,
-        cmap=ListedColormap([colour for _, colour, _ in LEVELS]),
-        vmin=-0.5,
-        vmax=len(LEVELS) - 0.5,
-        aspect="auto",
-        interpolation="nearest",
-    )
+            place = row, numbers.index(reading.number)
+            grid[place] = np.fmax(grid[place], level_of(reading))
+    colours = ListedColormap([colour for _, colour, _ in LEVELS])
+    limits = {"vmin": -0.5, "vmax": len(LEVELS) - 0.5}
+    axis.imshow(grid, cmap=colours, **limits, aspect="auto", interpolation="nearest")
     for level, (_, colour, mark) in enumerate(LEVELS):
         if mark:
             y, x = np.nonzero(grid == level)
-            size = 9 if len(numbers) <= 60 else 3
+            marker, size = "." if mark == "o" else mark, 9 if len(numbers) <= 60 else 3
             ink = INK if is_pale(colour) else "white"
-            axis.scatter(
-                x, y, marker="." if mark == "o" else mark, s=size, color=ink, linewidths=0.8
-            )
+            axis.scatter(x, y, marker=marker, s=size, color=ink, linewidths=0.8)
     names = [name or "the model" for name in found]
     if len(names) <= _MOST_NAMES:
         axis.set_yticks(range(len(names)), names)

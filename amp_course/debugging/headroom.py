@@ -1,5 +1,5 @@
 """How hot or cold a reading is: six levels, each with a colour and a second cue; and a run with its
-readings. Draws nothing.
+readings.
 """
 
 from __future__ import annotations
@@ -64,17 +64,9 @@ def describe_levels(found: Mapping[str, Sequence[Reading]], unit: str = "pass") 
     """
     parts = []
     for level in (5, 4, 0):
-        first = min(
-            (
-                reading
-                for readings in found.values()
-                for reading in readings
-                if level_of(reading) == level
-            ),
-            key=lambda reading: reading.number,
-            default=None,
-        )
-        if first is not None:
+        alike = [one for readings in found.values() for one in readings if level_of(one) == level]
+        if alike:
+            first = min(alike, key=lambda reading: reading.number)
             parts.append(
                 f"{LEVELS[level][0]} first in {unit} {first.number:,}, "
                 f"{first.module or 'the model'}"

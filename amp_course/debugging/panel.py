@@ -19,24 +19,18 @@ class HeadroomMap(Panel):
     """Choose a step and a kind of tensor; two buttons jump to the first heat and to the first inf
     or NaN.
 
-    It opens at the step in which the run died, or at its last one.
-
-    run: what is shown; None records a run that dies, which takes a few seconds
-
-    `panel.step.value = 40` drives it in a test. Nothing is trained once it is open.
+    run: what is shown, from the step in which it died; None records a run that dies, which takes a
+         few seconds
     """
 
     title = "HeadroomMap: where does the heat start?"
 
     def __init__(self, run: DivergingRun | None = None) -> None:
-        self.run, trouble = (run, "") if run is not None else _record()
-        steps = len(self.run.losses) if self.run else 0
-        numbers = range(1, max(1, steps) + 1, self.run.ranges.every if self.run else 1)
-        # all that led to its death is on the map then
-        last = (self.run.death if self.run else None) or steps
+        self.run = run or _record()
+        steps = len(self.run.losses)
         self.step = Slider(
-            next((number for number in numbers if number >= last), numbers[-1]),
-            numbers,
+            self.run.death or steps,
+            range(1, steps + 1),
             "step",
             "the step of the training that is shown; the first step is 1",
             width="56em",
@@ -55,18 +49,12 @@ class HeadroomMap(Panel):
         self.first_nonfinite = Button(
             "first inf or NaN", "jump to the first step with an inf or a NaN"
         )
-        controls = (self.step, self.kind, self.first_heat, self.first_nonfinite)
-        for control in controls:
-            control.disabled = not steps
-        super().__init__(controls)
-        self.message = trouble or ("" if steps else "This run has no steps.")
+        super().__init__((self.step, self.kind, self.first_heat, self.first_nonfinite))
 
     @staticmethod
     def record() -> Any:
         """Record a run that dies, as data for a page; what the view does not show is left out."""
-        from amp_course.debugging.dying import record_dying_run
-
-        run = record_dying_run()
+        run = _record()
         return {
             "losses": run.losses,
             "skipped": run.skipped,
@@ -105,13 +93,12 @@ class HeadroomMap(Panel):
             )
         elif control is self.first_nonfinite:
             self._jump(lambda reading: not reading.finite, "holds an inf or a NaN")
-        if self.run and self.run.losses:
-            self.html = headroom_view(self.run, self.kind.value, self.step.value)
+        self.html = headroom_view(self.run, self.kind.value, self.step.value)
 
     def _jump(self, wanted: Callable[[Reading], bool], does: str) -> None:
         kind = self.kind.value
         self.message = f"No {kind} of this run {does}."
-        for one in self.run.ranges.readings if self.run else ():
+        for one in self.run.ranges.readings:
             if one.kind == kind and wanted(one):
                 self.step.value = one.number
                 self.message = (
@@ -125,11 +112,7 @@ def _brief(value: float) -> float:
     return float(f"{value:.9g}")
 
 
-def _record() -> tuple[DivergingRun | None, str]:
-    """Return a recorded run, or None and why there is none."""
-    try:
-        from amp_course.debugging.dying import record_dying_run
+def _record() -> DivergingRun:
+    from amp_course.debugging.dying import record_dying_run  # with torch, which the book lacks
 
-        return record_dying_run(), ""
-    except Exception as error:  # whatever goes wrong in a training, the notebook is told in a line
-        return None, f"The run was not recorded: {escape(str(error))}"
+    return record_dying_run()

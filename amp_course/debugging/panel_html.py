@@ -15,8 +15,6 @@ from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
 from amp_course.watching.readings import Kind, Reading
 
-Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of` returns them
-
 # For each LEVELS, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours
 # in black.
 HATCHES = ("..", "--", "", "||", "//", "xx")
@@ -30,20 +28,22 @@ _LONGEST = 24  # characters of a module's name; longer ones lose their beginning
 
 def headroom_view(run: DivergingRun, kind: Kind, step: int) -> str:
     """Return the panel's HTML for one step, counted from 1."""
-    found = run.ranges.of(kind)
-    told = (
-        f'<div role="status" aria-live="polite" '
-        f'style="margin-bottom:8px">{inline_html(describe_step(run, kind, step))}</div>'
-    )
-    parts = (
-        [told, _bars(run, kind, found, step), _history(run, kind, found, step), _legend()]
-        if found
-        else [told]
-    )
+    shown = {
+        module: one
+        for module, readings in run.ranges.of(kind).items()
+        for one in readings
+        if one.number == step
+    }
+    said = describe_step(run, kind, step, list(shown.values()))
+    parts = [
+        f'<div role="status" aria-live="polite" style="margin-bottom:8px">{inline_html(said)}</div>'
+    ]
+    if shown:
+        parts += [_bars(run, kind, shown, step), _history(run, kind, step), _legend()]
     return f'<div style="color:{INK};line-height:1.5">{"".join(parts)}</div>'
 
 
-def describe_step(run: DivergingRun, kind: Kind, step: int) -> str:
+def describe_step(run: DivergingRun, kind: Kind, step: int, shown: Sequence[Reading]) -> str:
     """Say what a step did and which tensor was nearest to the end of the format,
     in `kit.markup`'s Markdown.
     """
@@ -54,29 +54,14 @@ def describe_step(run: DivergingRun, kind: Kind, step: int) -> str:
     )
     if run.death is not None and step > run.death:
         said += f" The run died in step {run.death}."
-    shown = readings_in(run.ranges.of(kind), step)
     if not shown:
         return f"{said} No {kind} was measured in this step."
-    hot = hottest([*shown.values()])
+    hot = min(shown, key=lambda one: -math.inf if math.isnan(one.headroom) else one.headroom)
     said += f" Hottest {kind}: `{_name(hot.module)}`, {headroom_text(hot)}."
-    cold = max(shown.values(), key=lambda reading: reading.lost)
+    cold = max(shown, key=lambda reading: reading.lost)
     if cold.lost > 0.1:
         said += f" Most is lost in `{_name(cold.module)}`: {100 * cold.lost:.0f} % of its values."
     return said
-
-
-def readings_in(found: Found, step: int) -> dict[str, Reading]:
-    """Return the modules' readings in a step, the hottest of a module that ran more than once."""
-    inside = {
-        module: [one for one in readings if one.number == step]
-        for module, readings in found.items()
-    }
-    return {module: hottest(readings) for module, readings in inside.items() if readings}
-
-
-def hottest(readings: Sequence[Reading]) -> Reading:
-    """Return the reading with the least headroom; NaN has none."""
-    return min(readings, key=lambda one: -math.inf if math.isnan(one.headroom) else one.headroom)
 
 
 def headroom_text(reading: Reading) -> str:
@@ -124,10 +109,10 @@ def bar_end(largest: float, fmt: FloatFormat) -> float:
     return _LEFT + (_BARS_END - _LEFT) * min(1.0, max(0.0, share))
 
 
-def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
+def _bars(run: DivergingRun, kind: Kind, shown: Mapping[str, Reading], step: int) -> str:
     """Draw where the largest value of each tensor lies, on an axis of powers of two."""
-    fmt, shown = find_format(run.ranges.dtype), readings_in(found, step)
-    top, floor = 36, 36 + _BAR * len(found)
+    fmt = find_format(run.ranges.dtype)
+    top, floor = 36, 36 + _BAR * len(shown)
     first, end = bar_end(fmt.smallest_subnormal, fmt), bar_end(fmt.max, fmt)
     parts = [
         text(8, 14, f"largest {kind}", bold=True),
@@ -137,32 +122,21 @@ def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     for value in (fmt.smallest_subnormal, fmt.smallest_normal, 1.0):
         x = bar_end(value, fmt)
         exponent = round(math.log2(value))
+        word = f"2{raised(exponent)}" if exponent else "1"
         parts.append(line(x, top, x, floor, stroke=GRID, width=0.5))
-        parts.append(
-            text(
-                x, top - 6, f"2{raised(exponent)}" if exponent else "1", anchor="middle", fill=FAINT
-            )
-        )
+        parts.append(text(x, top - 6, word, anchor="middle", fill=FAINT))
     words = []
-    for row, module in enumerate(found):
-        y, reading = top + row * _BAR, shown.get(module)
-        told = _row_text(reading)
+    for row, (module, reading) in enumerate(shown.items()):
+        y, told = top + row * _BAR, headroom_text(reading)
+        if reading.lost > 0.1:
+            told += f", {100 * reading.lost:.0f} % lost"
         parts += [_label(y + 13, module, 12), text(_BARS_END + 8, y + 13, told)]
+        parts.append(_bar(y, reading, bar_end(reading.largest, fmt), told))
         words.append(f"{_name(module)} {told}")
-        if reading is not None:
-            parts.append(_bar(y, reading, bar_end(reading.largest, fmt), told))
     # last: the end is marked on the bars, too
     parts.append(line(end, top - 2, end, floor + 2, stroke=INK, width=1.5))
     label = f"Step {step}, largest {kind} by module, for {fmt.name}: {'; '.join(words)}."
     return picture(_WIDTH, floor + 14, *parts, label=label)
-
-
-def _row_text(reading: Reading | None) -> str:
-    if reading is None:
-        return "not measured"
-    return headroom_text(reading) + (
-        f", {100 * reading.lost:.0f} % lost" if reading.lost > 0.1 else ""
-    )
 
 
 def _bar(y: float, reading: Reading, end: float, told: str) -> str:
@@ -170,29 +144,22 @@ def _bar(y: float, reading: Reading, end: float, told: str) -> str:
     level = level_of(reading)
     tip = f"{_name(reading.module)}: largest {reading.largest:,.4g}, {told}"
     frame = box(_LEFT, y + 2, end - _LEFT, _BAR - 4, FAINT)
-    return frame + box(
-        _LEFT + 1,
-        y + 3,
-        end - _LEFT - 2,
-        _BAR - 6,
-        LEVELS[level][1],
-        hatch=HATCHES[level],
-        tip=tip,
-    )
+    width, tall, colour = end - _LEFT - 2, _BAR - 6, LEVELS[level][1]
+    return frame + box(_LEFT + 1, y + 3, width, tall, colour, hatch=HATCHES[level], tip=tip)
 
 
 # ---- all steps so far: the loss, the skipped steps, and a strip for each module ----
 
 
-def _history(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
+def _history(run: DivergingRun, kind: Kind, step: int) -> str:
     """Draw the steps up to the chosen one over an axis of all steps, and mark that one."""
     last = len(run.losses)
-    top = _LOSS_FLOOR + 26
-    floor = top + _ROW * len(found)
     past = {
         module: [one for one in readings if one.number <= step]
-        for module, readings in found.items()
+        for module, readings in run.ranges.of(kind).items()
     }
+    top = _LOSS_FLOOR + 26
+    floor = top + _ROW * len(past)
     parts = [
         text(8, 14, "so far", bold=True),
         *_losses(run.losses[:step], last),
@@ -204,14 +171,14 @@ def _history(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     ]
     for row, (module, readings) in enumerate(past.items()):
         parts.append(_label(top + row * _ROW + 10, module, 11))
-        parts += _strip(top + row * _ROW, module, readings, run.ranges.every, last)
+        parts += _strip(top + row * _ROW, module, readings, last)
     for x in (_across(step - 1, last), _across(step, last)):
         parts.append(line(x, 18, x, floor + 3, stroke=INK, width=1.2))
     parts.append(text(_across(step - 0.5, last), 13, f"step {step}", anchor="middle"))
-    ticks = [1, *range(_tick_distance(last), last + 1, _tick_distance(last))]
+    distance = 5 * math.ceil(last / 60)  # up to 12 ticks
     parts += [
         text(_across(tick - 0.5, last), floor + 15, str(tick), anchor="middle", fill=FAINT)
-        for tick in ticks
+        for tick in (1, *range(distance, last + 1, distance))
     ]
     skipped = sum(one <= step for one in run.skipped)
     label = (
@@ -224,75 +191,60 @@ def _across(step: float, last: int) -> float:
     return _LEFT + (_MAP_END - _LEFT) * step / last
 
 
-def _tick_distance(last: int) -> int:
-    """Return a round distance that gives up to 12 ticks. Example: 60 → 5"""
-    return next(
-        one
-        for power in itertools.count()
-        for one in (5 * 10**power, 10 * 10**power)
-        if last <= 12 * one
-    )
-
-
 def _losses(losses: Sequence[float], last: int) -> list[str]:
-    """Draw the loss as a line, on a logarithmic axis if it can be,
-    and a hatched box where it is not finite.
-    """
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    logarithmic = all(loss > 0 for loss in finite)
-    heights = [math.log10(loss) if logarithmic else loss for loss in finite]
-    low, high = min(heights, default=0.0), max(heights, default=0.0)
-    parts, points = (
-        [text(_LEFT - 8, (_LOSS_TOP + _LOSS_FLOOR) / 2 + 4, "loss", anchor="end", size=11)],
-        [],
-    )
-    for number, loss in enumerate(losses, 1):
-        if math.isfinite(loss):
-            height = (math.log10(loss) if logarithmic else loss) - low
-            y = _LOSS_FLOOR - (_LOSS_FLOOR - _LOSS_TOP) * (
-                height / (high - low) if high > low else 0.5
-            )
+    """Draw the loss as a line on a logarithmic axis, and a hatched box where it is not finite."""
+    heights = [math.log10(max(loss, 1e-9)) if math.isfinite(loss) else None for loss in losses]
+    finite = [height for height in heights if height is not None]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    parts = [text(_LEFT - 8, (_LOSS_TOP + _LOSS_FLOOR) / 2 + 4, "loss", anchor="end", size=11)]
+    points: list[tuple[float, float]] = []
+    for number, height in enumerate(heights, 1):
+        if height is not None:
+            share = (height - low) / (high - low) if high > low else 0.5
+            y = _LOSS_FLOOR - (_LOSS_FLOOR - _LOSS_TOP) * share
             points.append((_across(number - 0.5, last), y))
             continue
         parts += [polyline(points, stroke=INK)] if points else []
         points = []
-        x, tip = _across(number - 1, last), f"step {number}: the loss is {loss_text(loss)}"
-        colour, hatch = LEVELS[-1][1], HATCHES[-1]
-        width = _across(1, last) - _LEFT
-        parts.append(
-            box(x, _LOSS_TOP, width, _LOSS_FLOOR - _LOSS_TOP, colour, hatch=hatch, tip=tip)
-        )
+        tip = f"step {number}: the loss is {loss_text(losses[number - 1])}"
+        look = LEVELS[-1][1], HATCHES[-1]
+        parts.append(_cell(number, number, _LOSS_TOP, _LOSS_FLOOR - _LOSS_TOP, last, look, tip))
     return parts + ([polyline(points, stroke=INK)] if points else [])
 
 
 def _skips(run: DivergingRun, step: int, last: int) -> list[str]:
-    y, width = _LOSS_FLOOR + 6, _across(1, last) - _LEFT
-    parts = [text(_LEFT - 8, y + 10, "skipped steps", anchor="end", size=11)]
-    for number in run.skipped:
-        if number <= step:
-            tip, (colour, hatch) = f"step {number}: skipped", SKIPPED
-            parts.append(
-                box(_across(number - 1, last), y, width, _ROW - 1, colour, hatch=hatch, tip=tip)
-            )
-    return parts
+    y = _LOSS_FLOOR + 6
+    return [
+        text(_LEFT - 8, y + 10, "skipped steps", anchor="end", size=11),
+        *(
+            _cell(number, number, y, _ROW - 1, last, SKIPPED, f"step {number}: skipped")
+            for number in run.skipped
+            if number <= step
+        ),
+    ]
 
 
-def _strip(y: float, module: str, readings: Sequence[Reading], every: int, last: int) -> list[str]:
+def _strip(y: float, module: str, readings: Sequence[Reading], last: int) -> list[str]:
     """Draw a module's levels; steps with the same one in a row share a box."""
-    levels: dict[int, int] = {}
-    for reading in readings:
-        levels[reading.number] = max(level_of(reading), levels.get(reading.number, 0))
     parts = []
-    for (kind, _), group in itertools.groupby(
-        enumerate(levels.items()), lambda one: (one[1][1], one[1][0] - every * one[0])
-    ):
-        steps = [number for _, (number, _) in group]
-        end = min(steps[-1] + every - 1, last)
-        when = f"step {steps[0]}" if end == steps[0] else f"steps {steps[0]}–{end}"
-        x, tip = _across(steps[0] - 1, last), f"{_name(module)}, {when}: {LEVELS[kind][0]}"
-        width = _across(end, last) - x
-        parts.append(box(x, y, width, _ROW - 1, LEVELS[kind][1], hatch=HATCHES[kind], tip=tip))
+    for level, group in itertools.groupby(readings, level_of):
+        steps = [reading.number for reading in group]
+        first, end = steps[0], steps[-1]
+        when = f"step {first}" if end == first else f"steps {first}–{end}"
+        look, tip = (
+            (LEVELS[level][1], HATCHES[level]),
+            f"{_name(module)}, {when}: {LEVELS[level][0]}",
+        )
+        parts.append(_cell(first, end, y, _ROW - 1, last, look, tip))
     return parts
+
+
+def _cell(
+    first: int, end: int, y: float, tall: float, last: int, look: tuple[str, str], tip: str
+) -> str:
+    """Draw a box over the steps from `first` to `end`; look: a colour and a hatch."""
+    x, (colour, hatch) = _across(first - 1, last), look
+    return box(x, y, _across(end, last) - x, tall, colour, hatch=hatch, tip=tip)
 
 
 def _legend() -> str:

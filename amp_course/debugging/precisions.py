@@ -4,10 +4,9 @@ and see in which of them something goes wrong.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from amp_course.kit.random_state import same_random_state
 from amp_course.kit.report import Block, Page, Table
 from amp_course.watching.calling import cloned
 
-WAYS = ("fp64", "fp32", "amp_bf16", "amp_fp16")
+WAYS = ("fp64", "fp32", "amp_bf16", "amp_fp16")  # fp64 is what the others are compared with
+_SCALES = [2.0**power for power in range(16, -9, -4)]
 
 
 @dataclass(frozen=True)
@@ -67,54 +67,49 @@ class Precisions(Page):
     def verdict(self) -> str:
         """What the comparison says, in a sentence or two."""
         raised = [one for one in self.outcomes if one.raised]
-        if raised:
-            ways = " and ".join(one.way.removeprefix("amp_") for one in raised)
-            return (
-                f"It does not run in {ways} ({raised[0].raised}), so that says nothing. "
-                f"{self._verdict()}"
-            )
-        return self._verdict()
+        if not raised:
+            return self._verdict()
+        return (
+            f"It does not run in {_list(one.way for one in raised)} ({raised[0].raised}), so that "
+            f"says nothing. {self._verdict()}"
+        )
 
     def _verdict(self) -> str:
         fine = {one.way: one.finite for one in self.outcomes if not one.raised}
-        if not fine.get("fp64", True):
+        bad = [way for way in WAYS if not fine.get(way, True)]
+        if "fp64" in bad:
             return (
                 "Not finite in fp64 either: no format is to blame. Look for the formula (a "
                 "division by 0, the log of 0, a whole row masked) or for inf or NaN in data and "
                 "weights; `first_nonfinite` names the op."
             )
-        if not fine.get("fp32", True):
+        if "fp32" in bad:
             return (
                 f"{'Finite in fp64 and not' if 'fp64' in fine else 'Not finite'} in fp32: a value "
-                f"leaves the range of "
-                "fp32, or a difference of close numbers becomes 0. Rewrite the formula, for "
-                "example subtract the maximum before `exp`; AMP has no part in it."
+                "leaves the range of fp32, or a difference of close numbers becomes 0. Rewrite the "
+                "formula, for example subtract the maximum before `exp`; AMP has no part in it."
             )
-        low = [way for way in ("amp_bf16", "amp_fp16") if not fine.get(way, True)]
-        if low == ["amp_fp16"]:
+        if bad == ["amp_fp16"]:
             return (
                 "Finite in fp32 and bf16, not in fp16: a value leaves the range of fp16, which "
                 "ends at 65,504. Keep that part in fp32 (`torch.autocast(…, enabled=False)`), "
                 "scale it down, or train in bf16."
             )
-        if low:
-            return (
-                f"Finite in fp32, not under autocast in "
-                f"{' and '.join(way.removeprefix('amp_') for way in low)}: rounding to few "
-                "bits makes something 0 that is divided by or whose log is taken. Keep that part "
-                "in fp32."
-            )
-        bad = [one for one in self.outcomes if one.error > 0.5]
         if bad:
-            told = ", ".join(f"{one.error:.0%} in {one.way}" for one in bad)
             return (
-                f"All finite, but gradients differ from those in fp64 by {told} of their norm: "
-                f"look at what is lost there."
+                f"Finite in fp32, not under autocast in {_list(bad)}: rounding to few bits makes "
+                "something 0 that is divided by or whose log is taken. Keep that part in fp32."
+            )
+        far = [f"{one.error:.0%} in {one.way}" for one in self.outcomes if one.error > 0.5]
+        if far:
+            return (
+                f"All finite, but gradients differ from those in fp64 by {', '.join(far)} of their "
+                "norm: look at what is lost there."
             )
         if "fp64" not in fine:
             return (
-                "All others are finite; without fp64 there is nothing to compare their "
-                "gradients with."
+                "All others are finite; without fp64 there is nothing to compare their gradients "
+                "with."
             )
         return (
             "All finite, and close to the gradients in fp64: this step is not where the trouble "
@@ -123,28 +118,16 @@ class Precisions(Page):
 
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
-        rows = [
-            [
-                "computed in",
-                "loss",
-                "gradients not finite",
-                "became 0",
-                "error of the gradient",
-                "most in",
-            ]
-        ]
+        head = "computed in|loss|gradients not finite|became 0|error of the gradient|most in"
+        rows = [head.split("|")]
         for one in self.outcomes:
             if one.raised:
                 rows.append([one.way, one.raised, "", "", "", ""])
                 continue
             first = f"{len(one.nonfinite)}, {one.nonfinite[0]} first" if one.nonfinite else "none"
-            error = (
-                "-"
-                if one.way == "fp64"
-                else "not finite"
-                if math.isnan(one.error)
-                else f"{one.error:.2g}"
-            )
+            error = "not finite" if math.isnan(one.error) else f"{one.error:.2g}"
+            if one.way == "fp64":
+                error = "-"
             rows.append(
                 [one.way, f"{one.loss:.6g}", first, f"{100 * one.zero:.2g} %", error, one.worst]
             )
@@ -156,12 +139,7 @@ class Precisions(Page):
 
 
 def compare_precisions(
-    loss: Callable[..., Tensor],
-    model: nn.Module,
-    batch: Any = (),
-    ways: Sequence[str] = WAYS,
-    *,
-    scale: float | None = None,
+    loss: Callable[..., Tensor], model: nn.Module, batch: Any = ()
 ) -> Precisions:
     """Compute `loss(model, *batch)` and its gradients in several precisions, on copies of the
     model; yours is left alone.
@@ -169,33 +147,18 @@ def compare_precisions(
     loss:  takes the model and the batch, and returns the loss; it opens no autocast region of its
            own
     batch: a tuple, or one object; float tensors in it are cast to fp64 or fp32 as the model is
-    ways:  of WAYS; "fp64" is what the others are compared with, and is always computed
-    scale: of the loss in fp16, taken out of the gradients again; by default 65,536, halved until no
-           gradient overflows by it
 
-    Random numbers are the same in each way. Raises ValueError for unknown ways. Example:
-    compare_precisions(lambda model, x, y: cross_entropy(model(x), y), model, (x, y)).verdict
+    The loss in fp16 is scaled by 65,536, or by less, until no gradient overflows by it; the scale
+    is taken out of the gradients again. Random numbers are the same in each way.
+    Example: compare_precisions(lambda model, x, y: cross_entropy(model(x), y), model, (x, y))
     """
-    unknown = set(ways) - set(WAYS)
-    if unknown:
-        raise ValueError(
-            f"ways has {', '.join(sorted(unknown))}: choose some of {', '.join(WAYS)}."
-        )
-    ordered = [way for way in WAYS if way == "fp64" or way in ways]
     args = batch if isinstance(batch, (tuple, list)) else (batch,)
     reference: dict[str, Tensor] = {}
     outcomes = []
     with uncompiled_run():
-        for way in ordered:
-            scales = (
-                [1.0]
-                if way != "amp_fp16"
-                else [scale]
-                if scale
-                else [2.0**power for power in range(16, -9, -4)]
-            )
-            for one in scales:
-                found = _compute(loss, uncompiled(model), args, way, one, reference)
+        for way in WAYS:
+            for scale in _SCALES if way == "amp_fp16" else (1.0,):
+                found = _compute(loss, uncompiled(model), args, way, scale, reference)
                 if not found.nonfinite or not math.isfinite(found.loss):
                     break
             outcomes.append(found)
@@ -217,18 +180,14 @@ def _compute(
         device = next((weight.device.type for weight in own.parameters()), "cpu")
         given = pytree.tree_map(lambda leaf: _cast(leaf, base), cloned(tuple(args)))
         dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(way)
-        region = torch.autocast(device, dtype=dtype) if dtype else contextlib.nullcontext()
         try:
             with torch.enable_grad():
-                with region:
+                with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
                     value = loss(own, *given)
                 (value * scale).backward()
         except Exception as error:
-            return Outcome(
-                way,
-                raised=f"{type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else ''}",
-            )
+            first_line = (str(error).splitlines() or [""])[0]
+            return Outcome(way, raised=f"{type(error).__name__}: {first_line}")
     grads = {
         name: weight.grad.detach().double() / scale
         for name, weight in own.named_parameters()
@@ -237,23 +196,13 @@ def _compute(
     if way == "fp64":
         reference.update(grads)
     nonfinite = tuple(name for name, grad in grads.items() if not grad.isfinite().all())
-    differences = {
-        name: (float((grad - reference[name]).norm()), float(reference[name].norm()))
-        for name, grad in grads.items()
-        if name in reference
-    }
-    whole = math.sqrt(sum(norm**2 for _, norm in differences.values()))
-    off = math.sqrt(sum(part**2 for part, _ in differences.values())) / whole if whole else math.nan
-    worst = max(
-        differences,
-        key=lambda name: differences[name][0] / (differences[name][1] or math.inf),
-        default="",
-    )
-    gone = sum(
-        int(((grad == 0) & (reference[name] != 0)).sum())
-        for name, grad in grads.items()
-        if name in reference
-    )
+    shared = [name for name in grads if name in reference]
+    off = {name: float((grads[name] - reference[name]).norm()) for name in shared}
+    norms = {name: float(reference[name].norm()) for name in shared}
+    whole = math.sqrt(sum(norm**2 for norm in norms.values()))
+    share = math.sqrt(sum(part**2 for part in off.values())) / whole if whole else math.nan
+    worst = max(shared, key=lambda name: off[name] / (norms[name] or math.inf), default="")
+    gone = sum(int(((grads[name] == 0) & (reference[name] != 0)).sum()) for name in shared)
     count = sum(grad.numel() for grad in grads.values())
     return Outcome(
         way,
@@ -261,10 +210,14 @@ def _compute(
         scale,
         nonfinite,
         gone / count if count else 0.0,
-        0.0 if way == "fp64" and not nonfinite else off,
+        0.0 if way == "fp64" and not nonfinite else share,
         "" if way == "fp64" or nonfinite else worst,
     )
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _list(ways: Iterable[str]) -> str:
+    return " and ".join(way.removeprefix("amp_") for way in ways)

@@ -22,20 +22,19 @@ from amp_course.watching.calling import arguments_for, cloned
 
 @dataclass(frozen=True)
 class Replay:
-    """How often a step was run, and what came out of it each time.
+    """What came out of two runs of a step.
 
     hashes: name → the hash of its bytes in each run, in the order in which a step makes them: "the
             loss", "the gradient of head.weight at the first optimizer step", "the weight
-            head.weight", "the buffer norm.running_mean"
+            head.weight", "the buffer norm.running_mean"; "" where a run has none
     """
 
-    runs: int
-    hashes: Mapping[str, tuple[str, ...]]
+    hashes: Mapping[str, tuple[str, str]]
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The names of what was not the same each time."""
-        return tuple(name for name, found in self.hashes.items() if len(set(found)) > 1)
+        """The names of what was not the same."""
+        return tuple(name for name, (one, two) in self.hashes.items() if one != two)
 
     def __bool__(self) -> bool:
         """Whether all of it was the same to the last bit."""
@@ -43,10 +42,10 @@ class Replay:
 
     def __str__(self) -> str:
         if self:
-            return f"{self.runs} runs of the step gave the same bits: {_count(self.hashes)}."
+            return f"2 runs of the step gave the same bits: {_count(self.hashes)}."
         first, rest = self.differing[0], len(self.differing) - 1
         more = f", and {rest} more of {len(self.hashes)}" if rest else ""
-        return f"{self.runs} runs of the step differ, first in {first}{more}."
+        return f"2 runs of the step differ, first in {first}{more}."
 
     __repr__ = __str__
 
@@ -58,33 +57,27 @@ def replay(
     model: nn.Module | Sequence[nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
     scaler: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
-    runs: int = 2,
 ) -> Replay:
-    """Run `step(*batch)` several times from the same weights, states and random numbers; everything
-    is put back at the end.
+    """Run `step(*batch)` twice from the same weights, states and random numbers; everything is put
+    back at the end.
 
     If the bits are the same, a fault in this step can be looked at again and again. If they are
     not, an op of yours adds up in an order that changes (`torch.use_deterministic_algorithms(True)`
     finds it), or the step depends on the time or on a file. What the step returns counts as the
-    loss. Raises what the step raises, ValueError for fewer than 2 runs.
+    loss. Raises what the step raises.
     """
-    if runs < 2:
-        raise ValueError(f"runs is {runs}: to compare, a step has to run at least twice.")
     models = [one for one in as_list(model) if isinstance(one, nn.Module)]
-    found: dict[str, list[str]] = {}
+    objects = [*models, *as_list(optimizer), *as_list(scaler)]
+    first, second = dict[str, str](), dict[str, str]()
     with sandbox():
-        for _ in range(runs):
-            snapshot = Snapshot(
-                [*models, *as_list(optimizer), *as_list(scaler)], {"the step": step}
-            )
+        for run in (first, second):
+            snapshot = Snapshot(objects, {"the step": step})
             try:
                 for name, value in _run(step, batch, models):
-                    found.setdefault(name, []).append(value)
+                    run[name] = run.get(name, "") + value  # two models may use one name
             finally:
                 snapshot.restore()
-    return Replay(
-        runs, {name: (*values, *[""] * (runs - len(values))) for name, values in found.items()}
-    )
+    return Replay({name: (first.get(name, ""), second.get(name, "")) for name in first | second})
 
 
 def _run(
@@ -104,21 +97,17 @@ def _run(
         handle.remove()
     if isinstance(returned, (int, float)):
         yield "the loss", repr(returned)
-    for number, tensor in enumerate(tensors_in(returned)):
-        yield (
-            "the loss" if not number else f"tensor {number + 1} of what the step returns",
-            digest(tensor),
-        )
+    for number, tensor in enumerate(tensors_in(returned), 1):
+        name = "the loss" if number == 1 else f"tensor {number} of what the step returns"
+        yield name, digest(tensor)
     yield from grads.items()
     if not grads:
         yield from ((f"the gradient of {name}", digest(grad)) for name, grad in _gradients(models))
     for model in models:
-        yield from (
-            (f"the weight {name}", digest(weight)) for name, weight in model.named_parameters()
-        )
-        yield from (
-            (f"the buffer {name}", digest(buffer)) for name, buffer in model.named_buffers()
-        )
+        for name, weight in model.named_parameters():
+            yield f"the weight {name}", digest(weight)
+        for name, buffer in model.named_buffers():
+            yield f"the buffer {name}", digest(buffer)
 
 
 def _gradients(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
@@ -138,9 +127,9 @@ def digest(tensor: Tensor) -> str:
 
 def _count(hashes: Mapping[str, Any]) -> str:
     kinds = {"loss": "the loss", "gradient": "gradients", "weight": "weights", "buffer": "buffers"}
-    told = []
-    for kind, plural in kinds.items():
-        number = sum(name.startswith(f"the {kind}") for name in hashes)
-        if number:
-            told.append(plural if kind == "loss" else f"{number} {plural if number > 1 else kind}")
-    return ", ".join(told)
+    counts = {kind: sum(name.startswith(f"the {kind}") for name in hashes) for kind in kinds}
+    return ", ".join(
+        plural if kind == "loss" else f"{counts[kind]} {plural if counts[kind] > 1 else kind}"
+        for kind, plural in kinds.items()
+        if counts[kind]
+    )

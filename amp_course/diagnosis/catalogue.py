@@ -68,11 +68,8 @@ class Fault:
     @property
     def text(self) -> str:
         """Sentence and cause: "a step with inf was taken. The weights are NaN from then on"."""
-        return (
-            f"{self.sentence}. {self.cause[0].upper()}{self.cause[1:]}"
-            if self.cause
-            else self.sentence
-        )
+        cause = f". {self.cause[0].upper()}{self.cause[1:]}" if self.cause else ""
+        return self.sentence + cause
 
     @property
     def is_advice(self) -> bool:
@@ -124,17 +121,17 @@ def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Fin
         for key, value in evidence.items()
     }
     return Finding(
-        fault.name,
-        cause or fault.text,
-        fault.fix,
-        shown,
-        fault.code,
-        fault.section,
-        fault.of,
-        tuple(fault.hides),
-        place,
-        fault.grade,
-    )
+        fault.name, cause or fault.text, fault.fix, shown, fault.code, fault.section, fault.of,
+        tuple(fault.hides), place, fault.grade,
+    )  # fmt: skip
+
+
+def by_grade(found: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Part what was found of a script into faults and advice."""
+    parts: tuple[list[Finding], list[Finding]] = ([], [])
+    for one in found:
+        parts[known(one.name).is_advice].append(one)
+    return parts
 
 
 def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:

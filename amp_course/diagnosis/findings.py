@@ -39,11 +39,8 @@ class Finding:
 
     def on(self, device: str) -> Finding:
         """Return it with the fix for a training on this kind of device, "cuda"."""
-        return replace(
-            self,
-            fix=self.fix.replace("{device}", device),
-            code=self.code.replace("{device}", device),
-        )
+        fix, code = (text.replace("{device}", device) for text in (self.fix, self.code))
+        return replace(self, fix=fix, code=code)
 
     def lines(self) -> list[str]:
         """Return "still-scaled: ….", "Where: …", "Fix: …: `code`",
@@ -92,7 +89,8 @@ def section_text(section: str) -> str:
 def finding_html(one: Finding, sign: str = "✗") -> str:
     """Return a finding as HTML, escaped, with a table of what was measured."""
     place = f"<i>Where:</i> {inline_html(one.place)}<br>" if one.place else ""
-    where = f" <small>({section_text(one.section)})</small>" if section_text(one.section) else ""
+    section = section_text(one.section)
+    where = f" <small>({section})</small>" if section else ""
     return (
         f"<p><b>{sign} {html.escape(one.name)}</b>: {inline_html(one.cause)}.<br>{place}"
         f"<i>Fix:</i> {inline_html(fix_text(one))}{where}</p>"

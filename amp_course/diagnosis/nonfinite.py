@@ -58,7 +58,7 @@ class Nonfinite:
         return first_root(origin for origin in self.origins if origin.harmful)
 
     def reached(self, origin: NonfiniteOrigin) -> tuple[tuple[Sink, str], ...]:
-        """Return where a origin arrived, or what came of it: (kind, name), in order."""
+        """Return where an origin arrived, or what came of it: (kind, name), in order."""
         places = [place for one in self.origins if origin in one.roots() for place in one.reached]
         return tuple(dict.fromkeys(places))
 
@@ -70,14 +70,9 @@ class Nonfinite:
     @property
     def vanished(self) -> tuple[NonfiniteOrigin, ...]:
         """Those that reached nothing: masked, clamped, discarded."""
-        causes = {
-            root.number for origin in self.origins if origin.reached for root in origin.roots()
-        }
-        return tuple(
-            one
-            for one in self.origins
-            if not one.reached and not one.meant and one.number not in causes
-        )
+        causes = {root.number for one in self.origins if one.reached for root in one.roots()}
+        unseen = (one for one in self.origins if not one.reached and not one.meant)
+        return tuple(one for one in unseen if one.number not in causes)
 
     def __bool__(self) -> bool:
         """True if an inf or NaN did harm."""
@@ -99,15 +94,14 @@ class Nonfinite:
         if self.caught:
             yield (
                 f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} went no further than "
-                f"the GradScaler, which skips "
-                "such a step and lowers its scale. That is normal while it looks for its scale."
+                "the GradScaler, which skips such a step and lowers its scale. That is normal "
+                "while it looks for its scale."
             )
         if self.vanished:
             yield (
                 f"Made, but gone by the end: {'; '.join(map(str, self.vanished[:3]))}. Masked on "
-                f"purpose, or an overflow that "
-                "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` "
-                "tells."
+                "purpose, or an overflow that became a wrong finite number, as x · rsqrt(inf) = 0 "
+                "does: `compare_precisions` tells."
             )
         yield from (f"Not put back: `{name}` {why}." for name, why in self.not_put_back)
         if self.compiled:
@@ -132,18 +126,11 @@ def _told(origin: NonfiniteOrigin, reached: Sequence[tuple[Sink, str]]) -> Itera
     if origin.tensor:
         yield f"  It wrote to {origin.tensor}."
     if reached:
-        where = [
-            name
-            if kind in ("loss", "output", "scaler")
-            else f"the {kind} of {name}"
-            if kind == "gradient"
-            else f"the {kind} {name}"
-            for kind, name in reached
-        ]
+        ways = {"gradient": "the gradient of ", "weight": "the weight ", "buffer": "the buffer "}
+        where = [ways.get(kind, "") + name for kind, name in reached]
         yield f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}."
     if origin.before:
         rows = [["op", "in", "phase", "dtype", "largest"]]
-        rows += [
-            [f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in origin.before
-        ]
+        for f in origin.before:
+            rows.append([f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"])
         yield f"\nWhat ran before:\n{text_table(rows, right=['largest'])}"

@@ -5,30 +5,20 @@ from __future__ import annotations
 import html
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amp_course.diagnosis.catalogue import BEHAVIOURS, TRAINING, causes_of, without_consequences
 from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, pairs_html
-from amp_course.kit.markup import inline_html, plain_text, without_codes
+from amp_course.kit.markup import inline_html, plain_text
 
 State = Literal["clean", "fault", "could not run", "too little seen", "not judged"]
-EXIT_CODES: dict[State, int] = {
-    "clean": 0,
-    "fault": 1,
-    "could not run": 2,
-    "too little seen": 2,
-    "not judged": 2,
-}
 # With a fault in how the gradient is made, the gradient itself cannot be called right.
 _MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
 _IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
-_OF_ALL = {
-    "",
-    "checkpoint",
-    "recomputation",
-}  # with a fault of one of these, nothing is called right
+# With a fault of one of these, nothing is called right.
+_OF_ALL = {"", "checkpoint", "recomputation"}
 _WIDTH = 100
 _PAGE = (
     "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' "
@@ -83,7 +73,6 @@ class Report:
         object.__setattr__(self, "findings", faults)
         object.__setattr__(self, "consequences", tuple(one for one in found if one not in faults))
         object.__setattr__(self, "advice", tuple(one.on(self.device) for one in self.advice))
-        object.__setattr__(self, "output", tuple(map(_plain_line, self.output)))
 
     @property
     def state(self) -> State:
@@ -94,16 +83,13 @@ class Report:
             return "could not run"
         if self.too_little:
             return "too little seen"
-        return (
-            "clean"
-            if self.right and "everything else" not in dict(self.not_checked)
-            else "not judged"
-        )
+        judged = self.right and "everything else" not in dict(self.not_checked)
+        return "clean" if judged else "not judged"
 
     @property
     def exit_code(self) -> int:
         """0 if it is clean, 1 for a fault, 2 if it could not be judged."""
-        return EXIT_CODES[self.state]
+        return {"clean": 0, "fault": 1}.get(self.state, 2)
 
     def __bool__(self) -> bool:
         return self.state == "clean"
@@ -146,18 +132,13 @@ class Report:
 
     def following(self, one: Finding) -> tuple[Finding, ...]:
         """Return the consequences of which a fault is the first cause."""
-        return tuple(
-            other
-            for other in self.consequences
-            if causes_of(other, self.findings)[:1] == [one.name]
-        )
+        first = [(other, causes_of(other, self.findings)[:1]) for other in self.consequences]
+        return tuple(other for other, cause in first if cause == [one.name])
 
-    def _below(self, one: Finding) -> list[str]:
-        return [
-            f"Follows from it: {other.name}"
-            + (f" ({evidence_text(other.evidence)})" if other.evidence else "")
-            for other in self.following(one)
-        ]
+    def _below(self, one: Finding) -> Iterator[str]:
+        for other in self.following(one):
+            shown = f" ({evidence_text(other.evidence)})" if other.evidence else ""
+            yield f"Follows from it: {other.name}{shown}"
 
     def _lists(self) -> list[tuple[str, list[str]]]:
         lists = [
@@ -169,11 +150,9 @@ class Report:
         return [(title, texts) for title, texts in lists if texts]
 
     def __str__(self) -> str:
-        lines = [
-            self.head,
-            *_wrapped(self.problem, "  ", "  "),
-            *_wrapped(self.too_little, "  ", "  "),
-        ]
+        lines = [self.head]
+        for text in (self.problem, self.too_little):
+            lines += _wrapped(text, "  ", "  ")
         for number, one in enumerate(self.findings, 1):
             lines += ["", *_finding_lines(one, f"{number}. ")]
             lines += [line for text in self._below(one) for line in _wrapped(text)]
@@ -198,23 +177,19 @@ class Report:
     def _body(self) -> str:
         parts = [f"<p>{inline_html(text)}</p>" for text in (self.problem, self.too_little) if text]
         for number, one in enumerate(self.findings, 1):
-            below = [f"<p>{inline_html(text)}</p>" for text in self._below(one)]
-            parts += [finding_html(one, f"✗ {number}."), *below]
+            parts.append(finding_html(one, f"✗ {number}."))
+            parts += [f"<p>{inline_html(text)}</p>" for text in self._below(one)]
         if self.advice:
-            parts += [
-                "<p><b>Advice</b> (not counted as faults):</p>",
-                *(finding_html(one, "→") for one in self.advice),
-            ]
+            parts.append("<p><b>Advice</b> (not counted as faults):</p>")
+            parts += [finding_html(one, "→") for one in self.advice]
         if self.facts:
             parts.append(f"<p><b>Seen</b></p>{pairs_html(self.facts)}")
         for title, texts in self._lists():
             items = "".join(f"<li>{inline_html(text)}</li>" for text in texts)
             parts.append(f"<p><b>{title}</b></p><ul>{items}</ul>")
         if self.output:
-            parts.append(
-                f"<p><b>The last lines it "
-                f"printed</b></p><pre>{html.escape(chr(10).join(self.output))}</pre>"
-            )
+            printed = html.escape("\n".join(self.output))
+            parts.append(f"<p><b>The last lines it printed</b></p><pre>{printed}</pre>")
         return "".join(parts)
 
     def to_html(self) -> str:
@@ -245,11 +220,6 @@ class Report:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
 
-def _plain_line(line: str) -> str:
-    """Return what a terminal shows of a line: no colours, and of a progress bar its last state."""
-    return without_codes(line).rstrip("\r").rpartition("\r")[2]
-
-
 def _finding_lines(one: Finding, first: str) -> list[str]:
     head, *rest = one.lines()
     return [*_wrapped(head, first, "   "), *(part for line in rest for part in _wrapped(line))]
@@ -257,14 +227,10 @@ def _finding_lines(one: Finding, first: str) -> list[str]:
 
 def _wrapped(text: str, first: str = "   ", rest: str = "      ") -> list[str]:
     """Break a text into lines that fit a terminal."""
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
+    wrapper = textwrap.TextWrapper(
+        _WIDTH, first, rest, break_long_words=False, break_on_hyphens=False
     )
+    return wrapper.wrap(text)
 
 
 def count(number: int, what: str) -> str:

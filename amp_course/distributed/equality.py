@@ -10,9 +10,8 @@ softmax regression on the digits, for which that difference can be bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,16 +19,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.distributed.ranks import Ranks, warm_ranks
+from amp_course.distributed.ranks import values_on_ranks
 from amp_course.kit.data import digits
-from amp_course.kit.errors import CourseError
 
-_LEARNING_RATE = 0.5
+_LEARNING_RATE, _ROWS = 0.5, 128  # rows of both ranks together
 
 
 @dataclass(frozen=True)
 class Equality:
-    """How two ranks compare with one process, for one dtype of autocast.
+    """How two ranks compare with one process.
 
     same_bits:  whether the weights after all steps equal those of one process that takes the halves
                 in turn
@@ -39,31 +37,19 @@ class Equality:
     largest:    the largest element of the gradient
     """
 
-    dtype: torch.dtype
     same_bits: bool
     difference: float
     bound: float
     largest: float
 
 
-def compare(
-    dtype: torch.dtype,
-    *,
-    steps: int = 20,
-    rows: int = 64,
-    seed: int = 0,
-    ranks: Ranks | None = None,
-) -> Equality:
-    """Train softmax regression on two ranks, with `rows` rows on each, and in one process. fp32
-    means without autocast.
+def compare(dtype: torch.dtype, *, steps: int = 20, seed: int = 0) -> Equality:
+    """Train softmax regression on two ranks, with 64 rows on each, and in one process. fp32 means
+    without autocast.
 
     Raises CourseError if a rank fails.
     """
-    reports = (ranks or warm_ranks()).run(_compare_on_rank, dtype, steps, rows, seed, seconds=60.0)
-    for rank, report in enumerate(reports):
-        if report.failure is not None:
-            raise CourseError(f"the training on rank {rank} failed: {report.failure.told}")
-    found: Equality = reports[0].value
+    found: Equality = values_on_ranks(_compare_on_rank, dtype, steps, seed)[0]
     return found
 
 
@@ -71,7 +57,7 @@ def gradient_bound(
     inputs: Tensor,
     targets: Tensor,
     layer: nn.Linear,
-    halves: tuple[Tensor, Tensor],
+    halves: Sequence[Tensor],
     whole: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
@@ -103,83 +89,78 @@ def gradient_bound(
     )
 
 
-def _compare_on_rank(dtype: torch.dtype, steps: int, rows: int, seed: int) -> Equality:
+def _compare_on_rank(dtype: torch.dtype, steps: int, seed: int) -> Equality:
     rank, data = dist.get_rank(), digits()
     generator = torch.Generator().manual_seed(seed)
-    chosen = [
-        torch.randperm(len(data.train_y), generator=generator)[: 2 * rows] for _ in range(steps)
-    ]
-    batches = [(data.train_x[some].flatten(1), data.train_y[some]) for some in chosen]
-
-    def train(
-        model: nn.Module, take: Callable[[Any, Tensor, Tensor], list[Tensor]]
-    ) -> tuple[nn.Module, Tensor, list[Tensor]]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=dtype == torch.float16)
-        first: Tensor | None = None
-        parts: list[Tensor] = []
-        for x, y in batches:
-            found = take(scaler, x, y)
-            scaler.unscale_(optimizer)
-            gradient = next(model.parameters()).grad
-            assert gradient is not None
-            if first is None:
-                first, parts = gradient.clone(), [part / scaler.get_scale() for part in found]
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        assert first is not None
-        return model, first, parts
-
-    def backward(model: nn.Module, scaler: Any, x: Tensor, y: Tensor) -> None:
-        with torch.autocast(
-            "cpu",
-            dtype=torch.bfloat16 if dtype == torch.float32 else dtype,
-            enabled=dtype != torch.float32,
-        ):
-            loss = cross_entropy(model(x).float(), y)
-        scaler.scale(loss).backward()
-
-    def on_ranks(scaler: Any, x: Tensor, y: Tensor) -> list[Tensor]:
-        backward(wrapped, scaler, x.chunk(2)[rank], y.chunk(2)[rank])
-        return []
-
-    def interleaved(scaler: Any, x: Tensor, y: Tensor) -> list[Tensor]:
-        gradients = []
-        for half in (0, 1):
-            backward(alone, scaler, x.chunk(2)[half], y.chunk(2)[half])
-            assert alone.weight.grad is not None
-            gradients.append(alone.weight.grad.clone())
-        for weight in alone.parameters():
-            assert weight.grad is not None
-            weight.grad /= 2
-        return [gradients[0], gradients[1] - gradients[0]]
-
-    nets = [nn.Linear(64, 10) for _ in range(3)]
-    for net in nets:
-        torch.manual_seed(seed)
-        net.reset_parameters()
-    split, alone, large = nets
-    wrapped = DistributedDataParallel(split)
-    _, gradient, _ = train(wrapped, on_ranks)
-    _, _, halves = train(alone, interleaved)
-    same = all(
-        torch.equal(one, other)
-        for one, other in zip(split.parameters(), alone.parameters(), strict=True)
-    )
+    batches = []
+    for _ in range(steps):
+        rows = torch.randperm(len(data.train_y), generator=generator)[:_ROWS]
+        batches.append((data.train_x[rows].flatten(1), data.train_y[rows]))
+    split, alone = _net(seed), _net(seed)
+    _train(DistributedDataParallel(split), batches, [rank], dtype)
+    _train(alone, batches, [0, 1], dtype)
+    pairs = zip(split.parameters(), alone.parameters(), strict=True)
+    same_bits = all(torch.equal(one, other) for one, other in pairs)
 
     x, y = batches[0]
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=dtype == torch.float16)
-    backward(large, scaler, x, y)
-    assert large.weight.grad is not None
-    whole = large.weight.grad / scaler.get_scale()
-    bound = gradient_bound(x, y, large, (halves[0], halves[1]), whole, dtype)
+    whole, *halves = (_gradient(_net(seed), *part, dtype) for part in ((x, y), *_halves(x, y)))
+    gradient = _gradient(DistributedDataParallel(_net(seed)), *_halves(x, y)[rank], dtype)
+    bound = gradient_bound(x, y, _net(seed), halves, whole, dtype)
     difference = (gradient - whole).abs()
     worst = int((difference / bound.clamp(min=1e-30)).argmax())
     return Equality(
-        dtype,
-        same,
+        same_bits,
         difference.flatten()[worst].item(),
         bound.flatten()[worst].item(),
         whole.abs().max().item(),
     )
+
+
+def _net(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(64, 10)
+
+
+def _halves(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.chunk(2), y.chunk(2), strict=True))
+
+
+def _scaler(dtype: torch.dtype) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=dtype == torch.float16)
+
+
+def _backward(
+    model: nn.Module, scaler: torch.amp.GradScaler, x: Tensor, y: Tensor, dtype: torch.dtype
+) -> None:
+    fp32 = dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16 if fp32 else dtype, enabled=not fp32):
+        loss = cross_entropy(model(x).float(), y)
+    scaler.scale(loss).backward()
+
+
+def _gradient(model: nn.Module, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of a model's first weights, (classes, features)."""
+    scaler = _scaler(dtype)
+    _backward(model, scaler, x, y, dtype)
+    gradient = next(model.parameters()).grad
+    assert gradient is not None
+    return gradient / scaler.get_scale()
+
+
+def _train(
+    model: nn.Module,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    halves: Sequence[int],
+    dtype: torch.dtype,
+) -> None:
+    """Train on these halves of each batch, one after the other; average their gradients."""
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE), _scaler(dtype)
+    for x, y in batches:
+        for half in halves:
+            _backward(model, scaler, *_halves(x, y)[half], dtype)
+        for weight in model.parameters():
+            assert weight.grad is not None
+            weight.grad /= len(halves)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()

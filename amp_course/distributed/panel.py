@@ -12,12 +12,12 @@ from amp_course.distributed.panel_html import run_view
 from amp_course.distributed.simulation import AGREEMENTS, Agreement, RankRun, simulate
 from amp_course.kit.panel import Control, Menu, Panel, Slider
 
-PATTERNS = {
+PATTERNS = {  # period, steps in a row
     "never": (0, 0),
     "once": (0, 1),
     "every 5th step": (5, 1),
     "bursts of 3": (10, 3),
-}  # period, steps in a row
+}
 ALL, IN_TURN = "all ranks", "the ranks in turn"
 _RANKS, _STEPS, _FIRST = (2, 4, 8), 30, 13
 _GROWTH = 8
@@ -40,17 +40,13 @@ def plan_outliers(
              rank 1, and so on
     first:   the step of the first outlier, from 0 as in `simulate`
 
-    Raises KeyError for an unknown pattern. Example: plan_outliers("once", 1, first=12, ranks=4,
-    steps=30) → {12: (1,)}
+    Example: plan_outliers("once", 1, first=12, ranks=4, steps=30) → {12: (1,)}
     """
     period, length = PATTERNS[pattern]
     plan: dict[int, tuple[int, ...]] = {}
     for turn, start in enumerate(range(first, steps, period or steps)):
-        on = (
-            tuple(range(ranks))
-            if where == ALL
-            else (turn % ranks if where == IN_TURN else int(where),)
-        )
+        victim = turn % ranks if where == IN_TURN else where
+        on = tuple(range(ranks)) if where == ALL else (int(victim),)
         plan |= {step: on for step in range(start, min(start + length, steps))}
     return plan
 
@@ -142,15 +138,8 @@ class RankExplorer(Panel):
         self.first.options = range(1, steps + 1)
         self.where.disabled = self.pattern.value == "never"
         self.first.disabled = self.where.disabled or self._recorded
-        settings = _settings(
-            ranks,
-            self.agreement.value,
-            self.pattern.value,
-            self.where.value,
-            self.first.value,
-            steps,
-            self.growth.value,
-        )
+        outliers = self.pattern.value, self.where.value, self.first.value
+        settings = _settings(ranks, self.agreement.value, *outliers, steps, self.growth.value)
         if settings not in self._runs:
             self._runs[settings] = _simulated(settings)
         self.run = self._runs[settings]
@@ -162,9 +151,9 @@ def _settings(
     agreement: Agreement,
     pattern: str,
     where: int | str,
-    first: int,
-    steps: int,
-    growth: int | None,
+    first: int = _FIRST,
+    steps: int = _STEPS,
+    growth: int | None = _GROWTH,
 ) -> Settings:
     plan = plan_outliers(pattern, where, first - 1, ranks, steps)
     return ranks, agreement, tuple(plan.items()), steps, growth
@@ -176,13 +165,10 @@ def _simulated(settings: Settings) -> RankRun:
 
 
 def _recorded_settings() -> list[Settings]:
-    """Return what can be chosen in a page."""
+    """Return what can be chosen in a page, each once."""
     places: tuple[int | str, ...] = (1, IN_TURN, ALL)
-    found = (
-        _settings(*chosen, _FIRST, _STEPS, _GROWTH)
-        for chosen in product(_RANKS, AGREEMENTS, PATTERNS, places)
-    )
-    return [*dict.fromkeys(found)]
+    chosen = product(_RANKS, AGREEMENTS, PATTERNS, places)
+    return [*dict.fromkeys(_settings(*one) for one in chosen)]
 
 
 def _menu(*args: Any) -> Menu:

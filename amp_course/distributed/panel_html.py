@@ -32,19 +32,19 @@ _SCALE_HEIGHT, _ROW, _DISTANCE_HEIGHT = 130, 18, 96
 
 def run_view(run: RankRun) -> str:
     """Return the panel's HTML."""
-    kinds = {
+    legend = {
         "overflowed on this rank: skipped": swatch(NEUTRAL, OVERFLOWED),
         "overflowed on another rank only: skipped": swatch(NEUTRAL, SKIPPED),
         "stepped": swatch(_STEPPED),
     }
-    cells = [
+    kinds = " ".join(
         f'<span style="white-space:nowrap;margin-right:16px">{mark} {kind}</span>'
-        for kind, mark in kinds.items()
-    ]
+        for kind, mark in legend.items()
+    )
     return (
         f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
         f'style="margin-bottom:8px">{inline_html(verdict(run))}</div>'
-        f"{_picture(run)}<div>{' '.join(cells)}</div></div>"
+        f"{_picture(run)}<div>{kinds}</div></div>"
     )
 
 
@@ -73,12 +73,9 @@ def _drift(run: RankRun, split: int) -> str:
     """Tell how the ranks came apart, and where they ended."""
     skipping = [rank for rank in range(run.ranks) if run.skipped[rank][split]]
     stepping = [rank for rank in range(run.ranks) if rank not in skipping]
+    skip = "skips" if len(skipping) == 1 else "skip"
     others = "the others step" if len(stepping) > 1 else f"rank {stepping[0]} steps"
-    said = (
-        f"In step {split + 1} {name_ranks(skipping)} "
-        f"{'skips' if len(skipping) == 1 else 'skip'} and {others}"
-    )
-    ends = [scales[-1] for scales in run.scales]
+    said = f"In step {split + 1} {name_ranks(skipping)} {skip} and {others}"
     apart = f"differ from rank 0's by up to {_number(max(each[-1] for each in run.distances))}"
     if split == run.steps - 1:
         return (
@@ -89,21 +86,22 @@ def _drift(run: RankRun, split: int) -> str:
         f": **from step {split + 2} on their scales differ**, and with them the units of the "
         f"gradients that they add up."
     )
-    low = [rank for rank in range(run.ranks) if ends[rank] == min(ends)]
-    high = [rank for rank in range(run.ranks) if ends[rank] == max(ends)]
+    ends: dict[float, list[int]] = {}  # the last scale → its ranks
+    for rank, scales in enumerate(run.scales):
+        ends.setdefault(scales[-1], []).append(rank)
+    low, high = min(ends), max(ends)
     if low == high:
         return (
             f"{said} At the end the scales happen to be equal again, but the {replicated(run)} "
             f"{apart}."
         )
-    if len(low) + len(high) == run.ranks:
-        scales = (
-            f"is {scale_text(min(ends))} on {name_ranks(low)} and {scale_text(max(ends))} on "
-            f"{name_ranks(high)}"
+    between = f"ranges from {scale_text(low)} to {scale_text(high)}"
+    if len(ends) == 2:
+        between = (
+            f"is {scale_text(low)} on {name_ranks(ends[low])} and {scale_text(high)} on "
+            f"{name_ranks(ends[high])}"
         )
-    else:
-        scales = f"ranges from {scale_text(min(ends))} to {scale_text(max(ends))}"
-    return f"{said} At the end the scale {scales}, and the {replicated(run)} {apart}."
+    return f"{said} At the end the scale {between}, and the {replicated(run)} {apart}."
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -114,11 +112,9 @@ def name_ranks(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    parts = [
-        part
-        for run in runs
-        for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))
-    ]
+    parts = list[str]()
+    for run in runs:
+        parts += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run)
     listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
 
@@ -134,14 +130,10 @@ def describe(run: RankRun) -> str:
     """
     parts = []
     for ranks in run.groups():
-        scales, skips, apart = (
-            run.scales[ranks[0]],
-            sum(run.skipped[ranks[0]]),
-            run.distances[ranks[0]][-1],
-        )
+        scales, skips, apart = (each[ranks[0]] for each in (run.scales, run.skipped, run.distances))
         parts.append(
             f"{name_ranks(ranks)}: scale from {scale_text(scales[0])} to {scale_text(scales[-1])}, "
-            f"{skips} skipped, distance from rank 0 {_number(apart)}"
+            f"{sum(skips)} skipped, distance from rank 0 {_number(apart[-1])}"
         )
     return f"{run.steps} steps. {'; '.join(parts)}. {plain_text(verdict(run))}"
 
@@ -155,13 +147,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or not value else f"{value:.2g}"
 
 
-def step_ticks(run: RankRun) -> list[int]:
-    """Return the numbers of steps, from 1, to write at an axis. Example:
-    a run of 12 steps → [1, 5, 10]
-    """
-    return [1, *range(5, run.steps + 1, 5)]
-
-
 def _steps(steps: Sequence[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps"
 
@@ -172,7 +157,7 @@ def _picture(run: RankRun) -> str:
     distances = rows + run.ranks * _ROW + 34
     floor = distances + _DISTANCE_HEIGHT
     parts = []
-    for step in step_ticks(run):
+    for step in [1, *range(5, run.steps + 1, 5)]:
         x = _across(run, step - 0.5)
         for top, bottom in ((28, 28 + _SCALE_HEIGHT), (distances, floor)):
             parts.append(line(x, top, x, bottom, stroke=GRID, width=0.5))
@@ -262,20 +247,9 @@ def _rows(run: RankRun, top: float) -> list[str]:
         for step in range(run.steps):
             if run.skipped[rank][step]:
                 own = run.overflowed[rank][step]
-                tip = (
-                    f"rank {rank}, step {step + 1}: skipped, as "
-                    f"{'it' if own else 'another rank'} overflowed"
-                )
-                hatch, width = OVERFLOWED if own else SKIPPED, _across(run, 1) - _LEFT
-                parts.append(
-                    box(
-                        _across(run, step) + 1,
-                        y + 2,
-                        width - 2,
-                        _ROW - 4,
-                        colour,
-                        hatch=hatch,
-                        tip=tip,
-                    )
-                )
+                who = "it" if own else "another rank"
+                tip = f"rank {rank}, step {step + 1}: skipped, as {who} overflowed"
+                x, width = _across(run, step) + 1, _across(run, 1) - _LEFT - 2
+                hatch = OVERFLOWED if own else SKIPPED
+                parts.append(box(x, y + 2, width, _ROW - 4, colour, hatch=hatch, tip=tip))
     return parts

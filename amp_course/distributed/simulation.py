@@ -2,9 +2,8 @@
 `torch.amp.GradScaler`.
 
 Real are the forward and backward passes under fp16 autocast, the overflow, the scalers and the
-optimizers. Simulated are the
-collectives: a loop adds up what an all-reduce would. No other process is started; `agreement` has
-             real ones.
+optimizers. Simulated are the collectives: a loop adds up what an all-reduce would. No other process
+is started; `agreement` has real ones.
 """
 
 from __future__ import annotations
@@ -59,24 +58,17 @@ class RankRun:
     def groups(self) -> list[list[int]]:
         """Return the ranks, grouped by equal scales, skips and distances: [[0, 2, 3], [1]]."""
         found: dict[Any, list[int]] = {}
-        for rank in range(self.ranks):
-            found.setdefault(
-                (self.scales[rank], self.skipped[rank], self.distances[rank]), []
-            ).append(rank)
+        stories = zip(self.scales, self.skipped, self.distances, strict=True)
+        for rank, story in enumerate(stories):
+            found.setdefault(story, []).append(rank)
         return list(found.values())
 
     def first_split(self) -> int | None:
         """Return the first step in which some ranks skipped and others did not,
         None if there was none.
         """
-        return next(
-            (
-                step
-                for step, skips in enumerate(zip(*self.skipped, strict=True))
-                if len(set(skips)) > 1
-            ),
-            None,
-        )
+        by_step = enumerate(zip(*self.skipped, strict=True))
+        return next((step for step, skips in by_step if len(set(skips)) > 1), None)
 
 
 def simulate(
@@ -85,7 +77,6 @@ def simulate(
     overflow_at: Mapping[int, Collection[int]],
     steps: int = 30,
     growth_interval: int | None = 8,
-    seed: int = 0,
 ) -> RankRun:
     """Train a small classifier of drawn data on simulated ranks, and return what each rank's scaler
     did.
@@ -107,24 +98,19 @@ def simulate(
     norm, each times its rank's loss scale. If the scales differ, so do the units of what is added,
     and each rank unscales the sum by its own scale: the norms get different gradients.
 
-    Raises ValueError for a number of ranks, an agreement, steps or a schedule that cannot be
-    simulated.
     Example: simulate(2, "nothing", {3: [1]}, steps=5).scales → 1024 at every step on rank 0, 512
              from step 4 on rank 1
     Source: fairseq2#1374; Shoeybi et al., "Megatron-LM", 2019, section 3, for the cut layers.
     """
-    _require(ranks, agreement, overflow_at, steps, growth_interval)
     replicas = agreement == "gradients all-reduced"
-    width = _HIDDEN if replicas else _HIDDEN // ranks
-    parts = (
-        [slice(None)] * ranks
-        if replicas
-        else [slice(n * width, (n + 1) * width) for n in range(ranks)]
-    )
-    team = [_Rank(_Layers(seed, part), growth_interval) for part in parts]
+    hidden = [slice(None)] * ranks
+    if not replicas:
+        width = _HIDDEN // ranks
+        hidden = [slice(n * width, (n + 1) * width) for n in range(ranks)]
+    team = [_Rank(_Layers(part), growth_interval) for part in hidden]
     backward = _backward_replicas if replicas else _backward_parts
     with one_thread():
-        for step, (x, y) in enumerate(_batches(steps, seed)):
+        for step, (x, y) in enumerate(_batches(steps)):
             outliers = [
                 _OUTLIER if rank in overflow_at.get(step, ()) else 0.0 for rank in range(ranks)
             ]
@@ -148,43 +134,9 @@ def simulate(
     )
 
 
-def _require(
-    ranks: int,
-    agreement: str,
-    overflow_at: Mapping[int, Collection[int]],
-    steps: int,
-    growth_interval: int | None,
-) -> None:
-    if not 1 <= ranks <= _HIDDEN or _HIDDEN % ranks:
-        raise ValueError(
-            f"ranks is {ranks}: {_HIDDEN} hidden units can be shared by 1, 2, 4, 8 or {_HIDDEN} "
-            f"ranks."
-        )
-    if agreement not in AGREEMENTS:
-        raise ValueError(
-            f"agreement is {agreement!r}: choose one of {', '.join(map(repr, AGREEMENTS))}."
-        )
-    if steps < 1:
-        raise ValueError(f"steps is {steps}: take at least 1.")
-    if growth_interval is not None and growth_interval < 1:
-        raise ValueError(
-            f"growth_interval is {growth_interval}: pass at least 1, or None for a scale that "
-            f"never grows."
-        )
-    for step, where in overflow_at.items():
-        if not 0 <= step < steps:
-            raise ValueError(f"overflow_at names step {step}, but the steps are 0 to {steps - 1}.")
-        for rank in where:
-            if not 0 <= rank < ranks:
-                raise ValueError(
-                    f"overflow_at names rank {rank} at step {step}, but the ranks are 0 to "
-                    f"{ranks - 1}."
-                )
-
-
-def _batches(steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Draw inputs (batch, inputs), and let a drawn linear map choose the classes (batch)."""
-    draw = torch.Generator().manual_seed(seed + 1)
+    draw = torch.Generator().manual_seed(1)
     teacher = torch.randn(_INPUTS, _CLASSES, generator=draw)
     for _ in range(steps):
         x = torch.randn(_BATCH, _INPUTS, generator=draw)
@@ -194,9 +146,9 @@ def _batches(steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 class _Layers(nn.Module):
     """A layer norm, and the hidden units `part`: all of them, or those of a rank."""
 
-    def __init__(self, seed: int, part: slice) -> None:
+    def __init__(self, part: slice) -> None:
         super().__init__()
-        draw = torch.Generator().manual_seed(seed)
+        draw = torch.Generator().manual_seed(0)
         into = torch.randn(_HIDDEN, _INPUTS, generator=draw) / _INPUTS**0.5
         out = torch.randn(_CLASSES, _HIDDEN, generator=draw) / _HIDDEN**0.5
         self.norm = nn.LayerNorm(_INPUTS)
@@ -235,8 +187,8 @@ class _Rank:
 
     def note_overflow(self) -> None:
         """Record whether this rank's gradients hold an inf or NaN."""
-        sums = torch.stack([gradient.sum() for gradient in _gradients(self.layers.parameters())])
-        self.overflowed.append(not sums.isfinite().all())
+        sums = [gradient.sum() for gradient in _gradients(self.layers.parameters())]
+        self.overflowed.append(not torch.stack(sums).isfinite().all())
 
     def step(self) -> None:
         """Step or skip, as the scaler decides, and update the scale."""
@@ -305,9 +257,8 @@ def _agree(team: Sequence[_Rank]) -> None:
     """All-reduce the scalers' own found_inf with MAX, as `AgreedGradScaler` does:
     then every scaler decides alike.
     """
-    found = [
-        one for rank in team for one in rank.scaler._found_inf_per_device(rank.optimizer).values()
-    ]
+    by_device = [rank.scaler._found_inf_per_device(rank.optimizer) for rank in team]
+    found = [one for each in by_device for one in each.values()]
     largest = torch.stack(found).amax()
     for one in found:
         one.copy_(largest)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from amp_course.doctor.script import examine_script
 from amp_course.kit.errors import CourseError
@@ -20,43 +21,35 @@ def examine(
     script: str,
     args: Sequence[str],
     *,
-    module: bool,
     as_json: bool,
     html: str | None,
     force: bool,
     steps: int,
-    seconds: float,
     keep_files: bool,
-    ranks: int,
+    **options: Any,
 ) -> int:
     """Examine a script or a module and print what was found; return the exit code.
 
+    options: for `examine_script`
+
     0: no fault, 1: a fault, 2: it could not run, or too little of it was seen, 130: interrupted.
-       Raises CourseError for a script
-    that is not there and for an HTML file that cannot be written, before anything runs.
+    Raises CourseError for a script that is not there and for an HTML file that cannot be written,
+    before anything runs.
     """
     page = Path(html) if html else None
-    if page is not None:
-        if page.exists() and not force:
-            raise CourseError(
-                f"{page} already exists: choose another name, or add --force to replace it."
-            )
-        if not page.parent.is_dir():
-            raise CourseError(
-                f"there is no folder {page.parent} to write {page.name} into: make it first."
-            )
+    if page and page.exists() and not force:
+        raise CourseError(
+            f"{page} already exists: choose another name, or add --force to replace it."
+        )
+    if page and not page.parent.is_dir():
+        raise CourseError(
+            f"there is no folder {page.parent} to write {page.name} into: make it first."
+        )
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    code, found = 130, None
+    code, found, progress = 130, None, _progress(steps) if clear else None
     try:
         found = examine_script(
-            script,
-            args,
-            module=module,
-            steps=steps,
-            seconds=seconds,
-            keep_files=keep_files,
-            ranks=ranks,
-            progress=_progress(steps) if clear else None,
+            script, args, steps=steps, keep_files=keep_files, progress=progress, **options
         )
         code = found.exit_code
     except KeyboardInterrupt as error:
@@ -77,11 +70,7 @@ def _progress(steps: int) -> Callable[[int], None]:
 
     def show(updates: int) -> None:
         seconds = time.monotonic() - began
-        print(
-            f"\r\x1b[K{updates} of {steps} updates, {seconds:.0f} s",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"\r\x1b[K{updates} of {steps} updates, {seconds:.0f} s"
+        print(line, end="", file=sys.stderr, flush=True)
 
     return show

@@ -1,5 +1,4 @@
-"""What runs inside the process that trains: install it before the script, and it writes what it
-found to a file.
+"""What runs in the process that trains: installed before the script, it writes what it found.
 
 After some updates one is given an inf; then the process ends. Nothing that the script computes is
 changed before that.
@@ -130,9 +129,7 @@ class Examination(Examiner):
         self._leave(0)
 
     def finish(self, why: str, code: Any = 0, error: BaseException | None = None) -> None:
-        """Write what was found, once. why: "steps", "time", "interrupt", "end",
-        "exit" or "error".
-        """
+        """Write what was found, once. why: one of those that `reasons` knows."""
         # a worker of a DataLoader, say
         if self.done or (self.child and self.seen.observer is None):
             return
@@ -162,7 +159,5 @@ class Examination(Examiner):
 
 def _is_ours(error: BaseException) -> bool:
     """Return True if the doctor itself raised it, not what it calls, or a script's wrong call."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (
-        bool(frames) and frames[-1].filename.startswith(_PACKAGE) and frames[-1].name != "_pass_on"
-    )
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    return any(one.filename.startswith(_PACKAGE) and one.name != "_pass_on" for one in frames)

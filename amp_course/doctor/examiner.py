@@ -20,8 +20,8 @@ from amp_course.diagnosis.rules.scales import check_summaries
 from amp_course.diagnosis.rules.updates import PairRules
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.doctor.machine import machine_facts
-from amp_course.doctor.watchers import MOST_OPTIMIZERS, Watchers, weights_of
-from amp_course.watching.records import Intervention, Update
+from amp_course.doctor.watchers import MOST_OPTIMIZERS, Watchers
+from amp_course.watching.records import Intervention, Update, weights_of
 from amp_course.watching.script import Summary
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # origins, arrived, given
@@ -45,9 +45,8 @@ class Examiner:
         self.stress: list[Update] = []  # the plain one, the poisoned one
         self.found: list[Finding] = []
         self.ended = 0.0  # the last update
-        self.before: tuple[int, Values] | None = (
-            None  # updates, and values seen, before an update was given an inf
-        )
+        # Updates, and values seen, before an update was given an inf
+        self.before: tuple[int, Values] | None = None
 
     def _complete(self, update: Update) -> Intervention | None:
         """After each update: judge it, and say what is done to the next one."""
@@ -79,9 +78,7 @@ class Examiner:
                     self.rules.look_at_rest(observer.update, observer.training)
 
     def result(self, error: BaseException | None) -> dict[str, Any]:
-        """Judge the whole; return findings, advice, observations,
-        and the facts that `reasons` tells.
-        """
+        """Judge the whole; return findings, advice, observations, and facts for `reasons`."""
         seen, script = self.seen, self.seen.script
         with contextlib.suppress(Exception):
             if not self.stress:
@@ -96,26 +93,23 @@ class Examiner:
         found += check_summaries(summaries, self._shared())
         if seen.watch.late is not None:
             found = _placed(found, ("loss-outside-autocast",), seen.watch.late)
-        values = Nonfinite(
-            tuple(origins), tuple(arrived), tuple(given), updates, error, seen.watch.compiled()
-        )
+        compiled = seen.watch.compiled()
+        values = Nonfinite(tuple(origins), tuple(arrived), tuple(given), updates, error, compiled)
         taken = any(one.name == "overflow-not-skipped" for one in found)
         losses = [loss for one in summaries for loss in one.losses]
         faults, observed = check_values(values, losses, updates, skipped, taken=taken)
         found += faults
         names = {one.name for one in found}
-        found += rules.check_modules(
-            seen.modules, diverged=bool(names & {"diverges", "not-finite"})
-        )
+        diverged = bool(names & {"diverges", "not-finite"})
+        found += rules.check_modules(seen.modules, diverged=diverged)
         if "beyond-fp16" not in names:
             found += rules.check_hidden_overflow(seen.hidden)
         found += rules.check_lost(seen.shadow.lost())
         made = next(filter(None, seen.made.lines.values()), None)
         if len(seen.made.optimizers) == 1 and made is not None:  # of several, nobody knows which
             found = _placed(found, _OF_AN_OPTIMIZER, made)
-        device = next(
-            (str(p.device) for one in seen.made.optimizers for p in weights_of(one)), "cpu"
-        )
+        optimizers = seen.made.optimizers
+        device = next((str(p.device) for one in optimizers for p in weights_of(one)), "cpu")
         first = seen.ranks.rank in ("", "0")  # the other ranks wait, so that it can time something
         with seen.watch.aside():
             machine = machine_facts(device, seen.watch.matmuls) if first else []
@@ -128,7 +122,7 @@ class Examiner:
             "sharded": seen.sharded,
             "device": device,
             "machine": machine,
-            "optimizers": [type(one).__name__ for one in seen.made.optimizers],
+            "optimizers": [type(one).__name__ for one in optimizers],
             "scalers": sum(one.is_enabled() for one in seen.made.scalers),
             "regions": sorted(seen.calls.regions),
             "matmuls": dict(seen.watch.matmuls),
@@ -139,9 +133,7 @@ class Examiner:
             "wrapped": bool(seen.ranks.wrapped),
             "drift": drift,
             "weights": seen.ranks.weights[:updates],
-            "groups": [one.passes for one in summaries if one.passes]
-            if len(seen.made.optimizers) == 1
-            else [],
+            "groups": [one.passes for one in summaries if one.passes and len(optimizers) == 1],
             "losses": _first_and_last_loss(summaries),
             "lines": script.most_common_lines(),
             "stressed": len(self.stress) == 2,
@@ -163,30 +155,19 @@ class Examiner:
         self, error: BaseException | None, summaries: Sequence[Summary], origins: Any
     ) -> Findings:
         seen = self.seen
+        raised = [*seen.raised.errors, *seen.watch.raised]
         if error is not None:
             updates, training = [], None
             if seen.observer is not None:
                 seen.observer.update.error = error
-                updates, training = (
-                    [*seen.script.recent[-1:], seen.observer.update],
-                    seen.observer.training,
-                )
+                updates = [*seen.script.recent[-1:], seen.observer.update]
+                training = seen.observer.training
             for one in errors.name_error(error, updates, training, seen.made.scalers, origins):
-                old = (
-                    one.name == "frozen-optimizer"
-                    and training is not None
-                    and seen.modules.replaced(training)
-                )
-                yield (
-                    finding(
-                        "optimizer-of-old-weights", torch_says=one.evidence.get("torch says", "")
-                    )
-                    if old
-                    else one
-                )
-        elif (raised := [*seen.raised.errors, *seen.watch.raised]) and not any(
-            one.stepped for one in summaries
-        ):
+                if one.name == "frozen-optimizer" and training and seen.modules.replaced(training):
+                    said = one.evidence.get("torch says", "")
+                    one = finding("optimizer-of-old-weights", torch_says=said)
+                yield one
+        elif raised and not any(one.stepped for one in summaries):
             yield errors.swallowed(raised)
         else:
             yield from errors.often_swallowed(seen.raised.escaped, len(summaries))
@@ -219,24 +200,15 @@ class Examiner:
             if len(seen.made.optimizers) > MOST_OPTIMIZERS:
                 yield f"Of {len(seen.made.optimizers)} optimizers, {len(followed)} were followed."
             stepped = frozenset().union(*(one.stepped for one in summaries))
-            idle = [
-                type(followed[number]).__name__ for number in sorted(seen.script.idle - stepped)
-            ]
-            if idle:
-                yield (
-                    f"{len(idle)} of {len(followed)} optimizers took no step while it was "
-                    f"watched: {', '.join(idle)}."
-                )
-            if shared := self._shared():
-                yield (
-                    f"{len(shared)} optimizers have parameters in common: a step of each moves "
-                    f"them."
-                )
-            if observer.trouble is not None:
-                yield (
-                    f"Its calls could not be followed to the end: "
-                    f"{type(observer.trouble).__name__}: {observer.trouble}."
-                )
+            numbers = sorted(seen.script.idle - stepped)
+            if idle := ", ".join(type(followed[number]).__name__ for number in numbers):
+                of = f"{len(numbers)} of {len(followed)} optimizers"
+                yield f"{of} took no step while it was watched: {idle}."
+            if shared := len(self._shared()):
+                yield f"{shared} optimizers have parameters in common: a step of each moves them."
+            if (trouble := observer.trouble) is not None:
+                said = f"{type(trouble).__name__}: {trouble}"
+                yield f"Its calls could not be followed to the end: {said}."
         kinds = [type(one).__name__ for one in seen.made.optimizers]
         yield from rules.observe_reads(seen.watch, len(summaries), kinds)
         if any(not one.is_enabled() for one in seen.made.scalers):

@@ -41,9 +41,8 @@ def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
     @functools.wraps(start)
     def started(process: Any) -> None:
         target = process._target
-        if target is not None and not getattr(target, "__module__", "").startswith(
-            "torch.utils.data"
-        ):
+        of_torch = getattr(target, "__module__", "").startswith("torch.utils.data")
+        if target is not None and not of_torch:
             left = examination.began + seconds - time.monotonic() - _EARLIER
             process._target = _Examined(target, steps, max(1.0, left), folder, keep)
         start(process)
@@ -119,14 +118,10 @@ def main(arguments: list[str]) -> None:
 def _keep_readers_frames(told: traceback.TracebackException) -> None:
     """Leave out what the doctor adds to a traceback."""
     package = os.path.dirname(os.path.dirname(__file__))
-    ours = (
-        *(os.path.join(package, one) for one in ("watching", "doctor")),
-        "<frozen",
-        runpy.__file__,
-    )
-    told.stack = traceback.StackSummary.from_list(
-        [one for one in told.stack if not one.filename.startswith(ours)]
-    )
+    folders = (os.path.join(package, one) for one in ("watching", "doctor"))
+    ours = (*folders, "<frozen", runpy.__file__)
+    own = [one for one in told.stack if not one.filename.startswith(ours)]
+    told.stack = traceback.StackSummary.from_list(own)
     for other in filter(None, (told.__cause__, told.__context__)):
         _keep_readers_frames(other)
 

@@ -19,11 +19,9 @@ from typing import Any
 from amp_course.watching import taps
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Events → how many of their arguments are paths of what changes.
-_CHANGING = dict.fromkeys(
-    ("os.remove", "os.truncate", "os.mkdir", "os.rmdir", "sqlite3.connect"), 1
-)
-_CHANGING |= dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)
+# Events whose first arguments are paths of what changes, one or two.
+_ONE = ("os.remove", "os.truncate", "os.mkdir", "os.rmdir", "sqlite3.connect")
+_CHANGING = dict.fromkeys(_ONE, 1) | dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)
 _CACHES = {"__pycache__", ".cache", ".git"}
 
 
@@ -62,9 +60,8 @@ class Journal:
         elif event in _CHANGING:
             for path in args[: _CHANGING[event]]:
                 self.keep(path)
-        elif (
-            event == "shutil.rmtree"
-        ):  # which removes what is inside by names that are relative to a folder
+        elif event == "shutil.rmtree":
+            # It removes what is inside by names that are relative to a folder.
             for folder, _, files in os.walk(os.fsdecode(args[0])):
                 self.keep(folder)
                 for name in files:

@@ -20,13 +20,8 @@ def machine_facts(device: str, dtypes: Collection[str]) -> list[tuple[str, str]]
     The formats are timed once in a process, for half a second.
     """
     where = torch.device(device)
-    facts = [
-        (
-            "machine",
-            f"{device_name(where)}, {count(torch.get_num_threads(), 'thread')}, torch "
-            f"{torch.__version__}",
-        )
-    ]
+    threads = count(torch.get_num_threads(), "thread")
+    facts = [("machine", f"{device_name(where)}, {threads}, torch {torch.__version__}")]
     low = tuple(name for name in ("bf16", "fp16") if str(DTYPES[name])[6:] in dtypes)
     try:
         supports = _support(where, ("fp32", *low))[1:] if low else ()
@@ -40,9 +35,8 @@ def _speed(one: DtypeSupport) -> str:
         return one.note
     if one.times_fp32 is None:
         return "matmuls do not run"
-    meaning = (
-        "native" if one.state == "native" else "emulated, which is for learning and not for speed"
-    )
+    emulated = "emulated, which is for learning and not for speed"
+    meaning = "native" if one.state == "native" else emulated
     return f"a matmul takes {_number(one.times_fp32)} times as long as in fp32: {meaning}"
 
 

@@ -14,8 +14,8 @@ from amp_course.audit import audit
 from amp_course.audit.arguments import as_list
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.catalogue import BEHAVIOURS, in_order, known
-from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.catalogue import BEHAVIOURS, by_grade, in_order
+from amp_course.diagnosis.findings import Evidence, Finding
 from amp_course.diagnosis.report import Report, listed
 from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.reasons import facts, placed
@@ -25,17 +25,12 @@ from amp_course.speed.explain.running import StepFailed
 from amp_course.watching.calling import BatchError, arguments_for, cloned, taken
 from amp_course.watching.ops import mentions_values
 
-STEPS, TIMING = 12, 3.0
 _RAISES = ("step-raises", "script-raises")
 _OF_AN_EXCEPTION = {"tf32-settings-mixed", "anomaly-mode-meets-scaler", "script-raises"}
-
 _KINDS = 3  # of work that are told, those that take the most time
-
 # The section of each cause that `explain` names; 09.6 for those that are not listed.
-_SECTIONS = dict.fromkeys(
-    ("data-preparation", "slow-source", "slow-workers", "waiting-for-data"), "09.7"
-)
-_SECTIONS["unfused-optimizer"] = "09.8"
+_OF_DATA = ("data-preparation", "slow-source", "slow-workers", "waiting-for-data")
+_SECTIONS = dict.fromkeys(_OF_DATA, "09.7") | {"unfused-optimizer": "09.8"}
 
 
 def doctor(
@@ -49,9 +44,9 @@ def doctor(
     loss: Callable[..., Any] | None = None,
     accumulate: int = 1,
     max_norm: float | None = None,
-    steps: int = STEPS,
+    steps: int = 12,
     seconds: float = 30.0,
-    timing: float = TIMING,
+    timing: float = 3.0,
 ) -> Report:
     """Run `train_step(*batch)` for some steps, and say what is wrong with it.
 
@@ -69,20 +64,16 @@ def doctor(
     """
     if not callable(train_step):
         raise TypeError(
-            f"train_step has to be the function that you call for each batch, and this is a "
-            f"{type(train_step).__name__}: "
-            "doctor(model, train_step, batches, optimizer)."
+            "train_step has to be the function that you call for each batch, and this is a "
+            f"{type(train_step).__name__}: doctor(model, train_step, batches, optimizer)."
         )
     if steps < 1:
         raise ValueError(f"steps is {steps}: at least one step has to run.")
     read: Sequence[Any]
     try:
         with sandbox():  # a DataLoader draws random numbers
-            read = (
-                batches
-                if isinstance(batches, (list, tuple))
-                else taken(batches, max(steps, 4 * accumulate), seconds)
-            )
+            most = len(batches) if isinstance(batches, (list, tuple)) else 4 * accumulate
+            read = taken(batches, max(steps, most), seconds)
     except BatchError as error:
         return Report(problem=f"{error}.")
     if not read:
@@ -92,17 +83,9 @@ def doctor(
     with _put_back(train_step, given, lost):
         seen, raised = _watched(train_step, itertools.islice(itertools.cycle(read), steps), given)
     judged = audit(
-        train_step,
-        model=model,
-        optimizer=optimizer,
-        batches=read,
-        scaler=scaler,
-        scheduler=scheduler,
-        loss=loss,
-        accumulate=accumulate,
-        max_norm=max_norm,
-        seconds=seconds,
-    )
+        train_step, model=model, optimizer=optimizer, batches=read, scaler=scaler,
+        scheduler=scheduler, loss=loss, accumulate=accumulate, max_norm=max_norm, seconds=seconds,
+    )  # fmt: skip
     times: tuple[list[tuple[str, str]], list[Finding]] = ([], [])
     if timing > 0 and raised is None:
         with _put_back(train_step, given, lost):
@@ -159,17 +142,12 @@ def _time_facts(
         return [("a step took", f"{seconds_text(told.seconds)}. {told.timing.busy}")], []
     largest = list(told.kinds.items())[:_KINDS]
     shares = listed(f"{spent / told.seconds:.0%} {kind}" for kind, spent in largest)
-    advice = [
-        Finding(
-            one.cause,
-            one.evidence,
-            one.fix,
-            {"would save at most": f"{seconds_text(one.seconds)} of {seconds_text(told.seconds)}"},
-            section=_SECTIONS.get(one.cause, "09.6"),
-        )
-        for one in told.advice
-    ]
-    return [("a step takes", f"{seconds_text(told.seconds)}: {shares}")], advice
+    advice, whole = [], seconds_text(told.seconds)
+    for one in told.advice:
+        saves: Evidence = {"would save at most": f"{seconds_text(one.seconds)} of {whole}"}
+        section = _SECTIONS.get(one.cause, "09.6")
+        advice.append(Finding(one.cause, one.evidence, one.fix, saves, section=section))
+    return [("a step takes", f"{whole}: {shares}")], advice
 
 
 def _together(
@@ -180,16 +158,11 @@ def _together(
     times: list[tuple[str, str]],
     saving: list[Finding],
 ) -> Report:
-    advice = [
-        *seen["advice"],
-        *(one for one in seen["findings"] if known(one.name).is_advice),
-        *saving,
-    ]
-    watched = [one for one in seen["findings"] if not known(one.name).is_advice]
+    watched, advised = by_grade(seen["findings"])
+    advice = [*seen["advice"], *advised, *saving]
     if judged.findings:  # which knows the micro-batches, and names the order of calls better
-        watched = [
-            one for one in watched if one.behaviour not in BEHAVIOURS or "op" in one.evidence
-        ]
+        shown = (one for one in watched if one.behaviour not in BEHAVIOURS or "op" in one.evidence)
+        watched = list(shown)
     if isinstance(error, BatchError):
         watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
     found = [*judged.findings, *judged.consequences, *watched]

@@ -20,19 +20,15 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
     ended = all(one["ended"] in ("end", "exit") for one in trained)
     counts = [[*one["joined"], *([one["updates"]] if ended else [])] for one in trained]
     for _, numbers in _different(counts):
-        yield finding(
-            "ranks-with-different-counts", updates=f"{listed(map(str, numbers))} on {ranks}"
-        )
+        told = f"{listed(map(str, numbers))} on {ranks}"
+        yield finding("ranks-with-different-counts", updates=told)
     for number, scales in _different([one["scales"] for one in trained]):
-        told = listed(f"{one[0]:g}" for one in scales if one)
-        yield finding(
-            "ranks-with-different-scales", update=number, loss_scales=f"{told} on {ranks}"
-        )
+        told = f"{listed(f'{one[0]:g}' for one in scales if one)} on {ranks}"
+        yield finding("ranks-with-different-scales", update=number, loss_scales=told)
     if all(one["wrapped"] for one in trained):
         for number, sums in _different([one["digests"] for one in trained]):
-            yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on "
-            f"{ranks}",
-                          **trained[0]["drift"])  # fmt: skip
+            shown = {"sums_of_the_weights": f"{listed(sums)} on {ranks}", **trained[0]["drift"]}
+            yield finding("ranks-drift", update=number, **shown)
             return
     for number, weight, values in _drifting([one["weights"] for one in trained]):
         lines = trained[0]["lines"]
@@ -41,18 +37,20 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
             "is not: what one rank does between the backward pass and the step, a clip for one, "
             "another does not"
         )
-        yield finding("ranks-drift", cause, update=number, variant="alone", weight=f"number "
-        f"{weight} in the optimizer",
-                      its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
-                      place=lines.get("clip") or lines.get("step", ""))  # fmt: skip
+        yield finding(
+            "ranks-drift", cause, update=number, variant="alone",
+            weight=f"number {weight} in the optimizer",
+            its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
+            place=lines.get("clip") or lines.get("step", ""),
+        )  # fmt: skip
 
 
 def _different(ranks: Sequence[Sequence[Any]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield the first update, from 1, in which not all ranks have the same, and what they have."""
-    numbered = enumerate(zip(*ranks, strict=False), 1)
-    return itertools.islice(
-        ((number, each) for number, each in numbered if any(one != each[0] for one in each)), 1
-    )
+    for number, each in enumerate(zip(*ranks, strict=False), 1):
+        if any(one != each[0] for one in each):
+            yield number, each
+            return
 
 
 def _drifting(

@@ -17,16 +17,12 @@ from amp_course.doctor.running import Outcome
 ENOUGH = 6  # updates: with fewer, most of what is looked for cannot be seen
 # Behaviour → the kinds of events that a fault of it is about, the first that there is.
 _CALLS = {
-    "backward": ("backward",),
+    **dict.fromkeys(("backward", "clearing", "accumulation"), ("backward",)),
+    **dict.fromkeys(("steps", "loss scale", "overflow"), ("step", "scaler.step")),
     "autocast": ("region",),
-    "steps": ("step", "scaler.step"),
     "updates": ("update", "unscale"),
     "scheduler": ("scheduler",),
-    "clearing": ("backward",),
     "clipping": ("clip",),
-    "loss scale": ("step", "scaler.step"),
-    "overflow": ("step", "scaler.step"),
-    "accumulation": ("backward",),
 }
 _MORE = "let it train longer, with more epochs or more batches"
 # How it ended → as a fact; why no inf could be put into an update; what would show more.
@@ -43,23 +39,12 @@ _ENDS = {
     "exit": ("the script ended", "it ended before", _MORE),
 }
 _ELSEWHERE = {"cleared-before-step", "scaler-inside-step"}  # the calls at fault are others
-_GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
-_DOWNLOAD = re.compile(
-    r"URLError|ConnectionError|gaierror|LocalEntryNotFoundError|OfflineModeIsEnabled|ProxyError"
-)
-_TERMINAL = re.compile(r"stty: |Inappropriate ioctl|not a tty|not a terminal", re.IGNORECASE)
+_GPU = r"(?i)CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b"
 
 
 def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) -> str:
     """Say why there is nothing to judge, and what to do."""
-    main: dict[str, Any] = {
-        "ended": "killed",
-        "error": "",
-        "optimizers": [],
-        "passes": 0,
-        "by_hand": 0,
-        "programs": [],
-    }
+    main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0}
     main |= results[0] if results else {}
     ended, code = main["ended"], outcome.code
     if main["error"]:
@@ -67,129 +52,113 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
     if not results and outcome.late:
         return (
             f"After {seconds:g} seconds it was too busy to stop, and what had been seen is lost: "
-            f"give it more time with "
-            "`--timeout`, or less to do (a smaller model)."
+            "give it more time with `--timeout`, or less to do (a smaller model)."
         )
     if ended == "exit" and "usage:" in "\n".join(outcome.lines):
         return (
-            f"It ended with exit code {code} over its arguments: give them after its name, as "
-            f"you do for `python`."
+            f"It ended with exit code {code} over its arguments: give them after its name, as you "
+            "do for `python`."
         )
     if outcome.late or ended == "time":
-        what = (
-            "completed no update"
-            if main["passes"] and main["optimizers"]
-            else "took no step of an optimizer"
-        )
+        trains = main["passes"] and main["optimizers"]
+        what = "completed no update" if trains else "took no step of an optimizer"
         return (
             f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or less to do "
-            f"before its first step (a "
-            "smaller dataset)."
+            "before its first step (a smaller dataset)."
         )
     if ended == "killed" and code < 0:
-        return (
-            f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: "
-            f"was it out of memory?"
-        )
+        name = signal.Signals(-code).name
+        return f"A signal ended it ({name}), and what had been seen is lost: was it out of memory?"
     if not results:
         return (
             f"It ended with exit code {code}, and what had been seen is lost: did a child of it "
-            f"crash, or a launcher?"
+            "crash, or a launcher?"
         )
     if ended == "exit" and code:
         return f"It ended on its own with exit code {code}, before it trained."
     return _untrained(main)
 
 
+# What an exception means that ended a script before an optimizer stepped; the first that fits.
+_ERRORS = {
+    r"RANK expected|KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'": (
+        "It is a script for `torchrun`: say in how many processes the doctor is to start it, "
+        "`--ranks 2`."
+    ),
+    "EOFError": (
+        "It asks for input: give what it asks for as an argument, or in a file (`< answers.txt`)."
+    ),
+    "(?i)stty: |Inappropriate ioctl|not a tty|not a terminal": (
+        "It asks its terminal something, and there is none here: start the doctor in a terminal. "
+        "({})"
+    ),
+    _GPU: (
+        "It asks for a GPU, and there is none here: {}. Run it on a machine that has one, or let "
+        "it fall back to the CPU."
+    ),
+    "URLError|ConnectionError|gaierror|LocalEntryNotFoundError|OfflineModeIsEnabled|ProxyError": (
+        "It could not download something: {}. Run it once where there is a network, so that its "
+        "data are there, or give it data of your own."
+    ),
+    "ModuleNotFoundError|ImportError": (
+        "It could not be imported: {}. Install what it needs in the environment that runs the "
+        "doctor."
+    ),
+    "FileNotFoundError": (
+        "It misses a file: {}. Start the doctor in the folder where you start the script."
+    ),
+    "": "It raised an exception before an optimizer stepped: {}.",
+}
+
+
 def _error(error: str, outcome: Outcome) -> str:
-    """Say what the exception means that ended a script before an optimizer stepped."""
-    if "RANK expected" in error or re.search(r"KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'", error):
-        return (
-            "It is a script for `torchrun`: say in how many processes the doctor is to start "
-            "it, `--ranks 2`."
-        )
-    if "EOFError" in error:
-        return (
-            "It asks for input: give what it asks for as an argument, or in a file (`< "
-            "answers.txt`)."
-        )
-    if _TERMINAL.search("\n".join([error, *outcome.lines])):
-        return (
-            f"It asks its terminal something, and there is none here: start the doctor in a "
-            f"terminal. ({error})"
-        )
-    if _GPU.search(error) and not import_module("torch").cuda.is_available():
-        return (
-            f"It asks for a GPU, and there is none here: {error}. Run it on a machine that has "
-            f"one, or let it fall back to the "
-            "CPU."
-        )
-    if _DOWNLOAD.search(error):
-        return (
-            f"It could not download something: {error}. Run it once where there is a network, so "
-            f"that its data are there, or "
-            "give it data of your own."
-        )
-    if "ModuleNotFoundError" in error or "ImportError" in error:
-        return (
-            f"It could not be imported: {error}. Install what it needs in the environment that "
-            f"runs the doctor."
-        )
-    if "FileNotFoundError" in error:
-        return (
-            f"It misses a file: {error}. Start the doctor in the folder where you start the script."
-        )
-    return f"It raised an exception before an optimizer stepped: {error}."
+    for pattern, meaning in _ERRORS.items():
+        text = "\n".join([error, *outcome.lines]) if "stty" in pattern else error
+        if pattern == _GPU and import_module("torch").cuda.is_available():
+            continue
+        if re.search(pattern, text):
+            return meaning.format(error)
+    return ""
 
 
 def _untrained(main: dict[str, Any]) -> str:
     """Say what a script did that ended, and stepped no optimizer of torch's."""
     passes = count(main["passes"], "backward pass").replace("passs", "passes")
-    grads = (
-        f"called `torch.autograd.grad` {count(main['by_hand'], 'time')}" if main["by_hand"] else ""
-    )
-    gradients = listed(filter(None, [f"ran {passes}" if main["passes"] else "", grads]))
+    grads = f"called `torch.autograd.grad` {count(main['by_hand'], 'time')}"
+    ways = {f"ran {passes}": main["passes"], grads: main["by_hand"]}
+    gradients = listed(way for way, times in ways.items() if times)
     if main["optimizers"] and gradients:
         return f"It made {_kinds(main['optimizers'])}, and {gradients}, but no optimizer stepped."
     if gradients:
         return (
             f"It {gradients}, and made no `torch.optim.Optimizer`: it changes its weights by hand, "
-            f"or by a library with "
-            "optimizers of its own, and the doctor follows torch's alone. `first_nonfinite` and "
-            "`watch_ranges` work for it, too."
+            "or by a library with optimizers of its own, and the doctor follows torch's alone. "
+            "`first_nonfinite` and `watch_ranges` work for it, too."
         )
     if main["programs"]:
         return (
             f"It started other programs and trained nothing itself: `{main['programs'][0]}`. The "
-            f"doctor does not follow those: "
-            "examine that program instead."
+            "doctor does not follow those: examine that program instead."
         )
-    made = (
-        f"It made {_kinds(main['optimizers'])}, and"
-        if main["optimizers"]
-        else "It made no optimizer, and"
-    )
     return (
-        f"{made} ran no backward pass: it ended without training. Is the training behind an "
-        f"argument, or in another file?"
+        f"It made {_kinds(main['optimizers']) or 'no optimizer'}, and ran no backward pass: it "
+        "ended without training. Is the training behind an argument, or in another file?"
     )
 
 
 def _kinds(optimizers: Sequence[str]) -> str:
     """Write which optimizers there are: ["SGD", "Adam", "Adam"] → "SGD and 2 Adam"."""
-    return listed(
-        f"{number} {name}" if number > 1 else name for name, number in Counter(optimizers).items()
-    )
+    counts = Counter(optimizers).items()
+    return listed(f"{number} {name}" if number > 1 else name for name, number in counts)
 
 
 def more_to_see(trained: Sequence[dict[str, Any]]) -> str:
     """Say how much was seen, and what would be enough."""
     one = trained[0]
-    how = _ENDS[one["ended"]][2]
-    seen = count(one["updates"], "complete update")
+    seen, more = count(one["updates"], "complete update"), _ENDS[one["ended"]][2]
     return (
-        f"There was nothing wrong in {seen}, which is too little to say more: {how}. {ENOUGH} "
-        f"updates are enough for most."
+        f"There was nothing wrong in {seen}, which is too little to say more: {more}. {ENOUGH} "
+        "updates are enough for most."
     )
 
 
@@ -208,14 +177,10 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "optimizers", _kinds(one["optimizers"])
     groups = Counter(one["groups"])
     if groups and not any("LBFGS" in kind for kind in one["optimizers"]) and max(groups) > 1:
-        told = (
-            f"{size} in {number} of {groups.total()} updates"
-            for size, number in groups.most_common(3)
-        )
-        yield (
-            "backward passes",
-            f"{next(iter(groups))} in each update" if len(groups) == 1 else listed(told),
-        )
+        of = f"of {groups.total()} updates"
+        told = listed(f"{size} in {number} {of}" for size, number in groups.most_common(3))
+        each = f"{next(iter(groups))} in each update"
+        yield "backward passes", each if len(groups) == 1 else told
     yield "autocast", listed(one["regions"]) or "no region was entered"
     if total := sum(one["matmuls"].values()):
         shares = sorted(one["matmuls"].items())
@@ -234,10 +199,10 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not trained or not trained[0]["updates"]:
         return
     one = trained[0]
-    as_list, scaled = one["updates"] > 1, one["updates"] > 1 and one["scalers"]
     yield from ("values", "weights", "run")
-    yield from ("backward", "autocast", "steps", "clearing") if as_list else ()
-    yield from ("updates", "clipping", "loss scale") if scaled else ()
+    if one["updates"] > 1:
+        yield from ("backward", "autocast", "steps", "clearing")
+        yield from ("updates", "clipping", "loss scale") if one["scalers"] else ()
     if one["scalers"] and one["stressed"]:
         yield "overflow"
     if len(trained) > 1 and all(one["rank"] and one["wrapped"] for one in trained):
@@ -257,10 +222,8 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     elif not one["stressed"]:
         why = _ENDS[one["ended"]][1]
         left = f"{why} an inf could be put into an update" if why else ""
-        yield (
-            "what an overflow would do",
-            left or "no update with finite gradients was left to put an inf into",
-        )
+        none = "no update with finite gradients was left to put an inf into"
+        yield "what an overflow would do", left or none
     if len(trained) > 1 and all(other["rank"] for other in trained) and not one["wrapped"]:
         yield (
             "whether all weights stay the same on all ranks",

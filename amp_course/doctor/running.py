@@ -59,29 +59,16 @@ def run_script(
     """
     here = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.abspath(command[0]))
     keep = "" if keep_files else os.pathsep.join([here, os.getcwd()])
-    launcher = (
-        []
-        if ranks == 1
-        else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    )
+    words = [sys.executable]
+    if ranks > 1:
+        words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    words += [str(_INSIDE), str(folder), str(steps), str(seconds), keep, *command]
+    environment = os.environ | _PLAIN
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     output, late, interrupted = folder / "output", False, False
     with _streams(output) as (stdin, stdout):
-        process = Child(
-            [
-                sys.executable,
-                *launcher,
-                str(_INSIDE),
-                str(folder),
-                str(steps),
-                str(seconds),
-                keep,
-                *command,
-            ],
-            os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stdout,
-        )
+        process = Child(words, environment, stdin=stdin, stdout=stdout, stderr=stdout)
         try:
             late = not _ends(process, seconds + _GRACE, folder / "progress", progress)
         except KeyboardInterrupt:

@@ -15,20 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.catalogue import finding, in_order, known
+from amp_course.diagnosis.catalogue import by_grade, finding, in_order
 from amp_course.diagnosis.findings import finding_of
 from amp_course.diagnosis.report import Report, listed
+from amp_course.doctor import reasons
 from amp_course.doctor.files import put_back
 from amp_course.doctor.ranks import check_ranks
-from amp_course.doctor.reasons import (
-    ENOUGH,
-    checked,
-    facts,
-    more_to_see,
-    not_judged,
-    placed,
-    reason,
-)
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
@@ -36,13 +28,9 @@ _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 STEPS, SECONDS = 100, 120.0
 # What an update with an inf in its gradients can show.
 UNDER_STRESS = (
-    "overflow-not-skipped",
-    "no-update-after-skip",
-    "kept-after-skip",
-    "scheduler-ran-on",
-)
-# updates at a script's end: one that is given an inf, one after it, and one that shows that this is
-# over
+    "overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on",
+)  # fmt: skip
+# Updates at a script's end: one with an inf, one after it, one that shows that this is over
 _SPARE = 3
 _SHARDED = (
     "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a "
@@ -91,10 +79,8 @@ def examine_script(
     steps, seconds or ranks below 1, `Interrupted` after Ctrl-C.
     """
     if steps < 1 or seconds < 1 or ranks < 1:
-        raise ValueError(
-            f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at "
-            f"least 1."
-        )
+        numbers = f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}"
+        raise ValueError(f"{numbers}: all have to be at least 1.")
     command = ["-m", str(script), *args] if module else [str(_script(Path(script))), *args]
     subject = f"-m {script}" if module else Path(script).name
     run = functools.partial(
@@ -108,11 +94,8 @@ def examine_script(
             outcome = run(steps, seconds, folder)
             results = _results(folder)
             left = seconds - (time.monotonic() - began)
-            fewest = (
-                _updates_for_stress(results)
-                if again and not outcome.interrupted and left > 1
-                else 0
-            )
+            again = again and not outcome.interrupted and left > 1
+            fewest = _updates_for_stress(results) if again else 0
             if fewest > 0:
                 repeated = folder / "again"
                 repeated.mkdir()
@@ -134,8 +117,7 @@ def _script(path: Path) -> Path:
     if not path.is_file() and path.name in _LAUNCHERS:
         raise CourseError(
             f"{path.name} starts a script, and the doctor runs the script itself: leave "
-            f"{path.name} out, and say `--ranks 2` for "
-            "two processes."
+            f"{path.name} out, and say `--ranks 2` for two processes."
         )
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -145,8 +127,7 @@ def _script(path: Path) -> Path:
     if path.suffix in (".ipynb", ".sh"):
         raise CourseError(
             f"{path.name} is not a Python script: the doctor runs what `python` runs. In a "
-            f"notebook, call "
-            "`doctor(model, train_step, batches)`."
+            "notebook, call `doctor(model, train_step, batches)`."
         )
     return path
 
@@ -183,12 +164,8 @@ def _updates_for_stress(results: list[dict[str, Any]]) -> int:
     if any(one.get("stressed") for one in results):
         return 0
     ended = [one for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
-    return (
-        min(
-            (one["updates"] for one in ended if 2 * one["skipped"] <= one["updates"] - 2), default=0
-        )
-        - _SPARE
-    )
+    updates = [one["updates"] for one in ended if 2 * one["skipped"] <= one["updates"] - 2]
+    return min(updates, default=0) - _SPARE
 
 
 def _add_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> None:
@@ -197,9 +174,7 @@ def _add_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> N
     for one in results:
         other = stressed.get(one.get("rank"))
         if other and one["passes"]:
-            one["findings"] += [
-                finding for finding in other["findings"] if finding["name"] in UNDER_STRESS
-            ]
+            one["findings"] += [it for it in other["findings"] if it["name"] in UNDER_STRESS]
             one["stressed"] = True
 
 
@@ -214,7 +189,9 @@ def _report(
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"] and one["optimizers"]]
-    named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
+    named = [
+        reasons.placed(finding_of(one), result) for result in results for one in result["findings"]
+    ]
     if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):
         # others fail for want of a partner
         named = [one for one in named if one.name != "script-raises"]
@@ -227,45 +204,45 @@ def _report(
     sharded = any(one["sharded"] for one in results)
     if sharded:
         named = [one for one in named if one.name != "script-raises"]
-    findings = in_order(one for one in named if not known(one.name).is_advice)
+    faults, advice = by_grade(named)
+    findings = in_order(faults)
     names = {one.name for one in findings}
-    advice = [one for one in named if known(one.name).is_advice]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
     # which says it too
     left_out = names | ({"wrapper-not-called"} if "ranks-drift" in names else set())
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
-    if changed[0]:
-        observed.append(
-            f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before."
-        )
-    if changed[1]:
-        more = ["more"] * (len(changed[1]) > 3)
-        observed.append(
-            f"The script wrote {listed([*map(_short, changed[1][:3]), *more])}; removed again."
-        )
+    overwritten, made = changed
+    if overwritten:
+        observed.append(f"The script overwrote {_files(overwritten)}; put back as before.")
+    if made:
+        observed.append(f"The script wrote {_files(made)}; removed again.")
     updates = max((one["updates"] for one in trained), default=0)
-    problem = "" if findings or updates else reason(results, outcome, seconds)
+    problem = "" if findings or updates else reasons.reason(results, outcome, seconds)
     if sharded and not findings:
         problem = _SHARDED
     if broken and not problem and not trained:
-        problem = (
-            "The doctor itself failed; please report it: "
-            + broken[0]["text"].strip().splitlines()[-1]
-        )
+        last = broken[0]["text"].strip().splitlines()[-1]
+        problem = f"The doctor itself failed; please report it: {last}"
+    arguments = [("arguments", " ".join(args))] if args else []
+    enough = findings or problem or updates >= reasons.ENOUGH
     failed = problem or any(one["ended"] == "error" for one in results)
     return Report(
         findings,
-        tuple(checked(trained)),
-        tuple(not_judged(trained)),
+        tuple(reasons.checked(trained)),
+        tuple(reasons.not_judged(trained)),
         tuple(observed),
         subject=subject,
         advice=tuple(one for one in in_order(advice) if one.name not in left_out),
-        facts=(*([("arguments", " ".join(args))] if args else []), *facts(trained)),
-        too_little="" if findings or problem or updates >= ENOUGH else more_to_see(trained),
+        facts=(*arguments, *reasons.facts(trained)),
+        too_little="" if enough else reasons.more_to_see(trained),
         problem=problem,
         output=outcome.lines if failed else (),
         device=trained[0]["device"].partition(":")[0] if trained else "cuda",
     )
+
+
+def _files(paths: Sequence[str]) -> str:
+    return listed([*map(_short, paths[:3]), *["more"] * (len(paths) > 3)])
 
 
 def _short(path: str) -> str:

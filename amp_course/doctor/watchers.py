@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,11 +20,11 @@ from amp_course.watching.hidden_overflow import HiddenOverflow
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
 from amp_course.watching.ranges import RangeWatch, watch_ranges
-from amp_course.watching.records import Intervention, Region, Training, Update
+from amp_course.watching.records import Intervention, Region, Training, Update, weights_of
 from amp_course.watching.script import Script, ScriptObserver
+from amp_course.watching.taps import Original
 
 MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
-Original = Callable[..., Any]
 
 
 class Watchers:
@@ -55,9 +55,7 @@ class Watchers:
         self.averages: set[AveragedModel] = set()  # that were called
         self.averaged: set[int] = set()  # numbers of the updates, from 0, in which an average moved
         # Layer → with gradients? → dtypes of autocast. It keeps no layer alive.
-        self.precisions: MutableMapping[nn.Module, dict[bool, set[torch.dtype]]] = (
-            WeakKeyDictionary()
-        )
+        self.precisions = WeakKeyDictionary[nn.Module, dict[bool, set[torch.dtype]]]()
         self.sharded = False  # weights are DTensors, which only a collective can look at
         # entered: the event, and matmuls in 16 bits before it
         self._regions: list[tuple[Region | None, int]] = []
@@ -110,17 +108,15 @@ class Watchers:
         """Begin to observe; return True if that began just now."""
         if self.observer is not None or not self.made.optimizers or not torch.is_grad_enabled():
             return False
-        alive = [
-            one for one in self.made.optimizers if any(p.requires_grad for p in weights_of(one))
-        ]
-        alive = alive or self.made.optimizers  # of frozen weights alone
+        made = self.made.optimizers
+        alive = [one for one in made if any(p.requires_grad for p in weights_of(one))]
+        alive = alive or made  # of frozen weights alone
         if any(_is_sharded(p) for one in alive for p in weights_of(one)):
             self.sharded = True
             return False
         scalers = [one for one in self.made.scalers if one.is_enabled()]
-        training = Training(
-            lambda: None, [], alive[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
-        )
+        parts = alive[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
+        training = Training(lambda: None, [], *parts)
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()
         self.watch.counting = True
@@ -137,9 +133,8 @@ class Watchers:
             self.modules.reset()
 
     def _updates(self) -> int:
-        return len(self.script.summaries) + (
-            self.observer is not None and self.observer._is_complete()
-        )
+        complete = self.observer is not None and self.observer._is_complete()
+        return len(self.script.summaries) + complete
 
     # ---- what it listens to ----
 
@@ -148,9 +143,8 @@ class Watchers:
             self._observe()
         result = original(region)
         events = self.observer.update.events[-1:] if self.observer is not None else []
-        self._regions.append(
-            (next((one for one in events if isinstance(one, Region)), None), self._low_matmuls())
-        )
+        event = next((one for one in events if isinstance(one, Region)), None)
+        self._regions.append((event, self._low_matmuls()))
         return result
 
     def leave_region(self, original: Original, region: Any, *args: Any) -> Any:
@@ -195,9 +189,7 @@ class Watchers:
     clip_norm = clip_value = _passes  # listened to from the start: scripts import these by name
 
     def module_begins(self, module: nn.Module, *_: Any) -> None:
-        """Note which modules run, in which precision;
-        measure the ranges of the first that is trained.
-        """
+        """Note which modules run, in which precision; measure ranges of the first that trains."""
         if self.watch._aside:
             return
         if isinstance(module, AveragedModel):
@@ -207,9 +199,8 @@ class Watchers:
             seen = self.precisions.setdefault(module, {True: set(), False: set()})
             kind = own[0].device.type
             on = torch.is_autocast_enabled(kind)
-            seen[torch.is_grad_enabled()].add(
-                torch.get_autocast_dtype(kind) if on else torch.float32
-            )
+            dtype = torch.get_autocast_dtype(kind) if on else torch.float32
+            seen[torch.is_grad_enabled()].add(dtype)
         if not torch.is_grad_enabled():
             return
         self.ranks.forward(module)
@@ -218,16 +209,9 @@ class Watchers:
             return
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         if any(p.requires_grad and not _is_sharded(p) for p in inner.parameters()):
-            self.ranges = watch_ranges(
-                inner, torch.float16, every=3, alert=-float("inf"), say=lambda text: None
-            )
+            self.ranges = watch_ranges(inner, every=3, alert=-float("inf"))
             self.ranges.aside = self.watch.aside
             self.ranges.start()
-
-
-def weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return all weights that an optimizer holds."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:

@@ -10,31 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from amp_course.frontiers.packing import Packed, can_be_compressed, compress
+from amp_course.frontiers.packing import Packed, can_be_compressed, check_sizes, compress
 
 # What autograd calls views and casts: seen through, a transposed weight and autocast's copy of one
 # are weights.
-_VIEWS_AND_CASTS = {
-    f"{name}Backward{number}"
-    for name in (
-        "T",
-        "Transpose",
-        "Permute",
-        "View",
-        "UnsafeView",
-        "ReshapeAlias",
-        "ToCopy",
-        "Alias",
-        "Expand",
-        "Unsqueeze",
-        "Squeeze",
-        "Select",
-        "Slice",
-        "AsStrided",
-        "Clone",
-    )
-    for number in (0, 1)
-}
+_NAMES = (
+    "T Transpose Permute View UnsafeView ReshapeAlias ToCopy Alias Expand Unsqueeze Squeeze Select "
+    "Slice AsStrided Clone"
+)
+_VIEWS_AND_CASTS = {f"{name}Backward{number}" for name in _NAMES.split() for number in (0, 1)}
+SMALLEST = 1024  # numbers of a tensor that is compressed
 
 
 class CompressedActivations:
@@ -43,10 +28,10 @@ class CompressedActivations:
 
     bits:      1, 2, 4 or 8
     group:     numbers that share a smallest and a step
-    smallest:  tensors of fewer numbers are kept as they are, as are integers, fp8, weights and what
-               holds inf or NaN
     generator: of the random numbers
 
+    Kept as they are: tensors of fewer than 1,024 numbers, integers, fp8, weights and what holds inf
+    or NaN.
     Run the model inside, and the loss outside. Gradients are right on average where they are linear
     in what was saved: those of weights in linear layers and convolutions, and of a ReLU from 2 bits
     on. Through a norm, a GELU or a tanh they are nearly so. What divides by a saved number, or
@@ -56,8 +41,8 @@ class CompressedActivations:
 
     kept, whole: bytes of what was compressed, and what it would take otherwise, since the `with`
                  was entered; what several ops save of one tensor is kept, and counted, once
-    Example: with CompressedActivations() as saved: out = model(x); then cross_entropy(out,
-             y).backward()
+    Example: with CompressedActivations() as saved: out = model(x)
+             cross_entropy(out, y).backward()
     """
 
     def __init__(
@@ -65,11 +50,10 @@ class CompressedActivations:
         bits: int = 2,
         group: int = 256,
         *,
-        smallest: int = 1024,
         generator: torch.Generator | None = None,
     ) -> None:
-        compress(torch.zeros(1), bits, group)  # refuses what it would refuse later
-        self.bits, self.group, self.smallest, self.generator = bits, group, smallest, generator
+        check_sizes(bits, group)
+        self.bits, self.group, self.generator = bits, group, generator
         self.kept = self.whole = 0
         self._hooks: Any = None
         self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, Packed]] = {}
@@ -85,20 +69,15 @@ class CompressedActivations:
         self._hooks.__exit__(*error)
 
     def _pack(self, tensor: Tensor) -> Tensor | tuple[Packed, torch.Size]:
-        small = tensor.numel() < self.smallest or tensor.element_size() == 1  # one byte: fp8, masks
+        small = tensor.numel() < SMALLEST or tensor.element_size() == 1  # one byte: fp8, masks
         if small or not tensor.is_floating_point() or is_weight(tensor):
             return tensor
         # subtle: the weak reference keeps the storage's address from being given to another tensor,
         #         but not its bytes
         storage = StorageWeakRef(tensor.untyped_storage())
-        place = (
-            storage.cdata,
-            tensor.storage_offset(),
-            tensor.numel(),
-            tensor.dtype,
-            tensor._version,
-        )
-        key = place if tensor.is_contiguous() else (*place, tensor.shape, tensor.stride())
+        place = (storage.cdata, tensor.storage_offset(), tensor.dtype, tensor._version)
+        layout: tuple[Any, ...] = () if tensor.is_contiguous() else (tensor.shape, tensor.stride())
+        key = (*place, tensor.numel(), *layout)
         if key not in self._known:
             # an overflow is for the scaler to see: it comes out as it went in
             if not can_be_compressed(tensor):
@@ -114,9 +93,7 @@ class CompressedActivations:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Return True if a tensor is a parameter, or a view or a cast of one:
-    a transposed weight, autocast's copy of one.
-    """
+    """Return True if a tensor is a parameter, or a view or a cast of one."""
     if any(isinstance(one, nn.Parameter) for one in (tensor, tensor._base)):
         return True
     if tensor.is_leaf:

@@ -23,10 +23,9 @@ class Bf16Optimizer(PerParameterOptimizer):
 
     rounding: "nearest":    the sum is rounded: an update below half an ulp is lost
               "stochastic": the sum is rounded at random, right on average (Gupta et al. 2015,
-              arXiv:1502.02551)
-              "kahan":      a second bf16 number for each weight carries what the sums rounded away,
-              2 bytes more
-                            (Zamirai et al. 2020, "Revisiting BFloat16 Training", arXiv:2010.06192)
+                            arXiv:1502.02551)
+              "kahan":      a second bf16 number for each weight, 2 bytes more, carries what the
+                            sums rounded away (Zamirai et al. 2020, arXiv:2010.06192)
     seed:     of the draws of stochastic rounding; where they stand is saved by `state_dict`
     The state of bf16 weights is kept in bf16, that of others in fp32; those are added to as usual.
     Raises ValueError for an unknown rounding, and what `PerParameterOptimizer` raises.
@@ -39,23 +38,11 @@ class Bf16Optimizer(PerParameterOptimizer):
             raise ValueError(
                 f"unknown rounding {rounding!r}: choose “nearest”, “stochastic” or “kahan”"
             )
-        super().__init__(params, defaults)
-        self.rounding = rounding
+        super().__init__(params, {**defaults, "rounding": rounding})
         self._generator = torch.Generator().manual_seed(seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "rounding": self.rounding,
-            "draws": self._generator.get_state(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        draws = state.pop("draws", None)
-        super().__setstate__(state)
-        self._generator = torch.Generator()
-        if draws is not None:
-            self._generator.set_state(draws)
+        return {**super().__getstate__(), "_generator": self._generator}  # for copies
 
     @abstractmethod
     def update(
@@ -68,15 +55,12 @@ class Bf16Optimizer(PerParameterOptimizer):
     def step_one(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> None:
-        """Compute the update, and add it in the way of `rounding`."""
-        self._add(weight, self.update(weight, gradient, state, group), state)
-
-    def _add(self, weight: Tensor, update: Tensor, state: dict[str, Any]) -> None:
+        update = self.update(weight, gradient, state, group)
         if weight.dtype != torch.bfloat16:
             weight.add_(update)
-        elif self.rounding == "nearest":
+        elif group["rounding"] == "nearest":
             weight.copy_(weight.float() + update)
-        elif self.rounding == "stochastic":
+        elif group["rounding"] == "stochastic":
             weight.copy_(stochastic_round(weight.float() + update, BF16, self._generator))
         else:
             wanted = update + state.setdefault("compensation", torch.zeros_like(weight)).float()
@@ -86,43 +70,31 @@ class Bf16Optimizer(PerParameterOptimizer):
             state["compensation"].copy_(wanted - (weight.float() - before))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's state, and where the draws stand."""
         return {**super().state_dict(), "draws": self._generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, with the draws that would have come next."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "draws"})
         if "draws" in state_dict:
             self._generator.set_state(state_dict["draws"].cpu())
 
 
 class Bf16SGD(Bf16Optimizer):
-    """SGD with momentum for bf16 weights; see `Bf16Optimizer`."""
+    """Plain SGD for bf16 weights; see `Bf16Optimizer`."""
 
     def __init__(
         self,
         params: ParamsT,
         lr: float = 1e-3,
         *,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
         rounding: UpdateRounding = "kahan",
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, rounding, seed
-        )
+        super().__init__(params, {"lr": lr}, rounding, seed)
 
     def update(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> Tensor:
-        """Return the update of torch's SGD."""
-        direction = gradient.add(weight.float(), alpha=group["weight_decay"])
-        if group["momentum"]:
-            if "momentum_buffer" in state:
-                direction = state["momentum_buffer"].float() * group["momentum"] + direction
-            state["momentum_buffer"] = direction.to(state_dtype(weight))
-        return direction * -group["lr"]
+        return gradient * -group["lr"]
 
 
 class Bf16AdamW(Bf16Optimizer):
@@ -143,30 +115,16 @@ class Bf16AdamW(Bf16Optimizer):
         rounding: UpdateRounding = "kahan",
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            params,
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
-            rounding,
-            seed,
-        )
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, rounding, seed)
 
     def update(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> Tensor:
-        """Return the update of torch's AdamW."""
-        first, second = adam_means(
-            gradient, state.get("exp_avg"), state.get("exp_avg_sq"), group["betas"]
-        )
-        state["exp_avg"], state["exp_avg_sq"] = (
-            first.to(state_dtype(weight)),
-            second.to(state_dtype(weight)),
-        )
+        old = state.get("exp_avg"), state.get("exp_avg_sq")
+        first, second = adam_means(gradient, *old, group["betas"])
+        # in fp16, a mean of squares would underflow
+        kept = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
+        state["exp_avg"], state["exp_avg_sq"] = first.to(kept), second.to(kept)
         state["step"] = state.get("step", 0) + 1
         return adamw_update(weight.float(), first, second, state["step"], group)
-
-
-def state_dtype(weight: Tensor) -> torch.dtype:
-    """Return bf16 for bf16 weights, float32 for others:
-    in fp16, a mean of squares would underflow.
-    """
-    return torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32

@@ -12,10 +12,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import get_args
 
-import torch
 from torch import Tensor
 
 from amp_course.bits.formats import FP8_E4M3, FloatFormat
@@ -53,9 +51,7 @@ class RowErrors:
 
     @cached_property
     def errors(self) -> list[float]:
-        """The relative error of each number: 0.25 if a number is a quarter off, 1.0 if it became
-        0, 0.0 for a 0.
-        """
+        """The relative error of each number: 1.0 if it became 0, 0.0 for a 0."""
         pairs = zip(self.values, self.rounded, strict=True)
         return [abs(after - before) / abs(before or 1.0) for before, after in pairs]
 
@@ -84,15 +80,22 @@ class RowErrors:
             shares.append(self._largest(self.block(start)) / room if room else 0.0)
         return shares
 
+    @cached_property
+    def grid(self) -> list[float]:
+        """All numbers that the first block can hold with its scale, ascending."""
+        element = self.block_format.element
+        numbers = [decode(one, element) * self.scales[0] for one in range(element.max_pattern + 1)]
+        return [*(-one for one in numbers[:0:-1]), *numbers]
+
     def block(self, place: int) -> range:
         """Return the places that share a scale with a place:
         place 9 in blocks of 8 → range(8, 16).
         """
-        start = place // self.block_format.size * self.block_format.size
-        return range(start, min(start + self.block_format.size, len(self.values)))
+        size = self.block_format.size
+        start = place // size * size
+        return range(start, min(start + size, len(self.values)))
 
     def sets_scale(self, place: int) -> bool:
-        """Return True if a number is the largest of its block."""
         return abs(self.values[place]) >= self._largest(self.block(place))
 
     def error(self, without: int | None = None) -> float:
@@ -151,31 +154,9 @@ def spread(values: Sequence[float], place: int) -> float:
     return statistics.pstdev([*values[:place], *values[place + 1 :]])
 
 
-@dataclass(frozen=True)
-class BlockLine:
-    """One block in a format, for a number line.
-
-    grid: all numbers that the block can hold with its scale, ascending
-    """
-
-    block_format: BlockFormat
-    scale: float
-    values: Sequence[float]
-    rounded: Sequence[float]
-    grid: Sequence[float]
-
-
-def block_line(values: Sequence[float], block_format: BlockFormat) -> BlockLine:
-    """Round one block, and list all the numbers that it could hold: [6.0, 0.4] in MXFP4 → …, 0,
-    0.5, 1, 1.5, …, 6.
-
-    The format's own size does not matter: all of the values are one block.
-    """
-    row = row_errors(values, block_format.with_size(len(values) or 1))
-    element, scale = block_format.element, row.scales[0]
-    numbers = [decode(pattern, element) * scale for pattern in range(element.max_pattern + 1)]
-    grid = [*(-one for one in numbers[:0:-1]), *numbers]
-    return BlockLine(block_format, scale, row.values, row.rounded, grid)
+def block_line(values: Sequence[float], block_format: BlockFormat) -> RowErrors:
+    """Round numbers as one block, whatever the format's own size."""
+    return row_errors(values, block_format.with_size(len(values)))
 
 
 @dataclass(frozen=True)
@@ -215,16 +196,21 @@ def format_errors(
     """
     found = []
     for name, tensor in tensors.items():
-        exact = _finite(tensor, name)
-        for fmt, rounding in product(formats, get_args(ScaleRounding)):
-            if not fmt.two_level:
-                found.append(_format_error(name, exact, fmt.rounding_scale(rounding), rounding))
-            elif rounding == "nearest":  # once
-                found.append(_format_error(name, exact, fmt, None))
-        for element in (FP8_E4M3, INT8):
-            found.append(
-                _format_error(name, exact.reshape(-1), one_scale(element, exact.numel()), None)
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(
+                f"{name} holds inf or NaN, and no error can be measured: find them with "
+                f"x.isfinite() first"
             )
+        exact = tensor.detach()
+        for fmt in formats:
+            if fmt.two_level:
+                found.append(_format_error(name, exact, fmt, None))
+                continue
+            for rounding in get_args(ScaleRounding):
+                found.append(_format_error(name, exact, fmt.rounding_scale(rounding), rounding))
+        for element in (FP8_E4M3, INT8):
+            whole = one_scale(element, exact.numel())
+            found.append(_format_error(name, exact.reshape(-1), whole, None))
     return tuple(found)
 
 
@@ -232,10 +218,8 @@ def relative_error(exact: Tensor, rounded: Tensor) -> float:
     """Return |rounded − exact| / |exact|, of the whole tensors' norms: [3, 4], [3, 3] → 0.2.
     It is 0.0 for nothing but zeros.
     """
-    norm = float(torch.linalg.vector_norm(exact.double()))
-    return (
-        float(torch.linalg.vector_norm(rounded.double() - exact.double())) / norm if norm else 0.0
-    )
+    norm = float(exact.double().norm())
+    return float((rounded.double() - exact.double()).norm()) / norm if norm else 0.0
 
 
 def one_scale(element: FloatFormat, count: int) -> BlockFormat:
@@ -245,7 +229,7 @@ def one_scale(element: FloatFormat, count: int) -> BlockFormat:
     With a single block the block's scale is always E4M3's largest number, and the tensor's fp32
     scale decides.
     """
-    return BlockFormat(f"{element.name} per tensor", element, count or 1, FP8_E4M3)
+    return BlockFormat(f"{element.name} per tensor", element, count, FP8_E4M3)
 
 
 def _format_error(
@@ -254,28 +238,7 @@ def _format_error(
     from amp_course.frontiers.quantizing import quantize  # torch's, which a page lacks
 
     rounded = quantize(exact, fmt)
-    there = int((exact != 0).sum())
-    zeroed = int(((rounded == 0) & (exact != 0)).sum()) / there if there else 0.0
-    return FormatError(
-        name,
-        fmt.name,
-        fmt.element.name,
-        rounding,
-        float(fmt.bits),
-        relative_error(exact, rounded),
-        zeroed,
-    )
-
-
-def _finite(tensor: Tensor, name: str) -> Tensor:
-    if not tensor.is_floating_point():
-        raise TypeError(
-            f"{name} is {tensor.dtype}, and only floating-point numbers are rounded: convert it "
-            f"with .float()"
-        )
-    if not bool(tensor.isfinite().all()):
-        raise ValueError(
-            f"{name} holds inf or NaN, and no error can be measured: find them with x.isfinite() "
-            f"first"
-        )
-    return tensor.detach()
+    there = exact != 0
+    zeroed = int(((rounded == 0) & there).sum()) / max(1, int(there.sum()))
+    error, bits = relative_error(exact, rounded), float(fmt.bits)
+    return FormatError(name, fmt.name, fmt.element.name, rounding, bits, error, zeroed)

@@ -5,13 +5,14 @@ out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from amp_course.bits.numerals import raised
-from amp_course.frontiers.block_errors import BlockLine, FormatError
+from amp_course.frontiers.block_errors import FormatError, RowErrors
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK, ZONES
 from amp_course.kit.style import FEWER_DOTS, new_figure, title
 
@@ -26,88 +27,49 @@ _CAPTIONS = {
 }
 
 
-def block_line_figure(lines: Sequence[BlockLine]) -> Figure:
+def block_line_figure(lines: Sequence[RowErrors]) -> Figure:
     """Draw the numbers that a block can hold in each format as ticks,
     and its values falling on them; one format a row.
     """
     said = []
     for drawn in lines:
-        lost = sum(after == 0 != one for one, after in _pairs(drawn))
         said.append(
             f"{drawn.block_format.name} has {len(drawn.grid)} numbers up to "
-            f"{drawn.grid[-1]:.3g}; values that become 0: {lost}"
+            f"{drawn.grid[-1]:.3g}; values that become 0: {sum(drawn.zeroed)}"
         )
     alt = (
         f"Number lines of one block of {len(lines[0].values)} values, rounded to each format: "
         f"{'; '.join(said)}."
     )
-    figure, axes = new_figure(
-        7.6,
-        0.4 + 0.95 * len(lines),
-        rows=len(lines),
-        sharex=True,
-        squeeze=False,
-        alt=alt,
-        dots=FEWER_DOTS,
-    )
+    options = {"rows": len(lines), "sharex": True, "squeeze": False}
+    figure, axes = new_figure(7.6, 0.4 + 0.95 * len(lines), alt=alt, dots=FEWER_DOTS, **options)
     reach = 1.06 * max(abs(one) for drawn in lines for one in (*drawn.values, *drawn.grid))
     for axis, drawn in zip(axes[:, 0], lines, strict=True):
-        colour = FORMAT_COLOURS.get(drawn.block_format.element.name, INK)
-        axis.vlines(drawn.grid, -0.28, 0.28, color=colour, lw=1.1)
-        for exact, rounded in _pairs(drawn):
-            lost = rounded == 0 != exact
-            axis.plot(
-                [exact, rounded],
-                [1, 0.3],
-                color=ZONES["lost"][0] if lost else FAINT,
-                lw=0.8,
-                ls="--" if lost else "-",
-                marker="o",
-                ms=3,
-                markevery=[0],
-            )
+        element = drawn.block_format.element.name
+        axis.vlines(drawn.grid, -0.28, 0.28, color=FORMAT_COLOURS.get(element, INK), lw=1.1)
+        for exact, rounded, lost in zip(drawn.values, drawn.rounded, drawn.zeroed, strict=True):
+            colour, line = (ZONES["lost"][0], "o--") if lost else (FAINT, "o-")
+            axis.plot([exact, rounded], [1, 0.3], line, color=colour, lw=0.8, ms=3, markevery=[0])
         axis.set_xlim(-reach, reach)
         axis.set_ylim(-0.4, 1.15)
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)
         title(axis, drawn.block_format.name)
-        told = f"{len(drawn.grid)} numbers, scale {_scale_text(drawn.scale)}"
-        axis.text(
-            1,
-            1.06,
-            told,
-            transform=axis.transAxes,
-            fontsize=8,
-            color=FAINT,
-            ha="right",
-            va="bottom",
-        )
+        told = f"{len(drawn.grid)} numbers, scale {_scale_text(drawn.scales[0])}"
+        at_right = {"transform": axis.transAxes, "ha": "right", "va": "bottom"}
+        axis.text(1, 1.06, told, fontsize=8, color=FAINT, **at_right)
     return figure
-
-
-def _pairs(drawn: BlockLine) -> Iterator[tuple[float, float]]:
-    return zip(drawn.values, drawn.rounded, strict=True)
 
 
 def format_error_figure(errors: Sequence[FormatError]) -> Figure:
     """Draw each format's relative error and the share of numbers that became 0:
     one column a tensor, one row a format.
     """
-    tensors, formats = (
-        [*dict.fromkeys(names)]
-        for names in zip(*((e.tensor, e.format) for e in errors), strict=True)
-    )
-    figure, axes = new_figure(
-        8,
-        1.6 + 0.5 * len(formats),
-        columns=len(tensors),
-        rows=2,
-        sharey=True,
-        sharex="row",
-        squeeze=False,
-        alt=_errors_in_words(errors, tensors),
-        dots=FEWER_DOTS,
-    )
+    tensors = list(dict.fromkeys(one.tensor for one in errors))
+    formats = list(dict.fromkeys(one.format for one in errors))
+    alt, high = _errors_in_words(errors, tensors), 1.6 + 0.5 * len(formats)
+    options: dict[str, Any] = {"sharey": True, "sharex": "row", "squeeze": False}
+    figure, axes = new_figure(8, high, len(tensors), 2, alt=alt, dots=FEWER_DOTS, **options)
     bits = {one.format: one.bits for one in errors}
     positive = [100 * one.error for one in errors if one.error] or [1.0, 100.0]
     labels = [f"{name} · {bits[name]:.3g} bits" for name in formats]
@@ -115,19 +77,12 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
         of = [one for one in errors if one.tensor == tensor]
         for axis, field in ((axes[0][column], "error"), (axes[1][column], "zeroed")):
             for one in of:
-                colour = FORMAT_COLOURS.get(one.element, INK)
                 percent = 100 * getattr(one, field)
-                # a log axis has no 0
-                axis.plot(
-                    percent if percent or field == "zeroed" else math.nan,
-                    formats.index(one.format) + _SHIFTS[one.rounding],
-                    _MARKS[one.rounding],
-                    color=colour,
-                    ms=5,
-                    mfc="none",
-                    mew=1.2,
-                    clip_on=False,
-                )
+                if field == "error" and not percent:
+                    percent = math.nan  # a log axis has no 0
+                y = formats.index(one.format) + _SHIFTS[one.rounding]
+                (mark,) = axis.plot(percent, y, _MARKS[one.rounding], ms=5, mfc="none", mew=1.2)
+                mark.set(color=FORMAT_COLOURS.get(one.element, INK), clip_on=False)
             for row in range(len(formats)):
                 axis.axhline(row, color="#e5e5e5", lw=0.6, zorder=0)
             axis.set_yticks(range(len(formats)), labels, fontsize=8)
@@ -140,12 +95,12 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
         axes[1][column].set_xlim(-0.04 * most, most)
         title(axes[0][column], tensor, "relative error, %, log scale")
         title(axes[1][column], "", "became 0, % of the numbers")
-    used = [rounding for rounding in _MARKS if any(one.rounding == rounding for one in errors)]
+    used = {one.rounding for one in errors}
+    look: dict[str, Any] = {"color": INK, "mfc": "none", "ls": "", "ms": 5.5}
     handles = [
-        Line2D(
-            [], [], marker=_MARKS[key], color=INK, mfc="none", ls="", label=_CAPTIONS[key], ms=5.5
-        )
-        for key in used
+        Line2D([], [], marker=mark, label=_CAPTIONS[rounding], **look)
+        for rounding, mark in _MARKS.items()
+        if rounding in used
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
     return figure
@@ -156,10 +111,8 @@ def _errors_in_words(errors: Sequence[FormatError], tensors: Sequence[str]) -> s
     for tensor in tensors:
         best: dict[str, FormatError] = {}
         for one in errors:
-            if one.tensor == tensor and (
-                one.format not in best or one.error < best[one.format].error
-            ):
-                best[one.format] = one
+            if one.tensor == tensor:
+                best[one.format] = min(best.get(one.format, one), one, key=lambda each: each.error)
         listed = ", ".join(
             f"{name} {one.error:.2%}, {one.zeroed:.1%} became 0" for name, one in best.items()
         )

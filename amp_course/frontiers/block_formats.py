@@ -34,17 +34,16 @@ class BlockFormat:
     scale:    the format of the scale; None for E8M0, a power of two from 2^-127 to 2^127, or NaN
     rounding: of a power-of-two scale, with amax the largest magnitude of its block:
               "down":    2^(floor(log2 amax) - the largest exponent of an element): what lies above
-              the largest element becomes it "nearest": as "down", after amax was rounded to the
-              significand bits of an element
+                         the largest element becomes it
+              "nearest": as "down", after amax was rounded to the significand bits of an element
               "up":      the smallest one with which no number lies above the largest element
 
     A scale that is no power of two is amax / the largest element, rounded to nearest. Where its
     format has a narrower range than fp32, one fp32 number for the whole tensor brings the scales
     into it. Raises ValueError for sizes below 1 and unknown roundings.
     Source: OCP Microscaling Formats v1.0, sections 5 and 6.3 ("down"); torchao's
-            `ScaleCalculationMode` FLOOR, EVEN, RCEIL; for
-    NVFP4: NVIDIA, "Pretraining Large Language Models with NVFP4", 2025 (arXiv:2509.25149),
-           appendix.
+            `ScaleCalculationMode` FLOOR, EVEN, RCEIL; for NVFP4: NVIDIA, "Pretraining Large
+            Language Models with NVFP4", 2025 (arXiv:2509.25149), appendix.
     """
 
     name: str
@@ -72,7 +71,6 @@ class BlockFormat:
         return self.scale is not None and self.scale.max_exponent < FP32.max_exponent
 
     def with_size(self, size: int) -> BlockFormat:
-        """Return the same format with other blocks."""
         return replace(self, size=size)
 
     def rounding_scale(self, rounding: ScaleRounding) -> BlockFormat:

@@ -9,7 +9,6 @@ every format runs at the same speed on every machine. `mismatch.measure_with_tor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,54 +20,29 @@ from amp_course.kit.models import CharGPT, TransformerBlock
 
 # block → its keys and values so far, (sequences, heads, tokens, width / heads)
 Cache = dict[int, tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An order of operations. In exact arithmetic all engines compute the same function.
-
-    name:   for tables and figures
-    pieces: how many stretches each dot product of a linear layer is cut into, as split-K kernels
-            do; the last is added first
-    round_pieces: whether a stretch's sum is rounded to the format before the stretches are added,
-            as cuBLAS may (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and
-            its fp16 twin, on by default)
-    fused:  whether attention keeps its scores in fp32, rounds exp(score − largest) and divides
-            last, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135); without it, scores and
-            softmax are rounded each
-
-    Raises ValueError for fewer than 1 piece.
-    """
-
-    name: str
-    pieces: int = 1
-    round_pieces: bool = False
-    fused: bool = False
-
-    def __post_init__(self) -> None:
-        if type(self.pieces) is not int or self.pieces < 1:
-            raise ValueError(
-                f"{self.name}: a dot product has at least 1 piece, not {self.pieces!r}"
-            )
-
-
-TRAINING = Engine("training")
-INFERENCE = Engine("inference", pieces=4, round_pieces=True, fused=True)
-# rounds where TRAINING does: only fp32 sums differ, in their last bits
-REORDERED = Engine("sums in another order", pieces=4)
+PIECES = 4
 
 
 class Policy:
     """A GPT as one engine computes it in one format; its weights are rounded once, when it is made.
 
+    inference: whether the order is that of an inference engine, which is the same function in exact
+               arithmetic. Each dot product of a linear layer is cut into 4 stretches, as split-K
+               kernels do; each stretch's sum is rounded to the format before they are added, the
+               last first, as cuBLAS may
+               (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and its fp16
+               twin, on by default). Attention keeps its scores in fp32, rounds exp(score − largest)
+               and divides last, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135). A
+               training engine rounds scores and softmax each.
+
     Gradients reach the model's fp32 weights as if nothing had been rounded; inside
     `torch.no_grad()` there are none. Activations between blocks are added in fp32, as under
     autocast.
-    Example: Policy(model, BF16, INFERENCE).logits(ids).shape → (32, 64, 99) for ids of (32, 64)
+    Example: Policy(model, BF16).logits(ids).shape → (32, 64, 99) for ids of (32, 64)
     """
 
-    def __init__(self, model: CharGPT, fmt: FloatFormat, engine: Engine) -> None:
-        self.model, self.fmt, self.engine = model, fmt, engine
+    def __init__(self, model: CharGPT, fmt: FloatFormat, *, inference: bool = False) -> None:
+        self.model, self.fmt, self.inference = model, fmt, inference
         self.weights = {
             name: rounded(parameter, fmt) for name, parameter in model.named_parameters()
         }
@@ -105,14 +79,13 @@ class Policy:
         q, k, v = in_heads.permute(2, 0, 3, 1, 4)
         if cache is not None:
             if number in cache:
-                k, v = (
-                    torch.cat([old, new], 2) for old, new in zip(cache[number], (k, v), strict=True)
-                )
+                old_k, old_v = cache[number]
+                k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
             cache[number] = k, v
         scores = q @ k.transpose(-1, -2) / math.sqrt(width // heads)
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + scores.shape[-1] - tokens)
         scores = scores.masked_fill(future, -math.inf)
-        if self.engine.fused:
+        if self.inference:
             shares = (scores - scores.amax(-1, keepdim=True)).exp()
             y = (self._round(shares) @ v) / shares.sum(-1, keepdim=True)
         else:
@@ -120,24 +93,16 @@ class Policy:
         return self._round(y).transpose(1, 2).reshape(sequences, tokens, width)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        x, weight, bias = (
-            self._round(x),
-            self.weights[f"{name}.weight"],
-            self.weights.get(f"{name}.bias"),
-        )
-        if self.engine.pieces == 1:
-            y = x @ weight.T
-        else:
-            cut = zip(
-                x.chunk(self.engine.pieces, -1), weight.chunk(self.engine.pieces, -1), strict=True
-            )
-            sums = [a @ b.T for a, b in cut]
-            if self.engine.round_pieces:
-                sums = [self._round(piece) for piece in sums]
+        x, weight, bias = self._round(x), self.weights[f"{name}.weight"], f"{name}.bias"
+        if self.inference:
+            cut = zip(x.chunk(PIECES, -1), weight.chunk(PIECES, -1), strict=True)
+            sums = [self._round(a @ b.T) for a, b in cut]
             y = sums.pop()
             while sums:
                 y = y + sums.pop()
-        return self._round(y if bias is None else y + bias)
+        else:
+            y = x @ weight.T
+        return self._round(y + self.weights[bias] if bias in self.weights else y)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]

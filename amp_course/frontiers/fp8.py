@@ -5,7 +5,6 @@ and where the scales come from.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -52,11 +51,6 @@ def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
     return torch.where(tensor.detach().isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
 
 
-def from_fp8(stored: Tensor, scale: Tensor) -> Tensor:
-    """Return what fp8 numbers stand for, in float32."""
-    return stored.float() * scale
-
-
 def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the scale that makes `amax` the largest number of the dtype; 1 for an amax of 0, inf
     or NaN.
@@ -71,34 +65,17 @@ def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where((amax > 0) & amax.isfinite(), scale, 1.0)
 
 
-class Scaling(nn.Module, ABC):
-    """Turns tensors into fp8, and decides by which scale."""
-
-    @abstractmethod
-    def next_scale(self, amax: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the scale for a tensor with this largest magnitude."""
+class CurrentScaling(nn.Module):
+    """Takes the scale from the tensor itself: always right, and it reads the tensor once more."""
 
     @torch.no_grad()
     def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
         """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
-        amax = (
-            tensor.abs().amax().float()
-            if tensor.numel()
-            else tensor.new_zeros((), dtype=torch.float32)
-        )
-        scale = self.next_scale(amax, dtype)
+        scale = scale_for(tensor.abs().amax(), dtype)
         return to_fp8(tensor, scale, dtype), scale
 
 
-class CurrentScaling(Scaling):
-    """Takes the scale from the tensor itself: always right, and it reads the tensor once more."""
-
-    def next_scale(self, amax: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the scale of this amax."""
-        return scale_for(amax, dtype)
-
-
-class DelayedScaling(Scaling):
+class DelayedScaling(nn.Module):
     """Takes the scale from the largest amax of the tensors before, at most `window` of them.
 
     The tensor is read once, and its own amax counts from the next one on. So a tensor that is
@@ -110,8 +87,8 @@ class DelayedScaling(Scaling):
     Raises ValueError for a window below 1.
     Not for layers inside `torch.utils.checkpoint`: run again, they would take another scale.
     Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and
-            margin 0. There a window of zeros,
-    or one with an inf in it, keeps the scale of before, and a window is 1,024 long by default.
+            margin 0. There a window of zeros, or one with an inf in it, keeps the scale of before,
+            and a window is 1,024 long by default.
     """
 
     history: Tensor
@@ -127,31 +104,20 @@ class DelayedScaling(Scaling):
     @torch.no_grad()
     def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
         """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
-        stored, scale = super().forward(tensor, dtype)
-        self.clipped += ((tensor.abs() > fp8_format(dtype).max * scale) & tensor.isfinite()).sum()
-        return stored, scale
-
-    def next_scale(self, amax: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the scale of the largest amax in the history, then record this one."""
-        scale = scale_for(self.history.max(), dtype)
-        if self.training and bool(amax.isfinite()):
+        scale, size = scale_for(self.history.max(), dtype), tensor.abs()
+        if self.training and bool(size.isfinite().all()):
             self.history = self.history.roll(1)
-            self.history[0] = amax
-        return scale
+            self.history[0] = size.amax()
+        self.clipped += ((size > fp8_format(dtype).max * scale) & size.isfinite()).sum()
+        return to_fp8(tensor, scale, dtype), scale
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedScaling:
-        """Move with the module, but stay in float32: `model.half()` is not meant for the
-        history.
-        """
         super()._apply(fn, recurse)
         self.history = self.history.float()
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Keep the history as it is where a state has none, as that of a plain linear layer."""
-        super()._load_from_state_dict(
-            {f"{prefix}history": self.history, **state_dict}, prefix, *others
-        )
+
+Scaling = CurrentScaling | DelayedScaling
 
 
 def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
@@ -187,7 +153,7 @@ def simulated_because(device: str = "cpu", *sizes: int) -> str:
     """
     if device != "cpu" and any(size % 16 for size in sizes):
         return "on a GPU, scaled_mm takes sizes that are multiples of 16"
-    return _problem(device) if all(sizes) else "a matrix is empty"
+    return _problem(device)
 
 
 @functools.cache

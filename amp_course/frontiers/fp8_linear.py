@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from amp_course.frontiers.fp8 import E4M3, E5M2, CurrentScaling, Scaling, fp8_format, multiply
+from amp_course.frontiers.fp8 import E4M3, E5M2, CurrentScaling, Scaling, multiply
 
 
 class Fp8Linear(nn.Linear):
@@ -20,7 +20,6 @@ class Fp8Linear(nn.Linear):
 
     scaling:        makes the scaling of each of the three tensors: `CurrentScaling`, or
                     `DelayedScaling`
-    gradient_dtype: E5M2, which has room for the range of gradients, or E4M3, as in DeepSeek-V3
     For the backward pass it keeps the inputs in fp8: 1 byte a number. The bias and its gradient are
     not in fp8. The result has the dtype of the input; the sums are in fp32. Where torch has no
     `scaled_mm`, see `amp_course.frontiers.fp8.simulated_because`.
@@ -36,17 +35,12 @@ class Fp8Linear(nn.Linear):
         bias: bool = True,
         *,
         scaling: Callable[[], Scaling] = CurrentScaling,
-        gradient_dtype: torch.dtype = E5M2,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        fp8_format(gradient_dtype)  # refuses other dtypes
-        self.gradient_dtype = gradient_dtype
         self.input_scaling, self.weight_scaling, self.gradient_scaling = (
-            scaling(),
-            scaling(),
-            scaling(),
+            scaling() for _ in range(3)
         )
 
     @classmethod
@@ -58,21 +52,12 @@ class Fp8Linear(nn.Linear):
             raise TypeError(
                 f"only an nn.Linear becomes an Fp8Linear, and this is a {type(linear).__name__}"
             )
-        weight = linear.weight
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            linear.bias is not None,
-            device="meta",
-            **options,
-        )
-        layer.weight, layer.bias = weight, linear.bias
-        for scaling in (layer.input_scaling, layer.weight_scaling, layer.gradient_scaling):
-            scaling.to(weight.device)
-        return layer.train(linear.training)
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        layer = cls(*sizes, device="meta", **options)  # draws no numbers
+        layer.weight, layer.bias = linear.weight, linear.bias
+        return layer.to(linear.weight.device).train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x @ weight.T + bias` for x of [..., in_features]."""
         result: Tensor = _Fp8Product.apply(x, self.weight, self)
         return result if self.bias is None else result + self.bias.to(result.dtype)
 
@@ -84,16 +69,15 @@ class _Fp8Product(torch.autograd.Function):
         w8, w_scale = layer.weight_scaling(weight, E4M3)
         ctx.save_for_backward(x8, x_scale, w8, w_scale)
         ctx.layer, ctx.shape, ctx.dtypes = layer, x.shape, (x.dtype, weight.dtype)
-        return (
-            multiply(x8, w8.t(), x_scale, w_scale).to(x.dtype).view(*x.shape[:-1], weight.shape[0])
-        )
+        result = multiply(x8, w8.t(), x_scale, w_scale).to(x.dtype)
+        return result.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x8, x_scale, w8, w_scale = ctx.saved_tensors
         gradient = gradients[0].reshape(-1, gradients[0].shape[-1])
-        g8, g_scale = ctx.layer.gradient_scaling(gradient, ctx.layer.gradient_dtype)
+        g8, g_scale = ctx.layer.gradient_scaling(gradient, E5M2)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
             of_x = multiply(g8, w8, g_scale, w_scale).to(ctx.dtypes[0]).view(ctx.shape)

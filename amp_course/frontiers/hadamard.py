@@ -60,8 +60,6 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
             f"signs have the shape {tuple(signs.shape)}: {size} numbers in a row need {size} of "
             f"them"
         )
-    if not tensor.dim():
-        return tensor
     last = tensor.movedim(dim, -1)
     parts, start = [], 0
     with torch.autocast(tensor.device.type, enabled=False):  # the result keeps the tensor's dtype
@@ -74,12 +72,10 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
                 matrix = signs[:size, None].to(matrix) * matrix
             parts.append((last[..., start:stop].unflatten(-1, (-1, size)) @ matrix).flatten(-2))
             start = stop
-    return torch.cat(parts, dim=-1).movedim(-1, dim) if parts else tensor
+    return torch.cat(parts, dim=-1).movedim(-1, dim)
 
 
 def random_signs(size: int = 32, seed: int = 0) -> Tensor:
     """Draw the signs for `rotate`: float32, [size], 1 or -1."""
-    draws = torch.randint(
-        0, 2, (size,), generator=torch.Generator().manual_seed(seed), device="cpu"
-    )
-    return draws.float() * 2 - 1
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, (size,), generator=generator, device="cpu").float() * 2 - 1

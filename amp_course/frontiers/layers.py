@@ -1,10 +1,11 @@
-"""Linear layers and convolutions whose operands are rounded in all three products:
-forward, for the input, for the weight.
+"""Linear layers and convolutions whose operands are rounded in all three products: forward, for the
+input, for the weight. And how an operand is rounded: to a format as it is, with one scale for all,
+by blocks, or rotated before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,70 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional, grad
 
-from amp_course.frontiers.operands import Operand, scaling_of
+from amp_course.bits import FloatFormat, round_to
+from amp_course.frontiers.block_formats import BlockFormat
+from amp_course.frontiers.fp8 import Scaling
+from amp_course.frontiers.hadamard import random_signs, rotate
+from amp_course.frontiers.quantizing import ElementRounding, quantize
+
+# a tensor, and the dimension that the product sums over → what is multiplied
+Operand = Callable[[Tensor, int], Tensor]
+
+
+@dataclass
+class Unscaled:
+    """Round to a format as it is: bf16, for a matmul in bf16."""
+
+    element: FloatFormat
+
+    def __call__(self, tensor: Tensor, dim: int) -> Tensor:
+        return round_to(tensor, self.element)
+
+
+@dataclass
+class OneScale:
+    """Store in fp8 with one scale for the whole tensor."""
+
+    dtype: torch.dtype
+    scaling: Scaling
+
+    def __call__(self, tensor: Tensor, dim: int) -> Tensor:
+        stored, scale = self.scaling(tensor, self.dtype)
+        return stored.float() * scale
+
+
+@dataclass
+class ByBlocks:
+    """Round to a block format along the dimension that is summed over.
+
+    seed: of the draws, if the rounding is stochastic
+    """
+
+    block_format: BlockFormat
+    rounding: ElementRounding = "nearest"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def __call__(self, tensor: Tensor, dim: int) -> Tensor:
+        return quantize(
+            tensor, self.block_format, dim, rounding=self.rounding, generator=self.generator
+        )
+
+
+@dataclass
+class Rotated:
+    """Rotate by a random Hadamard matrix, the same for both operands of a product, then round.
+
+    Here all three products are rotated. NVIDIA's recipe (arXiv:2509.25149) rotates the operands
+    of the weight gradient alone, 16 at a time.
+    """
+
+    then: Operand
+
+    def __call__(self, tensor: Tensor, dim: int) -> Tensor:
+        return self.then(rotate(tensor, 32, dim, random_signs(32)), dim)
 
 
 @dataclass(frozen=True)
@@ -30,85 +94,45 @@ class Operands:
     gradients: Operand
     by_dimension: bool = True
 
-    def scalings(self) -> nn.ModuleList:
-        """Return the modules that scale, so that a layer moves and saves them."""
-        return nn.ModuleList(
-            found
-            for one in (self.inputs, self.weights, self.gradients)
-            if (found := scaling_of(one))
-        )
 
+class Rounded(nn.Module):
+    """A linear layer or a convolution in fp32 arithmetic, on operands that were rounded, those of a
+    convolution along channels, and for its weight along the batch.
 
-class RoundedLinear(nn.Module):
-    """A linear layer in fp32 arithmetic, on operands that were rounded.
-    It shares the parameters of the one it replaces.
+    It shares the parameters of the one it replaces. Raises ValueError for a convolution in groups,
+    or padded by a name or by anything but zeros.
     """
 
-    def __init__(self, linear: nn.Linear, operands: Operands) -> None:
+    def __init__(self, layer: nn.Linear | nn.Conv2d, operands: Operands) -> None:
         super().__init__()
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(
-                f"only an nn.Linear becomes a RoundedLinear, and this is a {type(linear).__name__}"
-            )
-        self.weight, self.bias, self.operands = linear.weight, linear.bias, operands
-        self.scalings = operands.scalings()
+        self.weight, self.bias, self.operands = layer.weight, layer.bias, operands
+        every = (operands.inputs, operands.weights, operands.gradients)
+        # so that they move and are saved with the layer
+        self.scalings = nn.ModuleList(one.scaling for one in every if isinstance(one, OneScale))
+        self.geometry = None
+        if isinstance(layer, nn.Conv2d):
+            named = isinstance(layer.padding, str)
+            if layer.groups != 1 or layer.padding_mode != "zeros" or named:
+                raise ValueError(
+                    "only convolutions of one group, padded by a number of zeros, can be rounded "
+                    "here"
+                )
+            self.geometry = (layer.stride, layer.padding, layer.dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x @ weight.T + bias` for x of [..., in_features]."""
-        rows: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), self.weight, self.operands, None)
-        result = rows.view(*x.shape[:-1], self.weight.shape[0])
-        return (result if self.bias is None else result + self.bias).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Say its sizes."""
-        return f"in_features={self.weight.shape[1]}, out_features={self.weight.shape[0]}"
-
-
-class RoundedConv2d(nn.Module):
-    """A convolution in fp32 arithmetic, on operands that were rounded along channels, and for the
-    weight along the batch.
-
-    Raises TypeError for anything but an `nn.Conv2d`; ValueError for groups, and for padding by a
-    name or by anything but zeros.
-    """
-
-    def __init__(self, convolution: nn.Conv2d, operands: Operands) -> None:
-        super().__init__()
-        if not isinstance(convolution, nn.Conv2d):
-            raise TypeError(
-                f"only an nn.Conv2d becomes a RoundedConv2d, and this is a "
-                f"{type(convolution).__name__}"
-            )
-        if (
-            convolution.groups != 1
-            or convolution.padding_mode != "zeros"
-            or isinstance(convolution.padding, str)
-        ):
-            raise ValueError(
-                "only convolutions of one group, padded by a number of zeros, can be rounded here"
-            )
-        self.weight, self.bias, self.operands = convolution.weight, convolution.bias, operands
-        self.scalings = operands.scalings()
-        self.geometry = (convolution.stride, convolution.padding, convolution.dilation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution of x, [batch, channels, height, width];
-        ValueError for another number of dimensions.
+        """Return `x @ weight.T + bias` for x of [..., in_features], or the convolution of x,
+        [batch, channels, height, width].
         """
-        if x.dim() != 4:
-            raise ValueError(
-                f"x has {x.dim()} dimensions, and a batch of pictures has 4: use x[None] for a "
-                f"single one"
-            )
-        result: Tensor = _Product.apply(x, self.weight, self.operands, self.geometry)
-        return (result if self.bias is None else result + self.bias[:, None, None]).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Say its sizes."""
-        return (
-            f"{self.weight.shape[1]}, {self.weight.shape[0]}, "
-            f"kernel_size={tuple(self.weight.shape[2:])}"
-        )
+        if self.geometry is None:
+            rows = x.reshape(-1, x.shape[-1])
+            product = _Product.apply(rows, self.weight, self.operands, None)
+            result = product.view(*x.shape[:-1], self.weight.shape[0])
+            bias = self.bias
+        else:
+            result = _Product.apply(x, self.weight, self.operands, self.geometry)
+            bias = None if self.bias is None else self.bias[:, None, None]
+        rounded: Tensor = (result if bias is None else result + bias).to(x.dtype)
+        return rounded
 
 
 class _Product(torch.autograd.Function):
@@ -125,9 +149,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):  # which is on in here, too
             rounded_x, rounded_weight = operands.inputs(x, 1), operands.weights(weight, 1)
-            ctx.save_for_backward(
-                *((x, weight) if operands.by_dimension else (rounded_x, rounded_weight))
-            )
+            kept = (x, weight) if operands.by_dimension else (rounded_x, rounded_weight)
+            ctx.save_for_backward(*kept)
             ctx.operands, ctx.geometry, ctx.dtypes = operands, geometry, (x.dtype, weight.dtype)
             if geometry is None:
                 return rounded_x @ rounded_weight.t()
@@ -145,61 +168,31 @@ class _Product(torch.autograd.Function):
             first, second = gradient, weight
             if operands.by_dimension:
                 first, second = operands.gradients(gradient, 1), operands.weights(weight, 0)
-            of_x = (
-                first @ second
-                if geometry is None
-                else grad.conv2d_input(x.shape, second, first, *geometry)
-            )
+            if geometry is None:
+                of_x = first @ second
+            else:
+                of_x = grad.conv2d_input(x.shape, second, first, *geometry)
             of_x = of_x.to(ctx.dtypes[0])
         if ctx.needs_input_grad[1]:
             first, second = gradient, x
             if operands.by_dimension:
                 first, second = operands.gradients(gradient, 0), operands.inputs(x, 0)
-            of_weight = (
-                first.t() @ second
-                if geometry is None
-                else grad.conv2d_weight(second, weight.shape, first, *geometry)
-            ).to(ctx.dtypes[1])
+            if geometry is None:
+                of_weight = first.t() @ second
+            else:
+                of_weight = grad.conv2d_weight(second, weight.shape, first, *geometry)
+            of_weight = of_weight.to(ctx.dtypes[1])
         return of_x, of_weight, None, None
 
 
-def replace_layers(
-    model: nn.Module, make: Callable[[nn.Module], nn.Module | None], keep: Collection[str] = ()
-) -> int:
-    """Put another layer in the place of each that `make` returns one for; return how many layers
-    that were.
+def replace_layers(model: nn.Module, make: Callable[[nn.Linear | nn.Conv2d], nn.Module]) -> None:
+    """Put another layer in the place of each linear layer and convolution of a model.
 
-    make: a module → its replacement, or None to leave it; asked once for a layer that is used in
-          several places
-    keep: names of modules that stay as they are, with all that is in them, such as the first and
-          the last: "head", "blocks.0"
-    Replacing has no effect where another module reads a layer's weight itself, as
-    `nn.MultiheadAttention` does with `out_proj`. Raises ValueError for a name in `keep` that no
-    module has, and for a model that would have to be replaced itself; TypeError for a string as
-    `keep`.
-    Example: replace_layers(model, lambda m: Fp8Linear.from_linear(m) if isinstance(m, nn.Linear)
-             else None, keep=["head"])
+    make: a layer → its replacement; asked once for one that is used in several places
     """
-    if isinstance(keep, str):
-        raise TypeError(f"keep is a string: write keep=[{keep!r}]")
-    modules = dict(model.named_modules(remove_duplicate=False))
-    unknown = sorted(set(keep) - set(modules))
-    if unknown:
-        raise ValueError(
-            f"no module is called {', '.join(unknown)}: choose names from model.named_modules()"
-        )
-    if "" not in keep and make(model) is not None:
-        raise ValueError(
-            f"the model is a {type(model).__name__} itself, and nothing holds it: call what `make` "
-            f"calls"
-        )
-    made: dict[nn.Module, nn.Module | None] = {}
-    for name, module in modules.items():
-        if not name or any(name == one or name.startswith(f"{one}.") for one in keep):
-            continue
-        if module not in made:
-            made[module] = make(module)
-        parent, _, child = name.rpartition(".")
-        if (new := made[module]) is not None:
-            setattr(modules[parent], child, new)
-    return sum(one is not None for one in made.values())
+    modules = list(model.modules())
+    made = {one: make(one) for one in modules if isinstance(one, nn.Linear | nn.Conv2d)}
+    for module in modules:
+        for name, child in module._modules.items():
+            if child in made:
+                setattr(module, name, made[child])

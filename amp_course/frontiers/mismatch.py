@@ -6,13 +6,10 @@ gradients. The importance ratio of a token, exp(log p of training − log p of i
 in exact arithmetic; what rounding makes of it is the training–inference mismatch. Qi et al. 2025,
 "Defeating the Training-Inference Mismatch via FP16" (arXiv:2510.26788), see its root in bf16's few
 bits: with fp16 in both engines it all but goes away, they report, and training is more stable. The
-      first half is measured here, on a small policy; `policy_gradient` looks at the second.
+first half is measured here, on a small policy; `policy_gradient` looks at the second.
 
-What three more bits in the significand do depends on why engines differ. Where they round at
-different places, log-ratios get about 2³ = 8 times smaller, and a divergence, which is quadratic in
-them, about 64 times. Where only the sums in fp32 are in another order, fp16 gains nothing: products
-of bf16 numbers have 16 bits, so fp32 adds up short sums of them almost exactly, in any order; those
-of fp16 numbers have 22, and are rounded at each addition. Both mismatches are tiny then.
+fp16 has three more bits in the significand: log-ratios get about 2³ = 8 times smaller, and a
+divergence, which is quadratic in them, about 64 times.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amp_course.bits import FloatFormat, find_format
-from amp_course.frontiers.engines import INFERENCE, TRAINING, Cache, Engine, Policy
+from amp_course.frontiers.engines import Cache, Policy
 from amp_course.kit.data import CharText, documentation_text, text_batches
 from amp_course.kit.models import CharGPT
 from amp_course.kit.threads import one_thread
@@ -54,24 +51,9 @@ class Mismatch:
         return self.log_ratios.abs().max().item()
 
     @property
-    def identical(self) -> float:
-        """The share of tokens on which both engines agree to the last bit."""
-        return (self.log_ratios == 0).double().mean().item()
-
-    @property
     def sequence_ratios(self) -> Tensor:
         """The importance ratio of each whole sequence, (sequences,): the product of its tokens'."""
         return self.log_ratios.sum(1).exp()
-
-    @property
-    def effective_share(self) -> float:
-        """What the importance weights leave of the sample: (Σ w)² / (n Σ w²), 1 when all weights
-        are equal.
-
-        Source: Kish's effective sample size, over the number of sequences n.
-        """
-        weights = self.sequence_ratios
-        return (weights.sum().square() / weights.square().sum() / len(weights)).item()
 
     @property
     def divergence(self) -> float:
@@ -105,14 +87,17 @@ def small_policy(seed: int = 0, steps: int = 100, context: int = 128) -> CharGPT
 
 
 @torch.no_grad()
-def sample(policy: Policy, sequences: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample token by token with a cache of keys and values, as inference engines do, from
+def sample(
+    model: CharGPT, fmt: FloatFormat, sequences: int, tokens: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Sample with an inference engine, token by token with a cache of keys and values, at
     temperature 1.
 
     returns: ids (sequences, tokens + 1), of which the first is the vocabulary's first, 0; and the
-             log-probabilities that the policy gave to the others as it drew them, (sequences,
+             log-probabilities that the engine gave to the others as it drew them, (sequences,
              tokens) float64
     """
+    policy = Policy(model, fmt, inference=True)
     generator = torch.Generator().manual_seed(seed)
     ids, chosen = torch.zeros(sequences, 1, dtype=torch.int64), []
     cache: Cache = {}
@@ -136,22 +121,15 @@ def log_probs(policy: Policy, ids: Tensor) -> Tensor:
 @one_thread()
 @torch.no_grad()
 def measure(
-    model: CharGPT,
-    fmt: FloatFormat,
-    *,
-    inference: Engine = INFERENCE,
-    training: Engine = TRAINING,
-    sequences: int = 32,
-    tokens: int = 127,
-    seed: int = 0,
+    model: CharGPT, fmt: FloatFormat, *, sequences: int = 32, tokens: int = 127, seed: int = 0
 ) -> Mismatch:
     """Sample with one engine, score with the other, both in a format, emulated as `engines` says.
 
     32 sequences of 127 tokens take about half a second; each seed draws other ones.
     Example: measure(small_policy(), BF16).mean → 0.003, and 0.0004 with FP16
     """
-    ids, sampled = sample(Policy(model, fmt, inference), sequences, tokens, seed)
-    return Mismatch(fmt.name, log_probs(Policy(model, fmt, training), ids) - sampled)
+    ids, sampled = sample(model, fmt, sequences, tokens, seed)
+    return Mismatch(fmt.name, log_probs(Policy(model, fmt), ids) - sampled)
 
 
 @one_thread()
@@ -165,20 +143,12 @@ def measure_with_torch(
     Nothing is emulated here but the sampling. The first is how many RL libraries train, the second
     how inference engines run: norms, softmax and the sums between blocks are rounded, too.
     dtype: torch.bfloat16, torch.float16, or torch.float32, in which both are the same
-
-    Raises RuntimeError where torch has no CPU kernel for the dtype.
     """
     fmt = find_format(dtype)
-    ids, _ = sample(Policy(model, fmt, INFERENCE), sequences, tokens, seed)
-    try:
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            trained = _chosen(model(ids[:, :-1]), ids)
-        inferred = _chosen(copy.deepcopy(model).to(dtype)(ids[:, :-1]), ids)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"this torch cannot run the model in {fmt.name} on a CPU ({error}): use a newer one, "
-            f"or `measure`, which emulates it"
-        ) from error
+    ids, _ = sample(model, fmt, sequences, tokens, seed)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        trained = _chosen(model(ids[:, :-1]), ids)
+    inferred = _chosen(copy.deepcopy(model).to(dtype)(ids[:, :-1]), ids)
     return Mismatch(fmt.name, trained - inferred)
 
 

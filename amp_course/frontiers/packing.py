@@ -21,7 +21,7 @@ def pack(codes: Tensor, bits: int = 2) -> Tensor:
     Raises ValueError for a number of bits other than 1, 2, 4 and 8, and for codes that do not fit.
     """
     per_byte = _per_byte(bits)
-    if codes.is_floating_point() or codes.is_complex():
+    if codes.is_floating_point():
         raise TypeError(f"codes are integers, and these are {codes.dtype}")
     flat = codes.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < 2**bits:
@@ -29,9 +29,8 @@ def pack(codes: Tensor, bits: int = 2) -> Tensor:
             f"codes of {bits} bits go from 0 to {2**bits - 1}, and these from {int(flat.min())} to "
             f"{int(flat.max())}"
         )
-    rows = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte)).view(
-        -1, per_byte
-    )
+    filled = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte))
+    rows = filled.view(-1, per_byte)
     packed = torch.zeros(len(rows), dtype=torch.uint8, device=codes.device)
     for place in range(per_byte):
         packed |= rows[:, place] << (bits * place)
@@ -40,12 +39,9 @@ def pack(codes: Tensor, bits: int = 2) -> Tensor:
 
 def unpack(packed: Tensor, count: int, bits: int = 2) -> Tensor:
     """Return the first `count` codes of bytes that `pack` made, flat, as uint8."""
-    per_byte = _per_byte(bits)
-    if not 0 <= count <= packed.numel() * per_byte:
-        raise ValueError(
-            f"{packed.numel()} bytes hold {packed.numel() * per_byte} codes of {bits} bits, not "
-            f"{count}"
-        )
+    room = packed.numel() * _per_byte(bits)
+    if not 0 <= count <= room:
+        raise ValueError(f"{packed.numel()} bytes hold {room} codes of {bits} bits, not {count}")
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     return ((packed[:, None] >> shifts) & (2**bits - 1)).view(-1)[:count]
 
@@ -72,20 +68,16 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, all told."""
         return self.codes.nbytes + self.least.nbytes + self.step.nbytes
 
     def restore(self) -> Tensor:
-        """Return a tensor of the old shape and dtype."""
-        count = self.shape.numel()
-        codes = (
-            unpack(self.codes, len(self.least) * self.group, self.bits).view(-1, self.group).float()
-        )
+        flat = unpack(self.codes, len(self.least) * self.group, self.bits)
+        codes = flat.view(-1, self.group).float()
         levels = codes - 1 if self.zeros else codes
         values = torch.addcmul(self.least.float()[:, None], levels, self.step.float()[:, None])
         if self.zeros:
             values = torch.where(codes == 0, 0.0, values)
-        return values.view(-1)[:count].view(self.shape).to(self.dtype)
+        return values.view(-1)[: self.shape.numel()].view(self.shape).to(self.dtype)
 
 
 def compress(
@@ -93,36 +85,20 @@ def compress(
 ) -> Packed:
     """Round a tensor to 2^bits levels, group by group, at random and right on average.
 
-    group: numbers that share a smallest and a step; the last group may be filled up
+    tensor: for which `can_be_compressed` is true
+    group:  numbers that share a smallest and a step; the last group may be filled up
     Where the smallest number of all is 0, as after a ReLU, code 0 is kept for zeros, if there are 2
     bits or more: what is above 0 stays above it, and a ReLU's gradient passes where it should.
     The ends of a group are rounded to bf16, outwards, so that each number lies between two levels
-    and is right on average. Raises ValueError for an inf or NaN, numbers too far apart for fp32 and
-    sizes below 1, TypeError for a tensor that is not of real floating-point numbers.
+    and is right on average. Raises ValueError as `check_sizes`.
     Source: Chen et al. 2021, "ActNN" (arXiv:2104.14129), section 4: per-group quantisation with
             stochastic rounding.
     """
-    _per_byte(bits)
-    if group < 1 or (group * bits) % 8:
-        raise ValueError(
-            f"group is {group}: it has to fill whole bytes, {8 // bits} codes of {bits} bits to a "
-            f"byte"
-        )
-    if not tensor.is_floating_point():
-        raise TypeError(
-            f"only floating-point tensors are compressed, and this one is {tensor.dtype}"
-        )
+    check_sizes(bits, group)
     flat = tensor.detach().reshape(-1).float()
-    if not can_be_compressed(flat):
-        raise ValueError(
-            "the tensor holds inf, NaN or numbers near the ends of fp32: a group with one has no "
-            "step"
-        )
-    count = flat.numel()
-    padded = torch.cat([flat, flat[-1:].expand(-count % group)]) if count else flat
-    rows = padded.view(-1, group)
-    zeros = bits > 1 and count > 0 and float(flat.min()) == 0.0
-    low, high = (rows.amin(1), rows.amax(1)) if count else (rows.new_zeros(0), rows.new_zeros(0))
+    rows = torch.cat([flat, flat[-1:].expand(-flat.numel() % group)]).view(-1, group)
+    zeros = bits > 1 and float(flat.min()) == 0.0
+    low, high = rows.aminmax(dim=1)
     if zeros:  # the smallest above 0; a group of nothing but zeros takes its 0
         above = torch.where(rows > 0, rows, torch.inf).amin(1)
         low = torch.where(above.isinf(), 0.0, above)
@@ -130,43 +106,39 @@ def compress(
     levels = 2**bits - (2 if zeros else 1)
     step = _outwards((high - least.float()) / levels, up=True)
     width = torch.where(step > 0, step.float(), 1.0)[:, None]
-    noise = torch.rand(rows.shape, generator=generator, device=_of(generator, rows)).to(rows.device)
+    device = rows.device if generator is None else generator.device
+    noise = torch.rand(rows.shape, generator=generator, device=device).to(rows.device)
     codes = ((rows - least.float()[:, None]) / width + noise).floor_().clamp_(0, levels)
     if zeros:
         codes = torch.where(rows > 0, codes + 1, 0.0)
-    return Packed(
-        pack(codes.to(torch.uint8), bits),
-        least,
-        step,
-        tensor.shape,
-        tensor.dtype,
-        bits,
-        group,
-        zeros,
-    )
+    packed = pack(codes.to(torch.uint8), bits)
+    return Packed(packed, least, step, tensor.shape, tensor.dtype, bits, group, zeros)
 
 
 def can_be_compressed(tensor: Tensor) -> bool:
     """Return True if the smallest and the largest number of a tensor are finite in fp32,
     and their difference is in bf16.
     """
-    if not tensor.numel():
-        return True
     least, largest = tensor.detach().float().aminmax()
     return bool((largest - least).bfloat16().isfinite())
 
 
-def _of(generator: torch.Generator | None, tensor: Tensor) -> torch.device:
-    return tensor.device if generator is None else generator.device
+def check_sizes(bits: int, group: int) -> None:
+    """Raise ValueError for bits other than 1, 2, 4 and 8, and a group that fills no whole bytes."""
+    per_byte = _per_byte(bits)
+    if group < 1 or group % per_byte:
+        raise ValueError(
+            f"group is {group}: it has to fill whole bytes, {per_byte} codes of {bits} bits to a "
+            f"byte"
+        )
 
 
 def _outwards(values: Tensor, *, up: bool) -> Tensor:
     """Round to bf16 upwards or downwards."""
     near = values.bfloat16()
     wrong = near.float() < values if up else near.float() > values
-    return torch.where(
-        wrong, torch.nextafter(near, near.new_tensor(torch.inf if up else -torch.inf)), near
-    )
+    further = torch.nextafter(near, near.new_tensor(torch.inf if up else -torch.inf))
+    return torch.where(wrong, further, near)
 
 
 def _per_byte(bits: int) -> int:

@@ -10,14 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from amp_course.bits.formats import (
-    FP4_E2M1,
-    FP6_E2M3,
-    FP6_E3M2,
-    FP8_E4M3,
-    FP8_E5M2,
-    FloatFormat,
-)
+from amp_course.bits.formats import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FloatFormat
 from amp_course.frontiers.block_errors import (
     RowErrors,
     row_errors,
@@ -109,7 +102,6 @@ class BlockExplorer(Panel):
         super().__init__(self.outlier, self.place, menus)
 
     def update(self, control: Control | None) -> None:
-        """Round the row as chosen, and show it."""
         place = self.place.value
         unit = spread(self._numbers, place)
         values = with_outlier(self._numbers, place, self.outlier.value)
@@ -121,9 +113,7 @@ class BlockExplorer(Panel):
         self.html = block_view(self.row, self.whole, self.other, place, unit)
 
     def _format(self, element: FloatFormat, size: int) -> BlockFormat:
-        return BlockFormat(
-            f"{element.name}, blocks of {size}", element, size, **_SCALES[self.scale.value]
-        )
+        return BlockFormat("chosen", element, size, **_SCALES[self.scale.value])
 
     def _round(self, values: list[float], block_format: BlockFormat) -> RowErrors:
         # seeded, so that a choice always shows the same
@@ -147,13 +137,10 @@ class BlockExplorer(Panel):
 
 
 def _row_of(tensor: Tensor) -> list[float]:
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        kind = (
-            f"a tensor of {tensor.dtype}"
-            if isinstance(tensor, Tensor)
-            else f"a {type(tensor).__name__}"
-        )
-        raise TypeError(f"this is {kind}: pass a tensor of floating-point numbers")
+    is_tensor = isinstance(tensor, Tensor)
+    if not is_tensor or not tensor.is_floating_point():
+        kind = f"tensor of {tensor.dtype}" if is_tensor else type(tensor).__name__
+        raise TypeError(f"this is a {kind}: pass a tensor of floating-point numbers")
     row: list[float] = tensor.reshape(-1)[:_MOST].double().tolist()
     if len(row) < _FEWEST:
         raise ValueError(

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from html import escape
+from operator import attrgetter
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.frontiers.block_errors import RowErrors
-from amp_course.frontiers.block_formats import BLOCK_FORMATS, BlockFormat
+from amp_course.frontiers.block_formats import BLOCK_FORMATS
 from amp_course.kit.colours import ZONES
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 
@@ -47,12 +48,9 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
     count, neighbours, lost = len(block), len(block) - 1, row.zeroed_neighbours(place)
     size = _deviations(row.values[place], unit)
     if not row.sets_scale(place):
-        said = (
-            f"At {size}, the outlier is smaller than another number of its block, so it sets no "
-            f"scale."
-        )
         return (
-            f"{said} {_some(lost, neighbours).capitalize()} of its {neighbours} neighbours "
+            f"At {size}, the outlier is smaller than another number of its block, so it sets no "
+            f"scale. {_some(lost, neighbours).capitalize()} of its {neighbours} neighbours "
             f"became 0."
         )
     said = f"The outlier sets the scale of <b>{count} numbers</b>: "
@@ -60,10 +58,8 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
     if other is not None:
         others = len(other.block(place)) - 1
         would = _some(other.zeroed_neighbours(place), others)
-        said += (
-            f" With {_difference(other, row)}, {would} "
-            f"{'' if would == 'all' else 'of the '}{others} would."
-        )
+        of = "" if would == "all" else "of the "
+        said += f" With {_difference(other, row)}, {would} {of}{others} would."
     if row.clipped[place]:
         kept = _deviations(row.rounded[place], unit)
         said += f" The scale is too small for the outlier itself: {size} is clipped to {kept}."
@@ -74,10 +70,10 @@ def name_text(row: RowErrors) -> str:
     """Name a choice. Examples: "MXFP4: E2M1, blocks of 32", "E2M1, blocks of 8",
     "E4M3, one scale for all 64"
     """
-    chosen, count = row.block_format, len(row.values)
-    known = [fmt.name for fmt in BLOCK_FORMATS if _same_but_for_rounding(fmt, chosen)]
-    blocks = f"one scale for all {count}" if chosen.size >= count else f"blocks of {chosen.size}"
-    return f"{known[0] + ': ' if known else ''}{short_name(chosen.element)}, {blocks}"
+    fields = attrgetter("element", "size", "scale")  # all but the rounding of the scale
+    chosen = row.block_format
+    known = "".join(f"{fmt.name}: " for fmt in BLOCK_FORMATS if fields(fmt) == fields(chosen))
+    return f"{known}{short_name(chosen.element)}, {_blocks_text(row)}"
 
 
 def short_name(element: FloatFormat) -> str:
@@ -92,19 +88,15 @@ def percent_text(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _same_but_for_rounding(fmt: BlockFormat, chosen: BlockFormat) -> bool:
-    return (fmt.element, fmt.size, fmt.scale) == (chosen.element, chosen.size, chosen.scale)
+def _blocks_text(row: RowErrors) -> str:
+    size, count = row.block_format.size, len(row.values)
+    return f"one scale for all {count}" if size >= count else f"blocks of {size}"
 
 
 def _difference(other: RowErrors, row: RowErrors) -> str:
     if other.block_format.size != row.block_format.size:
-        size, count = other.block_format.size, len(row.values)
-        return f"one scale for all {count}" if size >= count else f"blocks of {size}"
+        return _blocks_text(other)
     return f"{escape(short_name(other.block_format.element))} elements"
-
-
-def _of(some: int, count: int) -> str:
-    return f"{some} of {count}"
 
 
 def _some(some: int, count: int) -> str:
@@ -122,10 +114,8 @@ def _picture(row: RowErrors, place: int, unit: float) -> str:
     count, size = len(row.values), row.block_format.size
     wide = (_RIGHT - _LEFT) / count
     block = row.block(place)
-    parts = [
-        box(_LEFT + block.start * wide, _TOP, len(block) * wide, _ERRORS_FLOOR - _TOP, _INSIDE)
-    ]
-    parts += _axes(count, size, wide)
+    left, high = _LEFT + block.start * wide, _ERRORS_FLOOR - _TOP
+    parts = [box(left, _TOP, len(block) * wide, high, _INSIDE), *_axes(count, size, wide)]
     for one in range(count):
         parts += _number(row, one, _LEFT + one * wide, wide, unit)
     exact, rounded = (_deviations(of[place], unit) for of in (row.values, row.rounded))
@@ -152,14 +142,11 @@ def _axes(count: int, size: int, wide: float) -> list[str]:
         parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID))
         parts.append(text(_LEFT - 8, y + 4, f"{100 * share:g} %", anchor="end", fill=FAINT))
     for edge in range(0, count + 1, size):
-        parts.append(
-            line(_LEFT + edge * wide, _TOP, _LEFT + edge * wide, _ERRORS_FLOOR + 5, stroke=FAINT)
-        )
-    every = max(size, 8)
-    for start in range(0, count, every):
-        parts.append(
-            text(_LEFT + start * wide, _ERRORS_FLOOR + 18, str(start), anchor="middle", fill=FAINT)
-        )
+        x = _LEFT + edge * wide
+        parts.append(line(x, _TOP, x, _ERRORS_FLOOR + 5, stroke=FAINT))
+    for start in range(0, count, max(size, 8)):
+        x, y = _LEFT + start * wide, _ERRORS_FLOOR + 18
+        parts.append(text(x, y, str(start), anchor="middle", fill=FAINT))
     middle = (_LEFT + _RIGHT) / 2
     caption = "place in the row; a line where a block begins, shaded: the outlier’s block"
     return [*parts, text(middle, _ERRORS_FLOOR + 38, caption, anchor="middle", fill=FAINT)]
@@ -177,19 +164,16 @@ def _number(row: RowErrors, place: int, x: float, wide: float, unit: float) -> l
         f"{percent_text(error)}, {became}"
     )
     left, width = x + 0.15 * wide, 0.7 * wide
-    ends = sorted((_height(exact), float(_MIDDLE)))
-    parts = [box(left, ends[0], width, ends[1] - ends[0], "#999999", tip=tip)]
-    parts.append(
-        line(left, _height(rounded), left + width, _height(rounded), stroke=INK, width=2.4)
-    )
-    colour, hatch = FATES[became]
-    top = _error_height(error)
-    parts.append(box(left, top, width, _ERRORS_FLOOR - top, colour, hatch=hatch, tip=tip))
-    return parts
+    high, low = sorted((_height(exact), float(_MIDDLE)))
+    dash, top, (colour, hatch) = _height(rounded), _error_height(error), FATES[became]
+    return [
+        box(left, high, width, low - high, "#999999", tip=tip),
+        line(left, dash, left + width, dash, stroke=INK, width=2.4),
+        box(left, top, width, _ERRORS_FLOOR - top, colour, hatch=hatch, tip=tip),
+    ]
 
 
 def _height(deviations: float) -> float:
-    """Return the y of a number, kept inside the picture."""
     return _MIDDLE - (_MIDDLE - _TOP) * min(max(deviations / _TALLEST, -1.0), 1.0)
 
 
@@ -218,37 +202,32 @@ def _legend() -> str:
 def _table(row: RowErrors, whole: RowErrors, place: int) -> str:
     sides = [row] if row.block_format.size >= len(row.values) else [row, whole]
     count = len(row.values)
-    lines = [
-        (
-            "bits a number, scales included",
-            *(f"{float(one.block_format.bits):.3g}" for one in sides),
-        ),
-        ("relative error of the row", *(percent_text(one.error()) for one in sides)),
-        ("… without the outlier", *(f"<b>{percent_text(one.error(place))}</b>" for one in sides)),
-        ("became 0", *(f"<b>{_of(sum(one.zeroed), count)}</b>" for one in sides)),
-        (
-            "clipped: too large for their block",
-            *(_of(sum(one.clipped), count) for one in sides),
-        ),
-        ("largest number ÷ largest that fits, by block", *(_filled_text(one) for one in sides)),
+    columns = [
+        {
+            "": escape(name_text(side)),
+            "bits a number, scales included": f"{float(side.block_format.bits):.3g}",
+            "relative error of the row": percent_text(side.error()),
+            "… without the outlier": f"<b>{percent_text(side.error(place))}</b>",
+            "became 0": f"<b>{sum(side.zeroed)} of {count}</b>",
+            "clipped: too large for their block": f"{sum(side.clipped)} of {count}",
+            "largest number ÷ largest that fits, by block": _filled_text(side),
+        }
+        for side in sides
     ]
-    head = "".join(
-        f'<th scope="col" style="{_CELL}">{escape(name)}</th>'
-        for name in ("", *map(name_text, sides))
-    )
-    body = "".join(
+    head, *body = ((name, *(column[name] for column in columns)) for name in columns[0])
+    heads = "".join(f'<th scope="col" style="{_CELL}">{cell}</th>' for cell in head)
+    lines = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>"
-        for cells in lines
+        for cells in body
     )
     return (
         '<div style="overflow-x:auto"><table aria-label="measured" '
         'style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid '
-        f'{GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<thead><tr style="border-bottom:1px solid {GRID}">{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
     )
 
 
 def _filled_text(row: RowErrors) -> str:
-    """Say how full the blocks are. Examples: "67 to 119 %", "95 %" """
     least, most = (f"{100 * share:.0f}" for share in (min(row.filled), max(row.filled)))
     return f"{least} %" if least == most else f"{least} to {most} %"

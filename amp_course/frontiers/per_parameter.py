@@ -16,23 +16,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 class PerParameterOptimizer(Optimizer):
     """Steps each parameter alone, on its gradient in float32, and loads a saved state bit for bit.
 
-    Raises ValueError for a learning rate below 0, TypeError for complex weights.
+    Raises ValueError for a learning rate below 0.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         if not defaults["lr"] >= 0:
             raise ValueError(f"the learning rate is {defaults['lr']}: it has to be 0 or more")
         super().__init__(params, defaults)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does; TypeError for complex weights."""
-        super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            if not parameter.is_floating_point():
-                raise TypeError(
-                    f"a parameter is {parameter.dtype}, and only real floating-point ones are "
-                    f"updated here"
-                )
 
     @abstractmethod
     def step_one(
@@ -42,11 +32,7 @@ class PerParameterOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each parameter that has a gradient; return what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -58,6 +44,9 @@ class PerParameterOptimizer(Optimizer):
         of the weights.
         """
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)  # a state of torch's own AdamW has not all of ours
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, saved in state_dict["state"].items():
             device = parameters[number].device
@@ -74,10 +63,8 @@ def adam_means(
     None stands for zeros.
     """
     zero = torch.zeros_like(gradient)
-    first, second = (
-        zero if first is None else first.float(),
-        zero if second is None else second.float(),
-    )
+    first = zero if first is None else first.float()
+    second = zero if second is None else second.float()
     return first.lerp(gradient, 1 - betas[0]), second.lerp(gradient.square(), 1 - betas[1])
 
 

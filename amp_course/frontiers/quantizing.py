@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from amp_course.bits import FP32, round_to
+from amp_course.bits import round_to
 from amp_course.bits.rounding import work_dtype
 from amp_course.frontiers.block_formats import LARGEST_SCALE, LEAST_SCALE, BlockFormat
 from amp_course.underflow.stochastic import stochastic_round
@@ -30,7 +30,7 @@ def quantize(
 ) -> Tensor:
     """Round a tensor to a block format and back: what is left of its numbers.
 
-    tensor:    any shape, any floating dtype; an empty one comes back as it is
+    tensor:    any shape, any floating dtype
     dim:       along which blocks lie; where the size is no multiple of a block, the last block is
                shorter
     rounding:  of the elements: to nearest, ties to even, or up or down at random. That is right on
@@ -46,6 +46,8 @@ def quantize(
     Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
     Example: quantize(torch.tensor([6.0, 0.4]), MXFP4) → tensor([6.0000, 0.5000])
     """
+    if isinstance(tensor, Tensor) and not tensor.dim():
+        return quantize(tensor[None], block_format, rounding=rounding, generator=generator)[0]
     result: Tensor = _StraightThrough.apply(tensor, block_format, dim, rounding, generator)
     return result
 
@@ -77,53 +79,43 @@ def blocks_of(
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(
             f"unknown rounding {rounding!r} of the elements: choose “nearest” or “stochastic”; for "
-            f"the scale's, see "
-            "`BlockFormat.rounding_scale`"
+            f"the scale's, see `BlockFormat.rounding_scale`"
         )
     element = block_format.element
     dtype = work_dtype(tensor, element)
     if block_format.scale is not None:
         dtype = torch.float64  # so that a quotient is rounded only once
     values = _in_blocks(tensor.detach().to(dtype), block_format.size, dim)
-    amax = values.abs().amax(dim=-1) if values.numel() else values.new_zeros(values.shape[:-1])
+    amax = values.abs().amax(dim=-1)
     amax = torch.where(amax.isfinite(), amax, torch.nan)  # amax is NaN already if one of them is
     tensor_scale = 1.0
-    if block_format.scale is not None:
-        tensor_scale = tensor_scale_of(amax, block_format) if block_format.two_level else 1.0
+    if block_format.scale is None:
+        one = torch.ones_like(amax, dtype=torch.float64)
+        powers = torch.ldexp(one, _exponents(amax, block_format))
+        scales = powers.to(dtype).masked_fill(amax.isnan(), torch.nan)
+    else:
+        tensor_scale = _tensor_scale(amax, block_format)
         block_scales = round_to(amax / (element.max * tensor_scale), block_format.scale)
         scales = block_scales.to(dtype) * tensor_scale
-    else:
-        powers = torch.ldexp(
-            torch.ones_like(amax, dtype=torch.float64), _exponents(amax, block_format)
-        )
-        scales = powers.to(dtype).masked_fill(amax.isnan(), torch.nan)
     divisors = torch.where(scales > 0, scales, 1.0)[..., None]  # a scale of 0 or NaN decides alone
-    scaled = (torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors).clamp(
-        -element.max, element.max
-    )
-    elements = (
-        round_to(scaled, element)
-        if rounding == "nearest"
-        else stochastic_round(scaled, element, generator)
-    )
+    scaled = torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors
+    scaled = scaled.clamp(-element.max, element.max)
+    if rounding == "nearest":
+        elements = round_to(scaled, element)
+    else:
+        elements = stochastic_round(scaled, element, generator)
     return Blocks(elements, scales, tensor_scale)
 
 
-def tensor_scale_of(amax: Tensor, block_format: BlockFormat) -> float:
+def _tensor_scale(amax: Tensor, block_format: BlockFormat) -> float:
     """Return the fp32 scale of a whole tensor, from the largest magnitudes of its blocks:
     with it, the largest scale fits.
     """
-    assert block_format.scale is not None
     finite = amax[amax.isfinite()]
-    largest = float(finite.max()) if finite.numel() else 0.0
-    scale = float(
-        round_to(
-            torch.tensor(
-                largest / (block_format.element.max * block_format.scale.max), dtype=torch.float64
-            ),
-            FP32,
-        )
-    )
+    if block_format.scale is None or not block_format.two_level or not finite.numel():
+        return 1.0
+    room = block_format.element.max * block_format.scale.max
+    scale = torch.tensor(float(finite.max()) / room, dtype=torch.float32).item()
     return scale if 0 < scale < math.inf else 1.0
 
 
@@ -135,12 +127,10 @@ class _StraightThrough(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         parts = blocks_of(tensor, block_format, dim, rounding=rounding, generator=generator)
         ctx.dtype = tensor.dtype
-        values = parts.elements * parts.scales[..., None]
-        flat = values.flatten(-2)[..., : tensor.shape[dim] if tensor.dim() else 1]
-        whole = flat.movedim(-1, dim) if tensor.dim() else flat.reshape(())
-        return whole.to(
-            torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        ).contiguous()
+        values = (parts.elements * parts.scales[..., None]).flatten(-2)
+        whole = values[..., : tensor.shape[dim]].movedim(-1, dim)
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        return whole.to(wide).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -149,17 +139,8 @@ class _StraightThrough(torch.autograd.Function):
 
 def _in_blocks(values: Tensor, size: int, dim: int) -> Tensor:
     """Return [..., blocks, size], with `dim` last, filled up with zeros."""
-    if not -max(values.dim(), 1) <= dim < max(values.dim(), 1):
-        raise IndexError(
-            f"dim is {dim}, and the tensor has {values.dim()} dimensions: blocks lie along one "
-            f"that it has"
-        )
-    if not values.dim():
-        values = values.reshape(1)
     last = values.movedim(dim, -1)
     blocks = -(-last.shape[-1] // size)
-    if not last.numel():
-        return last.new_zeros(*last.shape[:-1], blocks, size)
     return pad(last, (0, blocks * size - last.shape[-1])).unflatten(-1, (blocks, size))
 
 

@@ -21,24 +21,18 @@ def quantize_block(
 ) -> list[float]:
     """Return the numbers that a block of values becomes: [6.0, 0.4] in MXFP4 → [6.0, 0.5].
 
-    values:       of one block; inf or NaN among them makes all of them NaN
+    values:       of one block, all finite
     tensor_scale: of the whole tensor, from `fp32_scale`; 1.0 for formats without one
     draw:         gives numbers from 0 to 1, which decide whether an element is rounded up or down,
                   so that the mean is right; None rounds to nearest, ties to even
     """
-    if not all(map(math.isfinite, values)):
-        return [math.nan] * len(values)
     scale = block_scale(values, block_format, tensor_scale)
     if scale == 0:
         return [0.0 * value for value in values]
+    scaled = [_saturated(Fraction(value) / scale, block_format.element, draw) for value in values]
     return [
-        math.copysign(
-            float(
-                scale * Fraction(_saturated(Fraction(value) / scale, block_format.element, draw))
-            ),
-            value,
-        )
-        for value in values
+        math.copysign(float(scale * Fraction(one)), value)
+        for one, value in zip(scaled, values, strict=True)
     ]
 
 
@@ -47,7 +41,7 @@ def fp32_scale(values: Sequence[float], block_format: BlockFormat) -> float:
     if block_format.scale is None or not block_format.two_level:
         return 1.0
     room = block_format.element.max * block_format.scale.max
-    scale = decode(encode(max(map(abs, values), default=0.0) / room, FP32), FP32)
+    scale = decode(encode(max(map(abs, values)) / room, FP32), FP32)
     return scale if 0 < scale < math.inf else 1.0
 
 
@@ -55,12 +49,11 @@ def block_scale(
     values: Sequence[float], block_format: BlockFormat, tensor_scale: float = 1.0
 ) -> Fraction:
     """Return what the elements of a block are multiplied by. `values` are finite."""
-    element, amax = block_format.element, Fraction(max(map(abs, values), default=0))
+    element, amax = block_format.element, Fraction(max(map(abs, values)))
     if block_format.scale is not None:
         wanted = amax / Fraction(element.max) / Fraction(tensor_scale)
-        return Fraction(decode(encode(wanted, block_format.scale), block_format.scale)) * Fraction(
-            tensor_scale
-        )
+        stored = decode(encode(wanted, block_format.scale), block_format.scale)
+        return Fraction(stored) * Fraction(tensor_scale)
     if amax == 0:
         return Fraction(2) ** LEAST_SCALE
     exponent = floor_log2(amax) - element.max_exponent
@@ -76,9 +69,9 @@ def _saturated(
     value: Fraction, element: FloatFormat, draw: Callable[[], float] | None
 ) -> float | Fraction:
     """Round to an element; what lies above the largest becomes the largest."""
-    if draw is None:
-        return min(max(decode(encode(value, element), element), -element.max), element.max)
     largest = Fraction(element.max)
     value = min(max(value, -largest), largest)
+    if draw is None:
+        return decode(encode(value, element), element)
     step = Fraction(ulp(value, element))
     return math.floor(value / step + Fraction(draw())) * step

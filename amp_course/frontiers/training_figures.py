@@ -5,7 +5,9 @@ seed by seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from amp_course.frontiers.experiments import Run, TrainingTable
@@ -29,25 +31,15 @@ _SMOOTH = 10  # steps that a point of a curve is the mean of
 
 
 def loss_figure(runs: Sequence[Run]) -> Figure:
-    """Draw the loss of each run, the mean of 10 steps at a time; its name stands at the end of its
-    line.
-
-    Raises ValueError for none.
-    """
-    if not runs:
-        raise ValueError("no training to draw: pass one or more runs")
+    """Draw the loss of each run, the mean of 10 steps at a time."""
     ends = "; ".join(f"{run.variant} {run.last_loss:.2f}" for run in runs)
     figure, axis = new_figure(8, 3.4, alt=f"Training loss, step by step. At the end: {ends}.")
     for number, run in enumerate(runs):
-        parts = [
-            run.losses[start : start + _SMOOTH] for start in range(0, len(run.losses), _SMOOTH)
-        ]
-        axis.plot(
-            [min((place + 1) * _SMOOTH, len(run.losses)) for place in range(len(parts))],
-            [sum(part) / len(part) for part in parts],
-            ls=_LINES[number % len(_LINES)], lw=1.6, color=_colour(run.variant),
-            label=f"{run.variant}: {run.last_loss:.2f}",
-        )  # fmt: skip
+        starts = range(0, len(run.losses), _SMOOTH)
+        steps = [min(start + _SMOOTH, len(run.losses)) for start in starts]
+        means = [fmean(run.losses[start : start + _SMOOTH]) for start in starts]
+        look = {"color": _colour(run.variant), "lw": 1.6, "ls": _LINES[number % len(_LINES)]}
+        axis.plot(steps, means, label=f"{run.variant}: {run.last_loss:.2f}", **look)
     axis.set_xlabel("step", fontsize=8)
     axis.legend(
         fontsize=8, frameon=False, title="the last 20 steps", title_fontsize=8, alignment="left"
@@ -65,33 +57,27 @@ def score_figure(table: TrainingTable) -> Figure:
     groups = list(table.groups().items())
     workload = table.runs[0].workload
     factor = 1.0 if workload == "gpt" else 100.0
-    several_rates = len({rate for _, rate in table.groups()}) > 1
+    several_rates = len({rate for (_, rate), _ in groups}) > 1
     names = [
         f"{variant}, rate {rate:g}" if several_rates else variant for (variant, rate), _ in groups
     ]
     scores = [[factor * run.score for run in runs] for _, runs in groups]
-    means = "; ".join(
-        f"{name} {sum(each) / len(each):.3g}" for name, each in zip(names, scores, strict=True)
-    )
+    drawn = list(zip(names, scores, strict=True))
+    means = "; ".join(f"{name} {fmean(each):.3g}" for name, each in drawn)
     better = "less is better" if workload == "gpt" else "percent, more is better"
     low, high = min(scores[0]), max(scores[0])
     band = f"A band from {low:.3g} to {high:.3g} spans the seeds of {names[0]}."
     alt = f"{SCORES[workload].capitalize()}, mean over seeds: {means}. {band}"
     figure, axis = new_figure(8, 0.9 + 0.26 * len(groups), alt=alt, dots=FEWER_DOTS)
     axis.axvspan(low, high, color=FORMAT_COLOURS["fp32"], alpha=0.12, lw=0)
-    for place, (name, each) in enumerate(zip(names, scores, strict=True)):
-        colour, mean = _colour(name), sum(each) / len(each)
-        axis.plot(each, [-place] * len(each), "o", color=colour, ms=4, alpha=0.8)
-        axis.plot([mean, mean], [-place - 0.3, -place + 0.3], color=INK, lw=1.4)
-    axis.set_yticks([-place for place in range(len(groups))], names, fontsize=8)
-    axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
+    for place, (name, each) in enumerate(drawn):
+        axis.plot(each, [-place] * len(each), "o", color=_colour(name), ms=4, alpha=0.8)
+        axis.plot([fmean(each)] * 2, [-place - 0.3, -place + 0.3], color=INK, lw=1.4)
+    _label_rows(axis, names)
     seeds = max(len(each) for each in scores)
-    said = (
-        f"{better}; dots: {seeds} seeds, line: their mean, band: the seeds of “{names[0]}”"
-        if seeds > 1
-        else better
-    )
-    title(axis, SCORES[workload].capitalize(), said)
+    if seeds > 1:
+        better += f"; dots: {seeds} seeds, line: their mean, band: the seeds of “{names[0]}”"
+    title(axis, SCORES[workload].capitalize(), better)
     return figure
 
 
@@ -109,16 +95,18 @@ def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
         axis.plot(one.mean, -place, "o", color=colour, ms=4)
     axis.set_xlim(left=0)
     axis.set_ylim(0.5 - len(errors), 0.5)
-    axis.set_yticks(
-        [-place for place in range(len(errors))], [one.variant for one in errors], fontsize=8
-    )
-    axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
+    _label_rows(axis, [one.variant for one in errors])
     title(
         axis,
         "Error of the gradient",
         "relative to fp32's; ring: of one step, dot: what is left of it in the mean of all draws",
     )
     return figure
+
+
+def _label_rows(axis: Axes, names: Sequence[str]) -> None:
+    axis.set_yticks([-place for place in range(len(names))], names, fontsize=8)
+    axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
 
 
 def _colour(variant: str) -> str:

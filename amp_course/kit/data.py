@@ -26,10 +26,9 @@ class Digits:
     test_y: Tensor
 
 
-def digits(seed: int = 0, train_fraction: float = 0.8) -> Digits:
-    """Load scikit-learn's 1,797 digits, shuffled by `seed` and split.
+def digits() -> Digits:
+    """Load scikit-learn's 1,797 digits, shuffled, and split: four in five are for training.
 
-    Raises ValueError if the fraction leaves one side without a picture.
     Example: digits().train_x.shape → (1437, 1, 8, 8)
     Source: sklearn.datasets.load_digits, from the UCI "Optical Recognition of Handwritten Digits"
             test set.
@@ -39,13 +38,8 @@ def digits(seed: int = 0, train_fraction: float = 0.8) -> Digits:
     bunch = load_digits()
     x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16  # grey levels are 0 … 16
     y = torch.tensor(bunch.target, dtype=torch.int64)
-    train_size = int(len(y) * train_fraction)
-    if not 0 < train_size < len(y):
-        raise ValueError(
-            f"train_fraction {train_fraction} leaves one side of the split empty: choose one "
-            f"between 0 and 1."
-        )
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    train_size = len(y) * 4 // 5
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     train, test = order[:train_size], order[train_size:]
     return Digits(x[train], y[train], x[test], y[test])
 
@@ -63,24 +57,13 @@ def documentation_text() -> str:
 
 @dataclass(frozen=True, eq=False)
 class CharText:
-    """Turn a text into ids, one a character, and split it by position: what comes first is for
-    training.
+    """Turn a text into ids, one a character, and split it by position: the first nine tenths are
+    for training.
 
     Example: CharText("banana").encode("ban") → tensor([1, 0, 2]), since the vocabulary is "abn"
-    Raises ValueError for an empty text, or a `train_fraction` outside (0, 1].
     """
 
     text: str
-    train_fraction: float = 0.9
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for what cannot be split."""
-        if not self.text:
-            raise ValueError("the text is empty: pass some, such as documentation_text().")
-        if not 0 < self.train_fraction <= 1:
-            raise ValueError(
-                f"train_fraction is {self.train_fraction}: choose one above 0 and at most 1."
-            )
 
     @cached_property
     def vocabulary(self) -> str:
@@ -94,13 +77,11 @@ class CharText:
 
     @property
     def train_ids(self) -> Tensor:
-        """The ids of the first part, for training."""
-        return self.ids[: int(len(self.text) * self.train_fraction)]
+        return self.ids[: len(self.text) * 9 // 10]
 
     @property
     def validation_ids(self) -> Tensor:
-        """The ids of the rest, for validation."""
-        return self.ids[int(len(self.text) * self.train_fraction) :]
+        return self.ids[len(self.text) * 9 // 10 :]
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of `text`, (characters,) int64;
@@ -111,22 +92,9 @@ class CharText:
         if unknown:
             raise ValueError(
                 f"no id for {unknown[:5]}: the text this vocabulary was made from has no such "
-                f"character. "
-                "Leave it out, or make the CharText from a text that has it."
+                "character. Leave it out, or make the CharText from a text that has it."
             )
         return torch.tensor([id_of[character] for character in text], dtype=torch.int64)
-
-    def decode(self, ids: Tensor) -> str:
-        """Return the text of `ids`, (characters,); ValueError for an id not in the vocabulary."""
-        numbers = ids.flatten().tolist()
-        outside = [i for i in numbers if not 0 <= i < len(self.vocabulary)]
-        if outside:
-            raise ValueError(
-                f"no character has the id {outside[0]}: ids run from 0 to "
-                f"{len(self.vocabulary) - 1}. "
-                "Were these made with another text's vocabulary?"
-            )
-        return "".join(self.vocabulary[i] for i in numbers)
 
 
 class Batches:
@@ -135,24 +103,14 @@ class Batches:
     """
 
     def __init__(self, length: int, make: Callable[[], Iterator[Batch]]) -> None:
-        """Call `make` for each pass; it gives `length` batches."""
         self._length = length
         self._make = make
 
     def __len__(self) -> int:
-        """Return the number of batches in a pass."""
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start a pass."""
         return self._make()
-
-
-def _require_batch(batch_size: int, steps: int) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: a batch needs at least 1 example.")
-    if steps < 1:
-        raise ValueError(f"the number of steps is {steps}: ask for at least 1.")
 
 
 def digit_batches(
@@ -170,25 +128,18 @@ def digit_batches(
     Every epoch is a new shuffle; the pictures left over at its end, fewer than a batch, are
     dropped. Give either `steps` or `epochs`.
 
-    Raises ValueError for an empty data set, a batch size below 1 or above the data set's, both or
-    neither length.
+    Raises ValueError for a batch size above the data set's, both or neither length.
     Example: len(digit_batches(digits(), 64, epochs=2)) → 44, twice 1437 // 64
     """
     if (steps is None) == (epochs is None):
         raise ValueError("how long? Pass either steps=… or epochs=…, one of the two.")
     size = len(data.train_x)
-    if size == 0:
-        raise ValueError(
-            "the data set is empty: there is nothing to train on. Check how it was split."
-        )
     if batch_size > size:
         raise ValueError(
             f"batch_size {batch_size} is more than the {size} pictures: choose a smaller one."
         )
-    _require_batch(batch_size, 1)
     per_epoch = size // batch_size
     length = steps if steps is not None else (epochs or 0) * per_epoch
-    _require_batch(batch_size, length)
     x, y = data.train_x.to(device), data.train_y.to(device)
 
     def make() -> Iterator[Batch]:
@@ -215,20 +166,15 @@ def text_batches(
     """Draw stretches of text at random: inputs and targets (batch_size, context), targets one
     character on.
 
-    Raises ValueError for a batch size or number of steps below 1, or a context too long for the
-    text.
+    Raises ValueError for a context too long for the text.
     Example: inputs "the cat sa", targets "he cat sat"
     """
-    _require_batch(batch_size, steps)
-    if context < 1:
-        raise ValueError(f"context is {context}: a model needs at least 1 character to go on.")
     ids = text.train_ids if split == "train" else text.validation_ids
     starts = len(ids) - context
     if starts < 1:
         raise ValueError(
             f"a context of {context} needs {context + 1} characters, and the {split} text has "
-            f"{len(ids)}: "
-            "choose a shorter context, a longer text or another train_fraction."
+            f"{len(ids)}: choose a shorter context or a longer text."
         )
     ids = ids.to(device)
     offsets = torch.arange(context, device=device)
@@ -251,12 +197,8 @@ def random_batches(
     All are drawn at once, so that taking one costs nothing in a timed loop. They hold steps ×
     batch_size × width × 8 bytes.
 
-    Raises ValueError for a width, batch size or number of steps below 1.
     Source: the data of Paddle's mixed precision tutorial, 50 batches of (512, 4096).
     """
-    _require_batch(batch_size, steps)
-    if width < 1:
-        raise ValueError(f"width is {width}: a vector needs at least 1 number.")
     generator = torch.Generator().manual_seed(seed)
 
     def draw() -> Tensor:

@@ -40,10 +40,6 @@ def describe_missing(error: ModuleNotFoundError) -> str:
 _CAUSES: dict[str, tuple[str, str]] = {
     "ENOSPC": ("the disk is full", "delete something from it"),
     "EDQUOT": ("your disk quota is used up", "delete some of your files"),
-    "EFBIG": (
-        "the file would be larger than the system allows",
-        "raise the limit (`ulimit -f`) or use another disk",
-    ),
     "EROFS": ("{path} is on a read-only disk", "use a folder on a disk that can be written"),
     "EACCES": (
         "you have no permission to use {path}",
@@ -64,28 +60,19 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "the name or path {path} is too long for this system",
         "use a folder with a shorter path",
     ),
-    "EINVAL": ("this system does not allow the name {path}", "use a simpler name"),
-    "ELOOP": ("the links at {path} point to each other", "remove one of them"),
     "EBUSY": ("another program is using {path}", "close that program"),
-    "ETXTBSY": ("another program is using {path}", "close that program"),
     "EMFILE": ("too many files are open", "close some programs, or restart the notebook's kernel"),
-    "ENFILE": ("too many files are open on this machine", "close some programs"),
     "ENOMEM": ("the machine is out of memory", "close some programs"),
     "EIO": (
         "the disk failed to read or write",
         "copy your files to another disk, and check this one",
     ),
-    "ESTALE": (
-        "the network folder that holds {path} is gone",
-        "connect to it again, or use a folder on this machine",
-    ),
-    "ENOTCONN": (
-        "the network folder that holds {path} is gone",
-        "connect to it again, or use a folder on this machine",
-    ),
-    "EHOSTDOWN": (
-        "the network folder that holds {path} is gone",
-        "connect to it again, or use a folder on this machine",
+    **dict.fromkeys(
+        ("ESTALE", "ENOTCONN", "EHOSTDOWN"),
+        (
+            "the network folder that holds {path} is gone",
+            "connect to it again, or use a folder on this machine",
+        ),
     ),
 }
 _BY_NUMBER = {

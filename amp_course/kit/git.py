@@ -37,9 +37,8 @@ class Git:
             "GIT_OBJECT_DIRECTORY",
         }
         self.environment = {key: value for key, value in os.environ.items() if key not in foreign}
-        if (root / ".git").exists():
-            self.folder = Path(root, self("rev-parse", "--git-dir").strip())
-        else:  # a folder of the reader's own repository is no clone of the course either
+        # a folder of the reader's own repository is no clone of the course either
+        if not (root / ".git").exists():
             raise CourseError(
                 f"{root} is not a clone made with git, so it cannot be updated in place. Get the "
                 f"course again in a new folder (the README says how), and copy the folder my_work "
@@ -50,33 +49,26 @@ class Git:
         """Run a git command; return its output. With check, raises CourseError if it fails;
         without, what it printed counts.
         """
-        return self.bytes(*arguments, check=check).decode("utf-8", "surrogateescape")
-
-    def bytes(self, *arguments: str, check: bool = True) -> bytes:
-        """Run a git command; return its output byte for byte."""
-        done = subprocess.run(
-            [*self.program, *arguments],
-            cwd=self.root,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
+        done = self._run(arguments)
         if check and done.returncode:
             said = " ".join(done.stderr.decode("utf-8", "replace").split())[:600]
             raise CourseError(
                 f"git {_command(arguments)} failed: {said or f'exit code {done.returncode}'} (Put "
                 f"that right, then try again.)"
             )
-        return done.stdout
+        return done.stdout.decode("utf-8", "surrogateescape")
 
     def succeeds(self, *arguments: str) -> bool:
-        """Run a git command; say whether its exit code was 0."""
-        command = [*self.program, *arguments]
-        return (
-            subprocess.run(
-                command, cwd=self.root, env=self.environment, capture_output=True
-            ).returncode
-            == 0
+        """Run a git command; return True if its exit code was 0."""
+        return self._run(arguments).returncode == 0
+
+    def _run(self, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*self.program, *arguments],
+            cwd=self.root,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
         )
 
     def names(self, *arguments: str) -> set[str]:

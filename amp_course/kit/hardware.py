@@ -63,7 +63,6 @@ class MachineReport(Page):
     dtypes: tuple[DtypeSupport, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name, ready for JSON."""
         return {**asdict(self), "dtypes": [asdict(support) for support in self.dtypes]}
 
     @property

@@ -39,6 +39,11 @@ def without_codes(text: str) -> str:
     return _CODES.sub("", text)
 
 
+def counted(number: int, what: str) -> str:
+    """Write a number of things. Example: 2, "minute" → "2 minutes" """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
     """Cut a text into prose and code, in turn."""
     parts = re.split(r"`([^`]+)`", text)

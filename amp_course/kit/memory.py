@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from amp_course.kit.measure import three_figures
 from amp_course.kit.watch import StepWatch, storages
 
 
@@ -28,35 +29,6 @@ def tensor_bytes(tensors: Iterable[Tensor | None]) -> int:
     Example: [x, x.T] for an fp32 x of (2, 3) → 24
     """
     return sum({storage._cdata: storage.nbytes() for storage in storages(tensors)}.values())
-
-
-def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model's parameters; tied ones count once. Example:
-    nn.Linear(2, 3) → 36
-    """
-    return tensor_bytes(model.parameters())
-
-
-def buffer_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model's buffers. Example:
-    nn.BatchNorm1d(4) → 40, two vectors and a count
-    """
-    return tensor_bytes(model.buffers())
-
-
-def gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of the gradients there now; 0 after `zero_grad()`,
-    which sets them to None.
-    """
-    return tensor_bytes(parameter.grad for parameter in model.parameters())
-
-
-def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of the optimizer's state, its counters of steps included.
-
-    Example: Adam for n fp32 parameters, in k tensors, after its first step → 8n + 4k
-    """
-    return tensor_bytes(_state_tensors(optimizer))
 
 
 def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
@@ -79,7 +51,7 @@ def bytes_text(count: float) -> str:
         count /= 1024
         if count < 1023.5 or unit == "TiB":
             break
-    return f"{count:.{2 if count < 9.995 else 1 if count < 99.95 else 0}f} {unit}"
+    return f"{three_figures(count)} {unit}"
 
 
 @dataclass(frozen=True)
@@ -92,18 +64,14 @@ class StepMemory:
     buffers: int
     gradients: int
     optimizer_state: int
-    activations: (
-        int  # saved by autograd for the backward pass, the batch included where it is saved
-    )
-    cast_copies: (
-        int  # low-precision weights made by autocast, kept until its region or backward ends
-    )
+    # saved by autograd for the backward pass, the batch included where it is saved
+    activations: int
+    # low-precision weights made by autocast, kept until its region or backward ends
+    cast_copies: int
     # of all tensors together, so also of the temporary ones; on the device of the parameters
     peak: int
     cuda_peak: int | None  # the CUDA allocator's figure for the same step; None on another device
-    masters: int = (
-        0  # weights that the optimizer owns besides the model's: fp32 copies of 16-bit ones
-    )
+    masters: int = 0  # fp32 copies of 16-bit weights, which the optimizer owns
 
     @property
     def total(self) -> int:
@@ -120,11 +88,9 @@ class StepMemory:
         return self.parameters + self.masters + self.gradients + self.optimizer_state
 
     def to_dict(self) -> dict[str, int | None]:
-        """Return the fields and the total by name, ready for JSON."""
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
-        """Write a table, one part a line."""
         rows = {
             name.replace("_", " "): count
             for name, count in self.to_dict().items()
@@ -158,15 +124,13 @@ def step_memory(
     if not parameters:
         raise ValueError(
             f"{type(model).__name__} has no parameters, so there is no training step to measure: "
-            f"pass the "
-            "model that the optimizer trains (layers in a plain list are not registered: use "
-            "nn.ModuleList)."
+            "pass the model that the optimizer trains (layers in a plain list are not registered: "
+            "use nn.ModuleList)."
         )
     if not callable(step):
         raise TypeError(
             f"step is a {type(step).__name__}, not a function: pass the function that runs one "
-            f"step, as in "
-            "step_memory(model, optimizer, step), without calling it."
+            "step, as in step_memory(model, optimizer, step), without calling it."
         )
     masters = masters_of(model, optimizer)
     watch = StepWatch(model, [*masters, *_state_tensors(optimizer), *batch])
@@ -186,10 +150,10 @@ def step_memory(
         step()
     others = allocated_before - watch.bytes_before
     return StepMemory(
-        parameters=parameter_bytes(model),
-        buffers=buffer_bytes(model),
+        parameters=tensor_bytes(parameters),
+        buffers=tensor_bytes(model.buffers()),
         gradients=watch.gradients.peak,
-        optimizer_state=optimizer_bytes(optimizer),
+        optimizer_state=tensor_bytes(_state_tensors(optimizer)),
         activations=watch.saved.peak,
         cast_copies=watch.cast_copies.peak,
         peak=watch.everything.peak,

@@ -17,14 +17,6 @@ def _on_cpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cpu"
 
 
-def _require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(
-                f"{name} is {size}, and a model needs at least 1: pass a positive integer."
-            )
-
-
 class SimpleNet(nn.Module):
     """Map (batch, width) to (batch, width) by three linear layers, with ReLU after the first two.
 
@@ -33,16 +25,12 @@ class SimpleNet(nn.Module):
     """
 
     def __init__(self, width: int) -> None:
-        """Make three layers of width × width."""
         super().__init__()
-        _require_positive(width=width)
-        self.width = width
         self.linear1 = nn.Linear(width, width)
         self.linear2 = nn.Linear(width, width)
         self.linear3 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, width)."""
         x = F.relu(self.linear1(x))
         x = F.relu(self.linear2(x))
         return self.linear3(x)
@@ -69,7 +57,6 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(self, channels: int) -> None:
-        """Make two convolutions that keep the number of channels."""
         super().__init__()
         # No bias: the batch norm that follows would subtract it again.
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -78,7 +65,6 @@ class ResidualBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape of x."""
         y = F.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         return F.relu(x + y)
@@ -94,10 +80,7 @@ class DigitsResNet(nn.Module):
     """
 
     def __init__(self, channels: int) -> None:
-        """Make the layers, all with `channels` channels."""
         super().__init__()
-        _require_positive(channels=channels)
-        self.channels = channels
         self.stem = nn.Conv2d(1, channels, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
         self.block1 = ResidualBlock(channels)
@@ -105,7 +88,6 @@ class DigitsResNet(nn.Module):
         self.head = nn.Linear(channels, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, (batch, 10)."""
         x = F.relu(self.norm(self.stem(x)))
         x = self.block1(x)
         x = self.block2(F.max_pool2d(x, 2))
@@ -139,7 +121,6 @@ class TransformerBlock(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape of x."""
         x = x + self.attend(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -171,11 +152,7 @@ class CharGPT(nn.Module):
     """
 
     def __init__(self, vocab_size: int, context: int, layers: int, heads: int, width: int) -> None:
-        """Make the layers, and draw small embeddings."""
         super().__init__()
-        _require_positive(
-            vocab_size=vocab_size, context=context, layers=layers, heads=heads, width=width
-        )
         if width % heads:
             raise ValueError(
                 f"width {width} cannot be split among {heads} heads: choose a multiple of heads as "
@@ -195,7 +172,6 @@ class CharGPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits, (batch, length, vocab_size)."""
         length = ids.shape[-1]
         if length > self.context:
             raise ValueError(

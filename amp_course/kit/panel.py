@@ -31,7 +31,6 @@ class Control:
 
     @property
     def value(self) -> Any:
-        """What is set."""
         return self._value
 
     @value.setter
@@ -77,17 +76,14 @@ class Menu(Control):
             self._value = self._values[0]
 
     def require(self, value: Any) -> None:
-        """Raise ValueError for what is no option."""
         if value not in self._values:
             raise ValueError(f"{value!r} is no option of {self.label!r}: {self.texts}")
 
     @property
     def place(self) -> int:
-        """The place of the value among the options."""
         return self._values.index(self._value)
 
     def take(self, text: str) -> None:
-        """Choose the option at a place."""
         self.value = self._values[int(text)]
 
 
@@ -114,7 +110,6 @@ class Number(Control):
     """A whole number to type."""
 
     def take(self, text: str) -> None:
-        """Read a whole number; leave the value if there is none."""
         try:
             self.value = int(text)
         except ValueError:
@@ -129,12 +124,10 @@ class Button(Control):
         self.primary = primary
 
     def click(self) -> None:
-        """Press it."""
         if self.panel is not None and not self.disabled:
             self.panel.react(self)
 
     def take(self, text: str) -> None:
-        """Press it."""
         self.click()
 
 
@@ -152,11 +145,9 @@ class Bits(Control):
         return sum(len(names) for _, _, names in self.groups)
 
     def toggle(self, weight: int) -> None:
-        """Turn one bit."""
         self.value = self.value ^ 1 << weight
 
     def take(self, text: str) -> None:
-        """Turn the bit of a weight."""
         self.toggle(int(text))
 
     @staticmethod

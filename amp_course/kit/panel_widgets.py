@@ -167,7 +167,6 @@ class _Field:
         front.parts.append(self.sync)
 
     def sync(self) -> None:
-        """Name, arrange and set the buttons."""
         names = {
             weight: name for *_, group in self.control.groups for weight, name in group.items()
         }

@@ -18,22 +18,20 @@ def course_root() -> Path:
         if not (root / "notebooks").is_dir():
             raise CourseError(
                 f"AMP_COURSE_ROOT is {named}, which has no folder notebooks/: set it to the folder "
-                f"where you cloned the "
-                "course, or unset it."
+                "where you cloned the course, or unset it."
             )
         return root
     clone = Path(__file__).resolve().parents[2]
     if (clone / "notebooks").is_dir():
         return clone
-    here = _current_folder()
+    here = Path.cwd()
     for folder in (here, *here.parents):
         # Many a project has a folder notebooks/; with exercises/ next to it, it is this one.
         if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir():
             return folder
     raise CourseError(
         f"no folder with the course's notebooks was found from {here} upward: run this in the "
-        f"folder where you cloned the "
-        "course, or set AMP_COURSE_ROOT to that folder."
+        "folder where you cloned the course, or set AMP_COURSE_ROOT to that folder."
     )
 
 
@@ -42,17 +40,4 @@ def work_dir() -> Path:
     else `my_work/` in the course's; it need not exist.
     """
     named = os.environ.get("AMP_COURSE_WORK")
-    return (
-        (_current_folder() / Path(named).expanduser()).resolve()
-        if named
-        else course_root() / "my_work"
-    )
-
-
-def _current_folder() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise CourseError(
-            "the current folder no longer exists: change to one that does, best to the course's."
-        ) from None
+    return (Path.cwd() / Path(named).expanduser()).resolve() if named else course_root() / "my_work"

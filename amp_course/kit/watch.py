@@ -38,14 +38,12 @@ class LiveBytes:
     """
 
     def __init__(self) -> None:
-        """Start at nothing."""
         self.now = 0
         self.peak = 0
         self._bytes: dict[int, int] = {}
         self._owners: dict[int, weakref.ref[Any]] = {}
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        """Return True if `storage` is counted now."""
         return storage._cdata in self._bytes
 
     def add(self, storage: torch.UntypedStorage, owner: object = None) -> None:
@@ -116,7 +114,6 @@ class StepWatch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an op, and look at what it reads and what it gives back."""
         # What we have not seen was there before, unless torch.tensor(…) hands over what it has just
         # made.
         if func is not torch.ops.aten.lift_fresh.default:

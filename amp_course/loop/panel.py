@@ -1,6 +1,4 @@
-"""`StepExplorer`: choose a width, a batch size and a recipe,
-and measure one step of SimpleNet against fp32.
-"""
+"""`StepExplorer`: choose a size and a recipe, and measure one step of SimpleNet against fp32."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import simple_net
 
 _ROUNDS, _STEPS = 6, 6
-_MAX_SECONDS = (
-    2.0  # for each of the two: a recipe that is emulated may take a hundred times as long
-)
+_MAX_SECONDS = 2.0  # for each side: an emulated recipe may take a hundred times as long
 _MAX_BARS = 12
 
 
@@ -52,9 +48,7 @@ class Measured:
 
 
 def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> Measured:
-    """Time SimpleNet's step in fp32 and under a recipe, in turn, for some two seconds each;
-    medians after the warm-up.
-    """
+    """Time SimpleNet's step in fp32 and under a recipe, in turn, for some two seconds each."""
     workload = simple_net(device, width, batch)
     sides = [workload.start(FP32), workload.start(RECIPES[recipe])]
     runs: list[list[RunRecord]] = [[], []]
@@ -64,17 +58,13 @@ def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> M
             if all(record.complete for record in done) and left > 0:
                 done.append(side.run(_STEPS, left))
     base, other = (join(done).timing for done in runs)
-    return Measured(
-        recipe, width, batch, base.median, other.median, busy_text(base.waited, other.waited)
-    )
+    busy = busy_text(base.waited, other.waited)
+    return Measured(recipe, width, batch, base.median, other.median, busy)
 
 
 class StepExplorer(Panel):
     """Width, batch and recipe by slider and menu; the button measures; each measurement stays as a
-    bar.
-
-    panel.width.value = 512; panel.measure.click() drives it in a test; `panel.results` holds what
-    was measured, and `panel.show(results)` draws it.
+    bar. `panel.results` holds what was measured, and `panel.show(results)` draws it.
     """
 
     def __init__(self) -> None:
@@ -110,9 +100,7 @@ class StepExplorer(Panel):
     def show(self, results: Sequence[Measured]) -> None:
         """Draw the last of some measurements."""
         self.results = [*results][-_MAX_BARS:]
-        self.html = speed_ups_view(
-            [(found.recipe, found.label, found.speedup) for found in self.results]
-        )
+        self.html = speed_ups_view([(one.recipe, one.label, one.speedup) for one in self.results])
         self.sync()
 
     def _measure(self) -> None:
@@ -120,7 +108,7 @@ class StepExplorer(Panel):
         self.sync()
         try:
             found = measure_pair(self.recipe.value, self.width.value, self.batch.value, self.device)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except RuntimeError as error:  # out of memory
             reason = escape(str(error).split("\n")[0])
             self.message = f"{reason}: choose a smaller width or batch."
         else:
@@ -136,9 +124,7 @@ class StepExplorer(Panel):
             self.measure.disabled = False
 
     def _advice(self, found: Measured) -> str:
-        """Say what to make of a slower recipe, which on some machines is every one at every
-        size.
-        """
+        """Say what to make of a slower recipe: on some machines it is slower at every size."""
         if found.speedup >= 1:
             return ""
         label = RECIPES[found.recipe].label
@@ -148,6 +134,6 @@ class StepExplorer(Panel):
             return f" {label} does not pay at this size: try a wider net or a larger batch."
         return (
             f" Matmuls in {support.name} take {support.times_fp32:.1f} times as long as in fp32 on "
-            f"this machine, so {label} may "
-            "pay at no size here. Section 6 shows what it saves anyway: memory."
+            f"this machine, so {label} may pay at no size here. Section 6 shows what it saves "
+            "anyway: memory."
         )

@@ -1,6 +1,4 @@
-"""Figures that others published, for the report card to compare with.
-Each with its source, none measured here.
-"""
+"""Figures that others published, for the report card to compare with; none measured here."""
 
 from __future__ import annotations
 

@@ -20,12 +20,10 @@ class AnyRecipe(Protocol):
     """What the loop asks of a recipe: those below have it, and those of chapter 08."""
 
     @property
-    def name(self) -> str:
-        """A word for files and colours: "amp_fp16"."""
+    def name(self) -> str: ...
 
     @property
-    def label(self) -> str:
-        """How figures and tables write it: "AMP fp16"."""
+    def label(self) -> str: ...
 
     @property
     def low_dtype(self) -> torch.dtype | None:
@@ -63,10 +61,7 @@ class Recipe:
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
         """Set what fp32 means on CUDA while the body runs: TF32 where the recipe says so, real fp32
-        elsewhere.
-
-        cuDNN's convolutions use TF32 by default, so an "fp32" baseline that sets nothing is not
-        one.
+        elsewhere. cuDNN's convolutions use TF32 by default.
         """
         matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
@@ -82,9 +77,7 @@ class Recipe:
         return torch.amp.GradScaler(device.type) if self.scaled else None
 
     def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        """Return what trains the model under this recipe;
-        ValueError for a model without parameters.
-        """
+        """Return what trains the model; ValueError for a model without parameters."""
         device = device_of(model)
         optimizer = make_optimizer(list(model.parameters()))
         return Stepper(model, optimizer, loss_fn, dtype=self.dtype, scaler=self.new_scaler(device))
@@ -113,7 +106,5 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
 
 
 def recipes_for(device: torch.device) -> tuple[Recipe, ...]:
-    """Return the recipes that mean something on a device:
-    TF32 is a mode of NVIDIA's matrix units only.
-    """
+    """Return the recipes that mean something on a device: TF32 is a mode of NVIDIA's units only."""
     return tuple(recipe for recipe in RECIPES.values() if device.type == "cuda" or not recipe.tf32)

@@ -1,6 +1,4 @@
-"""The report card: what each recipe costs and gives on this machine, as data, table, JSON,
-PNG and a paragraph.
-"""
+"""The report card: what each recipe costs and gives on this machine, as data and as a table."""
 
 from __future__ import annotations
 
@@ -58,14 +56,9 @@ class Row:
         return self.memory.peak
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of weights, masters, gradients and optimizer state."""
-        return self.memory.kept
-
-    @property
     def bytes_per_parameter(self) -> float:
-        """`kept_bytes` over the number of parameters."""
-        return self.kept_bytes / self.parameters
+        """Bytes of weights, masters, gradients and optimizer state, over the parameters."""
+        return self.memory.kept / self.parameters
 
     @property
     def activation_bytes(self) -> int:
@@ -74,9 +67,7 @@ class Row:
 
     @property
     def stopped(self) -> bool:
-        """Whether the time limit ended the training before its last step:
-        loss and accuracy then compare nothing.
-        """
+        """Whether the time limit ended it early: loss and accuracy then compare nothing."""
         return len(self.record.losses) < self.planned_steps
 
     @property
@@ -145,26 +136,14 @@ class ReportCard(Page):
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its head first."""
-        head = [
-            "workload",
-            "recipe",
-            "time per step",
-            "speed-up",
-            "peak memory",
-            "bytes per parameter",
-            "activations",
-        ]
-        return [
-            [*head, "final loss", "accuracy", "steps"],
-            *(self._cells_of(row) for row in self.rows),
-        ]
+        head = (
+            "workload|recipe|time per step|speed-up|peak memory|bytes per parameter|activations|"
+            "final loss|accuracy|steps"
+        )
+        return [head.split("|"), *map(self._cells_of, self.rows)]
 
     def _cells_of(self, row: Row) -> list[str]:
-        steps = (
-            f"{len(row.record.losses)} of {row.planned_steps}"
-            if row.stopped
-            else str(row.planned_steps)
-        )
+        done = f"{len(row.record.losses)} of " if row.stopped else ""
         return [
             row.title,
             row.recipe.label,
@@ -175,7 +154,7 @@ class ReportCard(Page):
             bytes_text(row.activation_bytes),
             "–" if row.stopped else f"{row.final_loss:.4f}",
             "–" if row.accuracy is None else f"{row.accuracy:.1%}",
-            steps,
+            f"{done}{row.planned_steps}",
         ]
 
     def blocks(self) -> Iterator[Block]:
@@ -216,18 +195,14 @@ def _run(workload: Workload, recipes: Sequence[AnyRecipe], max_seconds: float) -
 
 
 def _turns(steps: int) -> list[int]:
-    """Cut a number of steps into a short look and then a few equal turns. Example:
-    32 → [3, 7, 7, 7, 8]
-    """
+    """Cut steps into a short look and a few equal turns. Example: 32 → [3, 7, 7, 7, 8]"""
     look = min(_LOOK, steps)
     ends = [look + (steps - look) * turn // _TURNS for turn in range(_TURNS + 1)]
     return [look, *(end - start for start, end in pairwise(ends) if end > start)]
 
 
 class _Training:
-    """A workload under one recipe, which takes turns with the others until it is done or cannot
-    finish in time.
-    """
+    """A workload under one recipe: takes turns until it is done or cannot finish in time."""
 
     def __init__(self, workload: Workload, recipe: AnyRecipe, max_seconds: float) -> None:
         self.workload, self.recipe = workload, recipe
@@ -237,9 +212,7 @@ class _Training:
         self.stopped = False
 
     def go_on(self, steps: int, baseline: _Training) -> None:
-        """Take so many steps more, unless stopped; stop if time is up,
-        or a slow recipe can be seen to need too much of it.
-        """
+        """Take so many steps more; stop if time is up, or if a slow recipe will need too much."""
         if self.stopped:
             return
         began = time.monotonic()
@@ -259,15 +232,8 @@ class _Training:
 
     def row(self) -> Row:
         """Return what was measured; the accuracy only of a training that was not stopped."""
-        workload, model = self.workload, self.session.stepper.model
-        right = workload.accuracy(self.session) if workload.accuracy and not self.stopped else None
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return Row(
-            workload.name,
-            workload.title,
-            self.recipe,
-            join(self.records),
-            workload.steps,
-            right,
-            parameters,
-        )
+        work = self.workload
+        right = work.accuracy(self.session) if work.accuracy and not self.stopped else None
+        count = sum(parameter.numel() for parameter in self.session.stepper.model.parameters())
+        record = join(self.records)
+        return Row(work.name, work.title, self.recipe, record, work.steps, right, count)

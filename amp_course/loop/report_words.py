@@ -1,6 +1,4 @@
-"""Say in words what a report card shows: which recipe helped, what was stopped, what died,
-and why.
-"""
+"""Say in words what a report card shows: which recipe helped, was stopped or died, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_course.bits.formats import find_format
-from amp_course.kit.dtypes import FASTER, SLOWER, DtypeSupport, explain_emulated
+from amp_course.kit.dtypes import FASTER, SLOWER, explain_emulated
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
 
@@ -22,18 +20,14 @@ _HELPED, _HURT = 1.1, 0.95  # speed-ups between these two are called no change
 
 
 def paragraph(card: ReportCard) -> str:
-    """Return a paragraph (Markdown) for each workload,
-    then what explains slow formats and missing losses.
-    """
+    """Return a paragraph (Markdown) for each workload, then one on slow formats and lost losses."""
     said = [_describe_workload(card, workload) for workload in card.workloads()]
     slow = {
-        find_name(row.recipe)
+        _format_of(row.recipe)
         for row in card.rows
         if not card.busy(row.workload) and (row.stopped or card.speedup(row) < _HURT)
     }
-    explanation = explain_emulated(
-        support for support in card.machine.dtypes if support.name in slow
-    )
+    explanation = explain_emulated(one for one in card.machine.dtypes if one.name in slow)
     if explanation:
         said.append(f"**Why so slow?** {explanation}")
     if any(row.stopped for row in card.rows):
@@ -44,8 +38,7 @@ def paragraph(card: ReportCard) -> str:
     return "\n\n".join(said)
 
 
-def find_name(recipe: AnyRecipe) -> str:
-    """Return the format of a recipe's matmuls. Example: AMP_BF16 → "bf16" """
+def _format_of(recipe: AnyRecipe) -> str:
     return find_format(recipe.low_dtype or torch.float32).name
 
 
@@ -57,12 +50,11 @@ def _describe_workload(card: ReportCard, workload: str) -> str:
     if base.stopped:
         said.append(f"Even {_label(base)} was stopped, after {_steps(base)}: {_BUSY}")
     if finished:
-        best = (
-            min(finished, key=lambda row: row.peak_bytes)
-            if busy
-            else max(finished, key=card.speedup)
-        )
-        said += ["" if busy else _describe_speed(card, base, best)]
+        if busy:
+            best = min(finished, key=lambda row: row.peak_bytes)
+        else:
+            best = max(finished, key=card.speedup)
+            said.append(_describe_speed(card, base, best))
         said += [_describe_memory(base, best), _describe_quality(base, best)]
     elif any(row.stopped for row in others) and not base.stopped:
         said.append(f"Only {_label(base)} finished in time.")
@@ -92,59 +84,45 @@ def _describe_speed(card: ReportCard, base: Row, best: Row) -> str:
         )
     if gain >= _HELPED:
         return f"{_label(best)} helped: {gain:.2f} times as fast ({times})."
-    reason = _find_reason(find_support(card, best.recipe))
     if gain >= _HURT:
-        return (
-            f"{_label(best)} changed little: {gain:.2f} times as fast ({times}). {reason}".strip()
-        )
-    return (
-        f"{_label(base)} was the fastest; {_label(best)} took {_times(1 / gain)} as long "
-        f"({times}). {reason}"
-    ).strip()
+        said = f"{_label(best)} changed little: {gain:.2f} times as fast ({times})."
+    else:
+        said = f"{_label(base)} was the fastest; {_label(best)} took {_times(1 / gain)} as long "
+        said += f"({times})."
+    return f"{said} {_find_reason(card, best.recipe)}".strip()
 
 
-def _find_reason(support: DtypeSupport | None) -> str:
+def _find_reason(card: ReportCard, recipe: AnyRecipe) -> str:
     """Say why a recipe gained nothing, as far as the machine's measured matmuls tell."""
+    known = {one.name: one for one in card.machine.dtypes}
+    support = known.get(_format_of(recipe))
     if support is None or support.times_fp32 is None:
         return ""
+    article = "an" if support.name.startswith("f") else "a"
     measured = (
-        f"{_article(support.name)} {support.name} matmul takes {_times(support.times_fp32)} "
-        f"fp32's time on this machine"
+        f"{article} {support.name} matmul takes {_times(support.times_fp32)} fp32's time on this "
+        f"machine"
     )
     if support.times_fp32 >= FASTER:
         return f"There is no time to gain: {measured}."
     return (
         f"Yet {measured}, so this step must spend its time on something else: small ops, casts, "
-        f"batch norm or the optimizer. "
-        "Chapter 09 finds out which."
-    )
-
-
-def find_support(card: ReportCard, recipe: AnyRecipe) -> DtypeSupport | None:
-    """Return what the machine makes of the format of a recipe's matmuls;
-    None if it was not measured.
-    """
-    return next(
-        (support for support in card.machine.dtypes if support.name == find_name(recipe)), None
+        "batch norm or the optimizer. Chapter 09 finds out which."
     )
 
 
 def _describe_memory(base: Row, row: Row) -> str:
-    share, kept = row.peak_bytes / base.peak_bytes, base.kept_bytes / base.peak_bytes
+    share, kept = row.peak_bytes / base.peak_bytes, base.memory.kept / base.peak_bytes
     peaks = f"({bytes_text(base.peak_bytes)}, then {bytes_text(row.peak_bytes)})"
-    change = (
-        f"fell to {share:.0%}"
-        if share < 0.995
-        else f"rose to {share:.0%}"
-        if share > 1.005
-        else "stayed at 100%"
-    )
-    parts = (
-        "these take the same bytes in both"
-        if row.kept_bytes == base.kept_bytes
-        else f"{_label(row)} takes {row.bytes_per_parameter:.1f} bytes per parameter instead of "
-        f"{base.bytes_per_parameter:.1f}"
-    )
+    change = "stayed at 100%"
+    if not 0.995 <= share <= 1.005:
+        change = f"{'fell' if share < 1 else 'rose'} to {share:.0%}"
+    parts = "these take the same bytes in both"
+    if row.memory.kept != base.memory.kept:
+        parts = (
+            f"{_label(row)} takes {row.bytes_per_parameter:.1f} bytes per parameter instead of "
+            f"{base.bytes_per_parameter:.1f}"
+        )
     return (
         f"Peak memory {change} of {_label(base)}'s {peaks}. Weights, gradients and optimizer state "
         f"are {kept:.0%} of {_label(base)}'s peak, and {parts}."
@@ -155,12 +133,9 @@ def _describe_quality(base: Row, row: Row) -> str:
     if base.stopped:
         return ""
     if row.accuracy is not None and base.accuracy is not None:
-        apart = abs(row.accuracy - base.accuracy)
-        noise = (
-            f" After only {row.planned_steps} steps, a few points are noise."
-            if apart > 0.005
-            else ""
-        )
+        noise = ""
+        if abs(row.accuracy - base.accuracy) > 0.005:
+            noise = f" After only {row.planned_steps} steps, a few points are noise."
         return (
             f"Accuracy: {base.accuracy:.1%} in {_label(base)}, {row.accuracy:.1%} in "
             f"{_label(row)}.{noise}"
@@ -204,14 +179,5 @@ def _steps(row: Row) -> str:
 
 
 def _times(ratio: float) -> str:
-    return (
-        f"{ratio:.2f} times"
-        if ratio < 1.995
-        else f"{ratio:.1f} times"
-        if ratio < 9.95
-        else f"{ratio:.0f} times"
-    )
-
-
-def _article(name: str) -> str:
-    return "an" if name.startswith("f") else "a"
+    digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0
+    return f"{ratio:.{digits}f} times"

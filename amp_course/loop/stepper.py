@@ -1,8 +1,6 @@
-"""The training step that all recipes have in common: forward, scaled backward, update, and what of
-it is kept.
+"""The training step that all recipes have in common: the loop of chapter 06.
 
-Here stands the loop of chapter 06. A recipe that changes a part of it, as those of chapter 08 do,
-overrides that part.
+A recipe that changes a part of it, as those of chapter 08 do, overrides that part.
 """
 
 from __future__ import annotations
@@ -19,27 +17,14 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Scaler(Protocol):
-    """What a step asks of a scaler: `torch.amp.GradScaler` has it,
-    and so does anything that takes its place.
-    """
+    """What a step asks of a scaler: `torch.amp.GradScaler` has it, and what takes its place."""
 
-    def scale(self, outputs: Any) -> Any:
-        """Return the loss times the scale."""
-
-    def step(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Divide the gradients by the scale, and step the optimizer unless they are bad."""
-
-    def update(self) -> None:
-        """Set the scale of the next step."""
-
-    def get_scale(self) -> float:
-        """Return the scale."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+    def scale(self, outputs: Any) -> Any: ...
+    def step(self, optimizer: torch.optim.Optimizer) -> Any: ...
+    def update(self) -> None: ...
+    def get_scale(self) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class Stepper:
@@ -88,8 +73,7 @@ class Stepper:
         return self.loss_fn(self.forward(inputs), targets)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run one training step on a batch and return its loss, unscaled, detached, in float32, on
-        the device.
+        """Train on a batch; return its loss, unscaled, detached, in float32, on the device.
 
         Raises ValueError for a loss that is not one number.
         """
@@ -117,9 +101,7 @@ class Stepper:
 
     @property
     def scale(self) -> float:
-        """The loss scale of the next step; 1.0 where nothing scales.
-        On a GPU, reading it waits for the last step.
-        """
+        """The loss scale of the next step, or 1.0. On a GPU, reading it waits for the last step."""
         self._settle()
         return self._scale
 
@@ -130,20 +112,16 @@ class Stepper:
         return self._skipped
 
     def _settle(self) -> None:
-        """Look once after each step whether it was skipped:
-        only a skipped step lowers the scale, or you from outside.
-        """
-        if self.scaler is None:
-            return
-        scale = self.scaler.get_scale()
-        self._skipped += scale < self._scale and not self._settled
-        self._scale, self._settled = scale, True
+        """Look once after each step whether it was skipped: only that lowers the scale."""
+        if self.scaler is not None:
+            scale = self.scaler.get_scale()
+            self._skipped += scale < self._scale and not self._settled
+            self._scale, self._settled = scale, True
 
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
-        """Return the share of right answers, computed in eval and inference mode as the recipe
-        computes forward.
+        """Return the share of right answers, from 0 to 1, in eval mode as the recipe computes.
 
-        inputs (n, …), targets (n,) → a number from 0 to 1. The model's mode is put back.
+        inputs (n, …), targets (n,). The model's mode is put back.
         """
         was_training = self.model.training
         self.model.eval()
@@ -160,21 +138,13 @@ class Stepper:
         return {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": scaler}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, of the same recipe.
-
-        Raises ValueError for a state that lacks a part.
-        """
+        """Go on from what `state_dict` gave, of the same recipe; ValueError without a scaler's."""
         if self.scaler is not None and state_dict.get("scaler") is None:
             raise ValueError(
                 "this state has no scaler, and the recipe scales its loss: it was saved under a "
                 "recipe without one. Load its "
                 'model with session.model.load_state_dict(state["model"]) and let the scale find '
                 "its level again"
-            )
-        if "model" not in state_dict or "optimizer" not in state_dict:
-            raise ValueError(
-                'a session\'s state has a "model" and an "optimizer": save what '
-                "session.state_dict() returns"
             )
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
@@ -183,11 +153,7 @@ class Stepper:
             self._settled = True
 
     def _as_saved(self, tensor: Tensor) -> Tensor:
-        return (
-            tensor.to(self.save_dtype)
-            if self.save_dtype is not None and tensor.is_floating_point()
-            else tensor
-        )
+        return tensor.to(self.save_dtype or tensor.dtype) if tensor.is_floating_point() else tensor
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -196,8 +162,7 @@ def device_of(model: nn.Module) -> torch.device:
     if parameter is None:
         raise ValueError(
             f"{type(model).__name__} has no parameters, so there is nothing to train: register its "
-            f"layers as attributes or "
-            "in an nn.ModuleList (a plain list hides them)"
+            "layers as attributes or in an nn.ModuleList (a plain list hides them)"
         )
     return parameter.device
 
@@ -207,6 +172,5 @@ def _require_one_number(loss: Tensor) -> None:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(
             f"the loss must be one number to call backward() on it, and loss_fn gave {got}: let it "
-            f"reduce, as "
-            'nn.functional.cross_entropy does with reduction="mean"'
+            'reduce, as nn.functional.cross_entropy does with reduction="mean"'
         )

@@ -1,13 +1,11 @@
-"""The tested twin of the loops that chapter 06 writes in plain cells:
-train, and keep a record of the run.
-"""
+"""The tested twin of the loops that chapter 06 writes in plain cells: train, and keep a record."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from amp_course.kit.measure import StepTimer, Timing
 from amp_course.kit.memory import StepMemory, step_memory
 from amp_course.loop.recipe import FP32, AnyRecipe, Recipe, find_recipe
-from amp_course.loop.stepper import LossFn, Stepper, device_of
+from amp_course.loop.stepper import LossFn, Stepper
 
 _MEMORY_STEP = 1  # the second step: the first one is where an optimizer makes its state
 # steps that a GPU may be behind when the time limit is checked: enough to keep its queue filled
@@ -53,21 +51,6 @@ class RunRecord:
         """The steps after the warm-up; of a run that ended in it, the last step alone."""
         return Timing(self.step_seconds[self.warmup :] or self.step_seconds[-1:], self.waited)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain numbers and strings, ready for JSON."""
-        return {
-            "recipe": self.recipe.name,
-            "device": self.device,
-            "losses": list(self.losses),
-            "scales": list(self.scales),
-            "skipped": list(self.skipped),
-            "step_seconds": list(self.step_seconds),
-            "warmup": self.warmup,
-            "memory": self.memory.to_dict() if self.memory else None,
-            "complete": self.complete,
-            "waited": self.waited,
-        }
-
 
 def train(
     model: nn.Module,
@@ -75,12 +58,7 @@ def train(
     loss_fn: LossFn,
     optimizer: torch.optim.Optimizer,
     recipe: Recipe | str = FP32,
-    *,
-    scaler: torch.amp.GradScaler | None = None,
-    warmup: int = 3,
-    memory: bool = True,
-    max_seconds: float | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> RunRecord:
     """Train on every batch once under a recipe and return the record.
 
@@ -88,8 +66,7 @@ def train(
     batches: yields (inputs, targets) on the model's device; a list or anything else that can be
              iterated
     loss_fn: (outputs, targets) → a loss with one element
-    scaler:  the one to go on with; by default a new `torch.amp.GradScaler` if the recipe scales
-    The others are those of `run`.
+    options: those of `run`
 
     Raises ValueError for a model without parameters, no batches, a loss of more than one element,
     an unknown recipe.
@@ -97,19 +74,8 @@ def train(
     Source: the loop of PyTorch's "Automatic Mixed Precision examples".
     """
     recipe = find_recipe(recipe)
-    device = device_of(model)
-    if scaler is None:
-        scaler = recipe.new_scaler(device)
-    stepper = Stepper(model, optimizer, loss_fn, dtype=recipe.dtype, scaler=scaler)
-    return run(
-        stepper,
-        batches,
-        recipe,
-        warmup=warmup,
-        memory=memory,
-        max_seconds=max_seconds,
-        progress=progress,
-    )
+    stepper = recipe.prepare(model, lambda parameters: optimizer, loss_fn)
+    return run(stepper, batches, recipe, **options)
 
 
 def run(
@@ -124,6 +90,7 @@ def run(
 ) -> RunRecord:
     """Step through every batch once, with whatever recipe made the stepper, and return the record.
 
+    warmup:  how many steps are no measurement
     memory:  count the bytes of the second step, which is part of the warm-up and never of the
              timing
     max_seconds: a limit for the run: a step begins only if it would end in time at the pace of the
@@ -144,25 +111,18 @@ def run(
     counted: StepMemory | None = None
     scale, skips = stepper.scale, stepper.skipped
     memory_step = min(_MEMORY_STEP, warmup - 1) if memory else -1
-    began, fastest, complete = time.monotonic(), float("inf"), True
+    fastest, complete = float("inf"), True
+    ends = time.monotonic() + (float("inf") if max_seconds is None else max_seconds)
     with recipe.precision():
         for number, (inputs, targets) in enumerate(_with_bar(batches, progress, recipe)):
             step_began = time.monotonic()
-            if (
-                max_seconds is not None
-                and number > max(0, memory_step)
-                and step_began + fastest > began + max_seconds
-            ):
+            if number > max(0, memory_step) and step_began + fastest > ends:
                 complete = False
                 break
             timer.start()
             if number == memory_step:
-                counted = step_memory(
-                    stepper.model,
-                    stepper.optimizer,
-                    partial(step, inputs, targets),
-                    (inputs, targets),
-                )
+                work = partial(step, inputs, targets)
+                counted = step_memory(stepper.model, stepper.optimizer, work, (inputs, targets))
             else:
                 step(inputs, targets)
             timer.stop()
@@ -193,33 +153,25 @@ def run(
 
 
 def join(records: list[RunRecord]) -> RunRecord:
-    """Join records that follow one another in one training:
-    the first one's warm-up, everything else in line.
-    """
-    first, starts = records[0], [0]
-    for record in records:
-        starts.append(starts[-1] + len(record.losses))
-    return RunRecord(
-        recipe=first.recipe,
-        device=first.device,
-        losses=sum((record.losses for record in records), ()),
-        scales=sum((record.scales for record in records), ()),
-        skipped=tuple(
-            n + at for record, at in zip(records, starts, strict=False) for n in record.skipped
-        ),
-        step_seconds=sum((record.step_seconds for record in records), ()),
-        warmup=first.warmup,
-        memory=next((record.memory for record in records if record.memory), None),
-        complete=all(record.complete for record in records),
-        waited=_mean_share(records),
-    )
+    """Join records that follow one another in one training, the first one's warm-up included."""
+    whole = records[0]
+    for part in records[1:]:
+        at = len(whole.losses)
+        whole = replace(
+            whole,
+            losses=whole.losses + part.losses,
+            scales=whole.scales + part.scales,
+            skipped=whole.skipped + tuple(at + number for number in part.skipped),
+            step_seconds=whole.step_seconds + part.step_seconds,
+            memory=whole.memory or part.memory,
+            complete=whole.complete and part.complete,
+        )
+    return replace(whole, waited=_mean_share(records))
 
 
 def _mean_share(records: list[RunRecord]) -> float | None:
     """Return the share of all records' time that was spent waiting for a CPU."""
-    known = [
-        (record.waited, sum(record.step_seconds)) for record in records if record.waited is not None
-    ]
+    known = [(one.waited, sum(one.step_seconds)) for one in records if one.waited is not None]
     seconds = sum(taken for _, taken in known)
     return sum(share * taken for share, taken in known) / seconds if seconds else None
 

@@ -1,12 +1,11 @@
-"""Three trainings to measure recipes on: plain matmuls, convolutions with batch norm,
-a small language model.
-"""
+"""Three trainings to measure recipes on: matmuls, convolutions, a small language model."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -32,9 +31,7 @@ class Session:
     started: bool = field(default=False, init=False)
 
     def run(self, steps: int, max_seconds: float | None = None) -> RunRecord:
-        """Train `steps` steps more; memory is counted and the clock warmed up in the first call
-        only.
-        """
+        """Train `steps` steps more; only the first call counts memory and warms up."""
         first, self.started = not self.started, True
         return run(
             self.stepper,
@@ -53,8 +50,7 @@ class Workload:
 
     steps: how many it takes by default
     start: recipe → a new Session
-    accuracy: session → share of right answers on held-out data, computed as its recipe computes;
-              None where there is none
+    accuracy: session → share of right answers on held-out data, or None where there is none
     """
 
     name: str
@@ -73,14 +69,9 @@ def simple_net(
 
     def start(recipe: AnyRecipe) -> Session:
         model = _seeded(lambda: models.SimpleNet(width)).to(device)
-        batches = data.random_batches(width, batch_size, steps=8, seed=1, device=device)
-        return _session(
-            recipe,
-            model,
-            lambda params: torch.optim.SGD(params, lr=1e-4),
-            nn.functional.mse_loss,
-            list(batches),
-        )
+        batches = list(data.random_batches(width, batch_size, steps=8, seed=1, device=device))
+        sgd = partial(torch.optim.SGD, lr=1e-4)
+        return _session(recipe, model, sgd, nn.functional.mse_loss, batches)
 
     return Workload("simple_net", f"SimpleNet, width {width}, batch {batch_size}", 32, start, None)
 
@@ -93,13 +84,8 @@ def digits_resnet(device: torch.device, batch_size: int | None = None) -> Worklo
     def start(recipe: AnyRecipe) -> Session:
         model = _seeded(lambda: models.DigitsResNet.for_device(device))
         batches = data.digit_batches(digits, batch_size, epochs=_PASSES, seed=1, device=device)
-        return _session(
-            recipe,
-            model,
-            lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
-            nn.functional.cross_entropy,
-            batches,
-        )
+        sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+        return _session(recipe, model, sgd, nn.functional.cross_entropy, batches)
 
     def accuracy(session: Session) -> float:
         return session.stepper.accuracy(digits.test_x.to(device), digits.test_y.to(device))
@@ -121,9 +107,7 @@ def char_gpt(device: torch.device, batch_size: int | None = None) -> Workload:
         batches = data.text_batches(
             text, batch_size, model.context, steps=steps, seed=1, device=device
         )
-        return _session(
-            recipe, model, lambda params: torch.optim.AdamW(params, lr=1e-3), loss_fn, batches
-        )
+        return _session(recipe, model, partial(torch.optim.AdamW, lr=1e-3), loss_fn, batches)
 
     return Workload("char_gpt", f"Character GPT, batch {batch_size}", steps, start, None)
 

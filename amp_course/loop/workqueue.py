@@ -1,8 +1,6 @@
 """A queue of work, as a GPU has one: a step is queued at once and done later.
 
-On CUDA it is the GPU's own stream. Elsewhere one background thread does the work: a stand-in that
-shows the same thing, real work done later than the line that asked for it, on a machine without a
-GPU.
+On CUDA it is the GPU's own stream. Elsewhere one background thread does the work: a stand-in.
 """
 
 from __future__ import annotations

@@ -10,11 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from amp_course.kit.colours import COLOURS, FAINT, INK
 from amp_course.kit.style import new_figure, title
 
-_LOOKS = [
-    (COLOURS["fp32"], "-", "o"),
-    (COLOURS["amp_fp16"], "--", "s"),
-    ("#CC79A7", ":", "^"),
-]  # colour, line, marker
+_LOOKS = [(COLOURS["fp32"], "-", "o"), (COLOURS["amp_fp16"], "--", "s")]  # colour, line, marker
 
 
 def clipping_figure(
@@ -35,19 +31,15 @@ def clipping_figure(
     for (name, values), (colour, line, marker) in zip(norms.items(), _LOOKS, strict=False):
         axis.plot(scales, values, line, color=colour, marker=marker, ms=5, lw=1.6, label=name)
     axis.axhline(max_norm, color=FAINT, lw=0.8, ls=":")
-    axis.text(
-        scales[-1], max_norm * 1.25, "max_norm", color=INK, fontsize=8, ha="right", va="bottom"
-    )
+    place = {"ha": "right", "va": "bottom"}
+    axis.text(scales[-1], max_norm * 1.25, "max_norm", color=INK, fontsize=8, **place)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=10)
     axis.set_ylim(top=max_norm * 10)
     axis.set_xlabel("loss scale", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="lower left")
-    title(
-        axis,
-        "What clipping leaves of the gradient",
-        "its norm as the optimizer sees it; log scales",
-    )
+    under = "its norm as the optimizer sees it; log scales"
+    title(axis, "What clipping leaves of the gradient", under)
     return figure
 
 
@@ -76,22 +68,13 @@ def resume_figure(
         axis.axvline(stop - 0.5, color=INK, lw=0.9)
         axis.set_xlim(-0.5, len(next(iter(losses.values()))) - 0.5)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    above.text(
-        stop - 0.2,
-        0.97,
-        "stopped, resumed",
-        transform=above.get_xaxis_transform(),
-        fontsize=8,
-        va="top",
-    )
+    across = above.get_xaxis_transform()
+    above.text(stop - 0.2, 0.97, "stopped, resumed", transform=across, fontsize=8, va="top")
     below.set_yscale("log", base=2)
     below.set_xlabel("step", fontsize=8)
     below.set_ylabel("loss scale", fontsize=8)
     above.set_ylabel("loss", fontsize=8)
     above.legend(fontsize=8, frameon=False, loc="lower left")
-    title(
-        above,
-        "One run, resumed in two ways",
-        "the loss over all pictures before each step, and the loss scale of the step",
-    )
+    under = "the loss over all pictures before each step, and the loss scale of the step"
+    title(above, "One run, resumed in two ways", under)
     return figure

@@ -49,11 +49,8 @@ _WORDS = {True: "yes", False: "no"}
 class LoopWorkbench(Panel):
     """Start from a loop and change it by its switches; the loop shown is run and audited at once.
 
-    recorded: reports to show, by the loop's source; any other loop is audited when it is chosen
-
-    panel.start.value = "never cleared" or panel.switches["clip"].value = "before unscale" drives it
-    in a test; `panel.source` and `panel.audit` are what it shows. Every loop is audited once, by a
-    live run of some ten updates of a tiny model.
+    recorded: reports to show, by the loop's source; any other loop is audited when it is first
+        chosen, by a live run of some ten updates of a tiny model
     """
 
     title = "LoopWorkbench: which line is wrong?"

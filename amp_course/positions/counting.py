@@ -22,8 +22,6 @@ from amp_course.bits.formats import FloatFormat
 from amp_course.bits.rounding import round_to
 from amp_course.bits.scalar import decode, encode
 
-LONGEST = 2**53  # fp64, in which positions are rounded here, holds every integer up to it
-
 
 def first_collision(fmt: FloatFormat) -> int:
     """Return the smallest position that shares its value with an earlier one: bf16 → 257, fp16 →
@@ -33,7 +31,6 @@ def first_collision(fmt: FloatFormat) -> int:
     numbers end before that has its first collision where the second position past the end falls on
     the first.
 
-    Raises ValueError for a format that does not hold 1.
     """
     position = last_exact(fmt) + 1
     while encode(position, fmt) != encode(position - 1, fmt):  # at most three rounds
@@ -46,7 +43,7 @@ def distinct_positions(n: int, fmt: FloatFormat) -> int:
 
     inf, which all positions past the range become, counts as one value.
 
-    Raises TypeError unless n is an int, ValueError if it is negative or the format does not hold 1.
+    Raises TypeError unless n is an int, ValueError if it is negative.
     """
     n, exact = checked_length(n), last_exact(fmt)
     if n <= exact + 1:
@@ -83,13 +80,7 @@ def first_past_range(fmt: FloatFormat) -> int | None:
 def last_exact(fmt: FloatFormat) -> int:
     """Return the largest integer up to which the format holds every one: bf16 → 256, fp16 → 2048,
     fp4 → 4.
-
-    Raises ValueError for a format that does not hold 1.
     """
-    if fmt.smallest_subnormal > 1 or fmt.max < 1:
-        raise ValueError(
-            f"{fmt.name} cannot represent 1, so it cannot count: its bias is {fmt.bias}"
-        )
     return int(min(2 ** (fmt.significand_bits + 1), fmt.max))
 
 
@@ -112,15 +103,9 @@ def position_values(n: int, fmt: FloatFormat, start: int = 0) -> Tensor:
     """Return the value that each position start … n−1 has in the format, (n − start,) float64: 257
     in bf16 → 256.
 
-    Raises TypeError and ValueError as `distinct_positions` does, and ValueError beyond 2^53, where
-    float64 ends counting.
+    Raises TypeError and ValueError as `distinct_positions` does.
     """
-    if checked_length(n) > LONGEST:
-        raise ValueError(
-            f"{n} positions are too many to round one by one: the limit is 2^53. The counting "
-            f"functions have no such limit"
-        )
-    return round_to(torch.arange(checked_length(start), n, dtype=torch.float64), fmt)
+    return round_to(torch.arange(start, checked_length(n), dtype=torch.float64), fmt)
 
 
 def checked_length(n: Any) -> int:
@@ -130,10 +115,10 @@ def checked_length(n: Any) -> int:
     one.
     """
     try:
-        number = operator.index(n)
+        number = None if isinstance(n, bool) else operator.index(n)
     except TypeError:
         number = None
-    if number is None or isinstance(n, bool) or getattr(n, "dtype", None) in (bool, torch.bool):
+    if number is None:
         raise TypeError(f"the number of positions has to be an int, not {n!r}: pass int(…)")
     if number < 0:
         raise ValueError(f"the number of positions is {number}, and cannot be negative")

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK
 from amp_course.kit.style import new_figure, title
+from amp_course.positions.panel_html import ALONE, SHARED, id_text
 from amp_course.positions.sharing import Run
 
-# a token with an id of its own, tokens that share one
-_ALONE, _SHARED = (("#56B4E9", ""), ("#D55E00", "//"))
 _WRONG, _RIGHT = COLOURS["amp_fp16"], COLOURS["fp32"]
 
 
@@ -41,12 +40,9 @@ def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xlim(right=lengths[-1] * 12)
-    axis.set_xticks(
-        [2**power for power in range(4, 20, 2)], [f"{2**power:,}" for power in range(4, 20, 2)]
-    )
-    axis.set_yticks(
-        [2**power for power in range(4, 20, 4)], [f"{2**power:,}" for power in range(4, 20, 4)]
-    )
+    for set_ticks, step in ((axis.set_xticks, 2), (axis.set_yticks, 4)):
+        ticks = [2**power for power in range(4, 20, step)]
+        set_ticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel("tokens in the context", fontsize=8)
     title(
@@ -84,14 +80,7 @@ def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figu
         f"Maps of the angle's error by position, up to {last_position:,}, and channel pair. "
         f"Largest error in radians: {worst}."
     )
-    shape: dict[str, Any] = {
-        "columns": 2,
-        "rows": (len(errors) + 1) // 2,
-        "sharex": True,
-        "sharey": True,
-        "squeeze": False,
-    }
-    figure, axes = new_figure(7.6, 4.6, alt=alt, **shape)
+    figure, axes = _maps(4.6, len(errors), "position", "channel pair", alt)
     for axis, (name, error) in zip(axes.flat, errors.items(), strict=True):
         image = axis.imshow(
             error.T.numpy().clip(1e-4),
@@ -102,10 +91,6 @@ def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figu
             extent=(0, last_position, error.shape[1] - 0.5, -0.5),
         )
         axis.set_title(f"{name}: up to {error.max().item():.2g}", loc="left", fontsize=9, color=INK)
-    for axis in axes[-1]:
-        axis.set_xlabel("position", fontsize=8)
-    for row in axes:
-        row[0].set_ylabel("channel pair", fontsize=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.9)
     bar.set_label("error of the turn, radians (log scale)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
@@ -122,21 +107,11 @@ def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: in
         f"The score of one query and one key, {offset} apart, along the context. Spread, 0 if "
         f"the score is flat: {told}."
     )
-    shape: dict[str, Any] = {
-        "columns": 2,
-        "rows": (len(scores) + 1) // 2,
-        "sharex": True,
-        "sharey": True,
-        "squeeze": False,
-    }
-    figure, axes = new_figure(7.6, 4.0, alt=alt, **shape)
+    position = f"position of the key; the query is {offset} further on"
+    figure, axes = _maps(4.0, len(scores), position, "score", alt)
     for number, (axis, (name, values)) in enumerate(zip(axes.flat, scores.items(), strict=True), 1):
         axis.plot(starts, values, ".", ms=2, color=_RIGHT if number == len(scores) else _WRONG)
         axis.set_title(f"{name}: spread {spreads[name]:.2g}", loc="left", fontsize=9, color=INK)
-    for axis in axes[-1]:
-        axis.set_xlabel(f"position of the key; the query is {offset} further on", fontsize=8)
-    for row in axes:
-        row[0].set_ylabel("score", fontsize=8)
     return figure
 
 
@@ -186,17 +161,9 @@ def cliff_figure(
         curves.items(), ((COLOURS["fp32"], "-", "o"), (COLOURS["amp_bf16"], "--", "x")), strict=True
     ):
         for number, points in enumerate(seeds):
-            positions, accuracies = zip(*points, strict=True)
-            axis.plot(
-                positions,
-                accuracies,
-                ls=style,
-                marker=marker,
-                ms=4,
-                lw=1.2,
-                color=colour,
-                label=f"{name}, {len(seeds)} seeds" if number == 0 else None,
-            )
+            label = f"{name}, {len(seeds)} seeds" if number == 0 else None
+            look = {"ls": style, "lw": 1.2, "marker": marker, "ms": 4, "color": colour}
+            axis.plot(*zip(*points, strict=True), label=label, **look)
     for mark in marks:
         axis.axvline(mark, color=FAINT, lw=0.8, ls=":")
         axis.text(mark + 4, 1.04, f"{mark:,}", fontsize=8, color=FAINT)
@@ -209,22 +176,26 @@ def cliff_figure(
     return figure
 
 
+def _maps(height: float, count: int, x: str, y: str, alt: str) -> tuple[Figure, Any]:
+    """Return a figure with axes in two columns, which share their labels."""
+    rows = (count + 1) // 2
+    shared: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = new_figure(7.6, height, columns=2, rows=rows, alt=alt, **shared)
+    for axis in axes[-1]:
+        axis.set_xlabel(x, fontsize=8)
+    for row in axes:
+        row[0].set_ylabel(y, fontsize=8)
+    return figure, axes
+
+
 def _strip(axis: Any, runs: Sequence[Run]) -> None:
     """Draw runs as boxes with their ids under them."""
+    look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 1.2}
     for run in runs:
-        colour, hatch = _SHARED if run.count > 1 else _ALONE
-        axis.bar(
-            run.start,
-            1,
-            width=run.count,
-            align="edge",
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=1.2,
-        )
+        colour, hatch = SHARED if run.count > 1 else ALONE
+        axis.bar(run.start, 1, width=run.count, color=colour, hatch=hatch, **look)
     middles = [run.start + run.count / 2 for run in runs]
-    names = [f"{run.value:,g}" if run.value % 1 else f"{run.value:,.0f}" for run in runs]
+    names = [id_text(run.value) for run in runs]
     many = len(runs) > 12
     axis.set_xticks(
         middles, names, fontsize=8, rotation=60 if many else 0, ha="right" if many else "center"

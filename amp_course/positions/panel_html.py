@@ -70,16 +70,15 @@ def strip(shown: Sharing) -> str:
     parts = [_position(token, shown.start, wide) for token in range(shown.start, shown.n)]
     for run in shown.runs:
         parts.append(_run(run, shown.start, wide))
+    tokens = f"tokens {shown.start:,} to {shown.n - 1:,}"
+    first, last = id_text(shown.runs[0].value), id_text(shown.runs[-1].value)
     label = (
-        f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: "
-        f"{len(shown.runs)} different ones"
+        f"ids of {tokens} in {shown.fmt.name}: {len(shown.runs)} different ones, from {first} to "
+        f"{last}"
     )
-    label += f", from {id_text(shown.runs[0].value)} to {id_text(shown.runs[-1].value)}"
     caption = (
-        f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; '
-        f"each box "
-        f"is one id, its value below: {swatch(*ALONE)} used by one token, {swatch(*SHARED)} shared "
-        f"by several</div>"
+        f'<div style="color:{FAINT};font-size:0.92em">{tokens}; each box is one id, its value '
+        f"below: {swatch(*ALONE)} used by one token, {swatch(*SHARED)} shared by several</div>"
     )
     return caption + picture(_WIDTH, _HEIGHT, *parts, label=label)
 
@@ -91,23 +90,18 @@ def id_text(value: float) -> str:
 
 def _position(token: int, start: int, wide: float) -> str:
     x = _LEFT + (token - start) * wide
-    tick = line(x, _TOP - 4, x, _TOP, stroke=GRID)
     if token % _EVERY:
-        return tick
-    return line(x, _TOP - 7, x, _TOP, stroke=FAINT) + text(
-        x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT
-    )
+        return line(x, _TOP - 4, x, _TOP, stroke=GRID)
+    number = text(x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT)
+    return line(x, _TOP - 7, x, _TOP, stroke=FAINT) + number
 
 
 def _run(run: Run, start: int, wide: float) -> str:
     x, width = _LEFT + (run.start - start) * wide, run.count * wide
     colour, hatch = SHARED if run.count > 1 else ALONE
-    name = id_text(run.value)
-    tokens = (
-        f"tokens {run.start:,} to {run.start + run.count - 1:,}"
-        if run.count > 1
-        else f"token {run.start:,}"
-    )
+    name, tokens = id_text(run.value), f"token {run.start:,}"
+    if run.count > 1:
+        tokens = f"tokens {run.start:,} to {run.start + run.count - 1:,}"
     place = f"translate({x + width / 2 + 3:.1f} {_TOP + _TALL + 12}) rotate(-45)"
     return (
         box(x + 1, _TOP, max(width - 2, 1), _TALL, colour, hatch=hatch, tip=f"{tokens}: id {name}")

@@ -167,7 +167,7 @@ def check_head_size(head_size: Any) -> None:
     """Raise TypeError for a head size that is not an int,
     ValueError for one that is odd or not positive.
     """
-    if isinstance(head_size, bool) or not isinstance(head_size, int):
+    if type(head_size) is not int:
         raise TypeError(
             f"a head size has to be an int, not {head_size!r}: pass the number of channels of one "
             f"head"

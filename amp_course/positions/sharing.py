@@ -75,20 +75,10 @@ def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64)
     start = max(0, n - WINDOW)
     exact = range(start, n)
     ids = [decode(encode(position, fmt), fmt) for position in exact]
-    return Sharing(
-        fmt,
-        n,
-        base,
-        head_size,
-        distinct_positions(n, fmt),
-        first_collision(fmt),
-        most_sharing(n, fmt),
-        first_past_range(fmt),
-        start,
-        tuple(runs(ids, start)),
-        similarity(exact, head_size, base),
-        similarity(ids, head_size, base),
-    )
+    counts = distinct_positions(n, fmt), first_collision(fmt), most_sharing(n, fmt)
+    maps = similarity(exact, head_size, base), similarity(ids, head_size, base)
+    shown = tuple(runs(ids, start))
+    return Sharing(fmt, n, base, head_size, *counts, first_past_range(fmt), start, shown, *maps)
 
 
 def runs(ids: Iterable[float], start: int = 0) -> list[Run]:

@@ -6,12 +6,12 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from amp_course.bits.formats import FP16
 from amp_course.bits.numerals import raised
@@ -19,12 +19,11 @@ from amp_course.kit.colours import COLOURS, HATCHES, INK, KEPT
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.style import FEWER_DOTS, new_figure, title
 from amp_course.recipes.guide import HARDWARE, MODELS, SYMPTOMS, Leaf
+from amp_course.recipes.measuring import RecipeTable
 from amp_course.recipes.survival import IMAGENET, SETTINGS, FirstStep, SurvivalMap, find_setting
+from amp_course.recipes.training import BaseRecipe
 
-if TYPE_CHECKING:
-    from amp_course.recipes.measuring import RecipeTable
-    from amp_course.recipes.training import BaseRecipe
-
+_SMALL: dict[str, Any] = {"fontsize": 8, "va": "center"}
 _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 _FEWEST_DOTS = 110  # as many as the page shows: two figures are a third of the notebook's bytes
 
@@ -51,47 +50,27 @@ def recipe_table_figure(table: RecipeTable) -> Figure:
                 place, width, left=left, color=colour, hatch=hatch, edgecolor="white", height=0.7
             )
             if sizes:  # the format of the most of it
-                text = next(iter(sizes))
-                kept.text(
-                    left + width / 2,
-                    place,
-                    text,
-                    fontsize=8,
-                    ha="center",
-                    va="center",
-                    bbox=_ON_BAR,
-                )
+                name = next(iter(sizes))
+                kept.text(left + width / 2, place, name, ha="center", bbox=_ON_BAR, **_SMALL)
             left += width
-        kept.text(left, place, f" {left:.1f}", fontsize=8, va="center", color=INK)
-        activations.barh(
-            place,
-            row.activation_bytes,
-            color=COLOURS[row.name],
-            hatch=HATCHES[row.name],
-            edgecolor="white",
-            height=0.7,
-        )
-        activations.text(
-            row.activation_bytes,
-            place,
-            f" {bytes_text(row.activation_bytes)}",
-            fontsize=8,
-            va="center",
-        )
+        kept.text(left, place, f" {left:.1f}", color=INK, **_SMALL)
+        size, look = row.activation_bytes, {"edgecolor": "white", "height": 0.7}
+        colour, hatch = COLOURS[row.name], HATCHES[row.name]
+        activations.barh(place, size, color=colour, hatch=hatch, **look)
+        activations.text(size, place, f" {bytes_text(size)}", **_SMALL)
     kept.set_yticks(range(len(labels)), labels, fontsize=8)
     kept.set_xlim(0, 1.12 * max(row.bytes_per_parameter for row in table.rows))
     activations.set_yticks([])
     activations.set_xlim(0, 1.5 * max(row.activation_bytes for row in table.rows))
     activations.set_xticks([])
-    title(
-        kept,
-        "Bytes for every parameter",
-        "when backward has ended; the format of most of it in the bar",
-    )
+    under = "when backward has ended; the format of most of it in the bar"
+    title(kept, "Bytes for every parameter", under)
     title(activations, "Activations", "what backward needs, one batch")
-    figure.legend(
-        handles=_kind_handles(), fontsize=8, frameon=False, ncols=4, loc="outside lower center"
-    )
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind.replace("_", " "))
+        for kind, (colour, hatch) in KEPT.items()
+    ]
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
     return figure
 
 
@@ -106,26 +85,12 @@ def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: floa
     )
     figure, axis = new_figure(7.2, 2.9, alt=alt)
     for number, (recipe, values) in enumerate(distances.items()):
-        style = ("-", "--", "-.", ":")[number % 4]
-        axis.plot(
-            range(1, len(values) + 1),
-            values,
-            style,
-            color=COLOURS[recipe.name],
-            lw=1.6,
-            label=recipe.label,
-        )
+        steps, style = range(1, len(values) + 1), ("-", "--", "-.", ":")[number % 4]
+        axis.plot(steps, values, style, color=COLOURS[recipe.name], lw=1.6, label=recipe.label)
     axis.axhline(limit, color=INK, lw=0.8, ls=":")
     end = max(len(values) for values in distances.values())
-    axis.text(
-        end,
-        limit,
-        f"2{raised(round(math.log2(limit)))}",
-        fontsize=8,
-        ha="right",
-        va="bottom",
-        color=INK,
-    )
+    power = f"2{raised(round(math.log2(limit)))}"
+    axis.text(end, limit, power, fontsize=8, ha="right", va="bottom", color=INK)
     axis.set_yscale("log", base=2)
     axis.set_xlabel("step", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -133,19 +98,9 @@ def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: floa
     return figure
 
 
-def _kind_handles() -> list[object]:
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind.replace("_", " "))
-        for kind, (colour, hatch) in KEPT.items()
-    ]
-
-
 _ROWS = {  # of the survival map: recipe → how it is written
     "o0": "O0 (fp32)",
     "o1": "O1 (AMP fp16)",
-    "torch_amp": "O1 (AMP fp16)",
     "amp_bf16": "AMP bf16",
     "o2": "O2",
     "o3": "O3",
@@ -160,12 +115,8 @@ def survival_figure(found: SurvivalMap) -> Figure:
     """Draw accuracy or death by recipe and batch size for each setting,
     and next to them the published ImageNet runs.
     """
-    figure, axes = new_figure(
-        8, 6.4, columns=2, rows=2, dots=_FEWEST_DOTS, alt=_survival_in_words(found)
-    )
-    rows = list(
-        dict.fromkeys(label for recipe, label in _ROWS.items() if recipe in found.recipes())
-    )
+    figure, axes = new_figure(8, 6.4, 2, 2, dots=_FEWEST_DOTS, alt=_survival_in_words(found))
+    rows = [label for recipe, label in _ROWS.items() if recipe in found.recipes()]
     places = [axes[0][0], axes[0][1], axes[1][0]]
     for axis, setting in zip(places, ("raw_sum", "raw", "resnet"), strict=True):
         sizes = found.sizes(setting)
@@ -173,24 +124,13 @@ def survival_figure(found: SurvivalMap) -> Figure:
             for column, size in enumerate(sizes):
                 runs = found.cell(setting, recipe, size)
                 right = [run.accuracy for run in runs if run.accuracy is not None]
-                text = (
-                    f"{statistics.median(right):.0%}"
-                    if len(right) == len(runs)
-                    else f"✗ {len(runs) - len(right)}/{len(runs)}"
-                )
-                _cell(
-                    axis,
-                    column,
-                    rows.index(_ROWS[recipe]),
-                    text,
-                    statistics.median(right) if right else None,
-                    text[0] == "✗",
-                )
+                died, median = len(runs) - len(right), statistics.median(right or [0.0])
+                text = f"✗ {died}/{len(runs)}" if died else f"{median:.0%}"
+                _cell(axis, column, rows.index(_ROWS[recipe]), text, None if died else median)
         _grid(axis, rows, sizes)
         seeds = len(found.cell(setting, found.recipes()[0], sizes[0]))
-        title(
-            axis, find_setting(setting).title, f"median accuracy; ✗: how many of {seeds} seeds died"
-        )
+        under = f"median accuracy; ✗: how many of {seeds} seeds died"
+        title(axis, find_setting(setting).title, under)
     _imagenet(axes[1][1], rows)
     return figure
 
@@ -210,29 +150,22 @@ def _survival_in_words(found: SurvivalMap) -> str:
 
 
 def _imagenet(axis: Axes, rows: list[str]) -> None:
-    sizes = sorted({run.batch_size for run in IMAGENET})
-    for run in IMAGENET:
-        if run.recipe != "torch_amp":  # it shares O1's cell
-            text = "NaN" if run.top1 is None else f"{run.top1:.1f}%"
-            share = None if run.top1 is None else run.top1 / 100
-            _cell(
-                axis,
-                sizes.index(run.batch_size),
-                rows.index(_ROWS[run.recipe]),
-                text,
-                share,
-                run.top1 is None,
-            )
+    sizes = sorted({size for _, size in IMAGENET})
+    for (recipe, size), percent in IMAGENET.items():
+        text = "NaN" if percent is None else f"{percent:.1f}%"
+        share = None if percent is None else percent / 100
+        _cell(axis, sizes.index(size), rows.index(_ROWS[recipe]), text, share)
     _grid(axis, rows, sizes)
     title(axis, "Published: ResNet-50, ImageNet", "top-1 accuracy; 8 × V100, not measured here")
 
 
-def _cell(axis: Axes, column: int, row: int, text: str, share: float | None, dead: bool) -> None:
-    look: dict[str, Any] = (
-        _DEAD if dead else {"facecolor": colormaps["Blues"](0.62 * (share or 0)), "linewidth": 0}
-    )
+def _cell(axis: Axes, column: int, row: int, text: str, share: float | None) -> None:
+    """Draw a cell, the bluer the larger the share of right answers; None: it died."""
+    look = _DEAD
+    if share is not None:
+        look = {"facecolor": colormaps["Blues"](0.62 * share), "linewidth": 0}
     axis.add_patch(Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, **look))
-    axis.text(column, row, text, fontsize=8, ha="center", va="center", color=INK)
+    axis.text(column, row, text, ha="center", color=INK, **_SMALL)
 
 
 def _grid(axis: Axes, rows: list[str], sizes: Sequence[int]) -> None:
@@ -249,15 +182,15 @@ def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
     """Draw what fp16 would have to hold at the first step, by batch size,
     against its largest number.
     """
-    over = [
-        f"{setting.title} "
-        f"{max(step.loss_sum for step in steps if step.setting == setting.name):,.0f}"
-        for setting in SETTINGS
-        if any(step.setting == setting.name for step in steps)
-    ]
+    by_setting = {
+        setting: [step for step in steps if step.setting == setting.name] for setting in SETTINGS
+    }
+    over = "; ".join(
+        f"{setting.title} {max(step.loss_sum for step in of):,.0f}"
+        for setting, of in by_setting.items()
+    )
     alt = (
-        f"Sum of losses and largest gradient of the first step by batch size. Largest sums: "
-        f"{'; '.join(over)}."
+        f"Sum of losses and largest gradient of the first step by batch size. Largest sums: {over}."
     )
     figure, axes = new_figure(8, 2.9, columns=2, sharey=True, dots=FEWER_DOTS, alt=alt)
     looks = {"resnet": ("#0072B2", "o"), "raw": ("#009E73", "s"), "raw_sum": ("#D55E00", "^")}
@@ -265,14 +198,10 @@ def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
         (axes[0], "loss_sum", "Sum of the batch's losses"),
         (axes[1], "largest_gradient", "Largest gradient"),
     ):
-        for setting in SETTINGS:
+        for setting, of in by_setting.items():
             colour, marker = looks[setting.name]
-            of = [step for step in steps if step.setting == setting.name]
-            label = find_setting(setting).title
-            points = [(step.batch_size, getattr(step, field)) for step in of]
-            axis.plot(
-                *zip(*points, strict=True), marker, color=colour, ms=5, mfc="none", label=label
-            )
+            x, y = [step.batch_size for step in of], [getattr(step, field) for step in of]
+            axis.plot(x, y, marker, color=colour, ms=5, mfc="none", label=setting.title)
         axis.axhline(FP16.max, color=INK, lw=1.2)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
@@ -290,45 +219,28 @@ def guide_figure(leaves: Sequence[Leaf]) -> Figure:
     """Draw the decision guide: a branch for each hardware, on it a line for each leaf,
     first match first.
     """
-    high = 0.34
-    first = "; ".join(
-        f"{label}: "
-        f"{next(leaf for leaf in reversed(leaves) if leaf.hardware == hardware).build().label}"
-        for hardware, label in HARDWARE.items()
-    )
+    last_of = {leaf.hardware: leaf.build().label for leaf in leaves}  # where nothing else fits
+    first = "; ".join(f"{label}: {last_of[hardware]}" for hardware, label in HARDWARE.items())
     alt = (
         f"A guide from hardware, model and symptom to a recipe, {len(leaves)} lines. If nothing "
         f"special is the matter: {first}."
     )
-    figure, axis = new_figure(
-        8, 0.75 + high * (len(leaves) + 0.35 * len(HARDWARE)), dots=_FEWEST_DOTS, alt=alt
-    )
+    high = 0.75 + 0.34 * (len(leaves) + 0.35 * len(HARDWARE))
+    figure, axis = new_figure(8, high, dots=_FEWEST_DOTS, alt=alt)
     place, last = 0.0, 0.0
     for hardware, label in HARDWARE.items():
         mine = [leaf for leaf in leaves if leaf.hardware == hardware]
         middle = place + (len(mine) - 1) / 2
-        axis.text(
-            0.02,
-            middle,
-            textwrap.fill(label, 15),
-            fontsize=9,
-            fontweight="bold",
-            va="center",
-            color=INK,
-        )
+        look = {"fontsize": 9, "fontweight": "bold", "va": "center", "color": INK}
+        axis.text(0.02, middle, textwrap.fill(label, 15), **look)
         for row, leaf in enumerate(mine):
             _draw_leaf(axis, leaf, middle, place + row)
         last = place + len(mine) - 0.5
         place += len(mine) + 0.35
         axis.axhline(last + 0.17, color="#cccccc", linewidth=0.8)
-    for left, head in (
-        (0.02, "hardware"),
-        (1.72, "and if"),
-        (3.62, "recipe"),
-        (4.85, "do"),
-        (7.18, "shown in"),
-    ):
-        axis.text(left, -0.85, head, fontsize=8, color="#555555", va="center")
+    heads = {0.02: "hardware", 1.72: "and if", 3.62: "recipe", 4.85: "do", 7.18: "shown in"}
+    for left, head in heads.items():
+        axis.text(left, -0.85, head, color="#555555", **_SMALL)
     axis.set_xlim(0, 8)
     axis.set_ylim(last + 0.3, -1.1)
     axis.axis("off")
@@ -342,20 +254,12 @@ def _draw_leaf(axis: Axes, leaf: Leaf, middle: float, row: float) -> None:
     said = [MODELS[leaf.model]] if leaf.model != "any" else []
     said += [SYMPTOMS[leaf.symptom]] if leaf.symptom != "any" else []
     condition = ", ".join(said) or ("anything else" if leaf.hardware != "cpu" else "always")
-    axis.text(1.72, row, condition, fontsize=8, va="center", color=INK)
+    axis.text(1.72, row, condition, color=INK, **_SMALL)
     colour, hatch = COLOURS[leaf.recipe], HATCHES[leaf.recipe]
     axis.add_patch(
         Rectangle((3.62, row - 0.36), 1.13, 0.72, facecolor=colour, edgecolor="white", hatch=hatch)
     )
-    axis.text(
-        4.185,
-        row,
-        leaf.build().label,
-        fontsize=8,
-        va="center",
-        ha="center",
-        color=INK,
-        bbox=_ON_BAR,
-    )
-    axis.text(4.85, row, leaf.advice, fontsize=8, va="center", color=INK)
-    axis.text(7.18, row, leaf.chapter, fontsize=8, va="center", color=INK)
+    label = leaf.build().label
+    axis.text(4.185, row, label, ha="center", color=INK, bbox=_ON_BAR, **_SMALL)
+    axis.text(4.85, row, leaf.advice, color=INK, **_SMALL)
+    axis.text(7.18, row, leaf.chapter, color=INK, **_SMALL)

@@ -5,7 +5,8 @@ whether its update arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,8 +16,7 @@ from torch import Tensor, nn
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import Control, Menu, Panel, Slider
 from amp_course.kit.threads import one_thread
-from amp_course.recipes.measuring.table import Measured, measure
-from amp_course.recipes.measuring.update_reach import Reach, reach
+from amp_course.recipes.measuring import Measured, Reach, measure, reach
 from amp_course.recipes.panel_html import recipe_view, size_text
 from amp_course.recipes.training.base import LOW_DTYPES, BaseRecipe
 from amp_course.recipes.training.recipes import ALL, O0
@@ -48,12 +48,10 @@ _OPTIONS: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
     ),
 }
 _RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "SGD": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate),
-    "SGD with momentum": lambda parameters, rate: torch.optim.SGD(
-        parameters, lr=rate, momentum=0.9
-    ),
-    "Adam": lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "SGD with momentum": partial(torch.optim.SGD, momentum=0.9),
+    "Adam": torch.optim.Adam,
 }
 _NOT_RECORDED = (
     "This was not recorded for the book: there, at most one option can differ from the recipe’s "
@@ -62,26 +60,15 @@ _NOT_RECORDED = (
 _SIZES = (10**8, 10**9, 7 * 10**9, 70 * 10**9)
 
 
-def _digits_resnet() -> Net:
-    return DigitsResNet(8), torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
-
-
 def _char_gpt() -> Net:
-    return (
-        CharGPT(32, context=8, layers=1, heads=2, width=32),
-        torch.randint(32, (2, 8)),
-        torch.randint(32, (2, 8)),
-    )
-
-
-def _simple_net() -> Net:
-    return SimpleNet(32), torch.rand(16, 32), torch.randint(32, (16,))
+    model = CharGPT(32, context=8, layers=1, heads=2, width=32)
+    return model, torch.randint(32, (2, 8)), torch.randint(32, (2, 8))
 
 
 _NETS: dict[str, Callable[[], Net]] = {  # tiny ones: a CPU's fp16 is slow
-    "DigitsResNet": _digits_resnet,
+    "DigitsResNet": lambda: (DigitsResNet(8), torch.rand(8, 1, 8, 8), torch.randint(10, (8,))),
     "CharGPT": _char_gpt,
-    "SimpleNet": _simple_net,
+    "SimpleNet": lambda: (SimpleNet(32), torch.rand(16, 32), torch.randint(32, (16,))),
 }
 
 
@@ -132,9 +119,8 @@ class RecipeExplorer(Panel):
             "decides whether the update is large enough to reach the weights",
             width="24em",
         )
-        self.net = Menu(
-            "DigitsResNet", _NETS, "net", "the small net that is trained for a few steps"
-        )
+        tip = "the small net that is trained for a few steps"
+        self.net = Menu("DigitsResNet", _NETS, "net", tip)
         self.size = Menu(
             10**9,
             [(size_text(size), size) for size in _SIZES],
@@ -157,23 +143,19 @@ class RecipeExplorer(Panel):
 
     @classmethod
     def of(cls, data: Sequence[Any]) -> RecipeExplorer:
-        """Return the panel of what `record` returned."""
         measured: dict[Any, Measured] = {}
         reached: dict[Any, Reach] = {}
         for kept, (row, shares) in zip(_recorded_settings(), data, strict=True):
             measured[kept] = Measured(*row)
-            reached |= {
-                (*kept, rate): Reach(*one) for rate, one in zip(_RATES, shares, strict=True)
-            }
+            for rate, share in zip(_RATES, shares, strict=True):
+                reached[*kept, rate] = Reach(*share)
         return cls((measured, reached))
 
     @property
     def chosen(self) -> BaseRecipe:
-        """The recipe as chosen, with its options."""
         kind = self._kind()
-        return type(kind)(
-            **{name: menu.value for name, menu in self.options.items() if hasattr(kind, name)}
-        )
+        own = {name: menu.value for name, menu in self.options.items() if hasattr(kind, name)}
+        return replace(kind, **own)
 
     def _kind(self) -> BaseRecipe:
         return next(recipe for recipe in ALL if recipe.name == self.recipe.value)
@@ -182,9 +164,8 @@ class RecipeExplorer(Panel):
         """Show what is chosen; a recipe brings its own options."""
         if control in (None, self.recipe):
             kind = self._kind()
-            own = {field.name for field in fields(kind)}
             for name, menu in self.options.items():
-                menu.disabled = name not in own
+                menu.disabled = not hasattr(kind, name)
                 menu.options = _ABSENT if menu.disabled else _OPTIONS[name][0]
                 menu.value = None if menu.disabled else getattr(kind, name)
         setting = (self.net.value, self.optimizer.value, self.rate.value)
@@ -194,7 +175,11 @@ class RecipeExplorer(Panel):
             self.refuse(error)
             return
         self.measured, self.reach = chosen
-        self.message = _note(self.chosen, self.measured, self.net.value)
+        self.message = ""
+        if hasattr(self.chosen, "keep_batchnorm_fp32") and not self.measured.batch_norm:
+            self.message = (
+                f"{self.net.value} has no batch norm, so keeping it in fp32 changes nothing here."
+            )
         self.html = recipe_view(chosen, fp32, self.size.value, self.optimizer.value)
 
     def _side(self, recipe: BaseRecipe, net: str, name: str, rate: float) -> tuple[Measured, Reach]:
@@ -214,26 +199,16 @@ class RecipeExplorer(Panel):
             if net not in self._nets:
                 self._nets[net] = _NETS[net]()
             batch = self._nets[net]
-            make = _OPTIMIZERS[name]
             if kept not in self._measured:
                 # Bytes do not depend on the rate; a low one keeps every net alive.
-                self._measured[kept] = measure(
-                    recipe,
-                    *batch,
-                    loss_fn=_loss,
-                    make_optimizer=lambda parameters: make(parameters, _RATES[-1]),
-                )
-            self._reached[arrived] = reach(
-                recipe,
-                *batch,
-                loss_fn=_loss,
-                make_optimizer=lambda parameters: make(parameters, rate),
-            )
+                make = partial(_OPTIMIZERS[name], lr=_RATES[-1])
+                self._measured[kept] = measure(recipe, *batch, loss_fn=_loss, make_optimizer=make)
+            make = partial(_OPTIMIZERS[name], lr=rate)
+            self._reached[arrived] = reach(recipe, *batch, loss_fn=_loss, make_optimizer=make)
         return self._measured[kept], self._reached[arrived]
 
 
 def _recorded_settings() -> list[tuple[BaseRecipe, str, str]]:
-    """Return what is measured for the book: recipe, net and optimizer."""
     changed = [
         replace(recipe, **{name: value})
         for recipe in ALL
@@ -242,9 +217,3 @@ def _recorded_settings() -> list[tuple[BaseRecipe, str, str]]:
         for _, value in choices
     ]
     return [*product(dict.fromkeys([*ALL, *changed]), _NETS, _OPTIMIZERS)]
-
-
-def _note(recipe: BaseRecipe, row: Measured, net: str) -> str:
-    if hasattr(recipe, "keep_batchnorm_fp32") and not row.batch_norm:
-        return f"{net} has no batch norm, so keeping it in fp32 changes nothing here."
-    return ""

@@ -10,14 +10,14 @@ from amp_course.autocast.trace_html import chip
 from amp_course.kit.colours import KEPT
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.svg import FAINT, GRID, INK, box, picture, swatch, text
-from amp_course.recipes.measuring.table import Bytes, Measured
-from amp_course.recipes.measuring.update_reach import Reach
+from amp_course.recipes.measuring import Bytes, Measured, Reach
 from amp_course.underflow.panel_html import percent
 
 Side = tuple[Measured, Reach]
 _WIDTH, _LEFT, _RIGHT, _TALL, _ROW = 660, 96, 610, 26, 68
 _SHORT = {"optimizer_state": "state"}  # so that a narrow part has room for its name
 _LONG = {"master": "master weights", "optimizer_state": "optimizer state"}
+_TOGETHER = "<b>together, bytes per parameter</b>"
 _CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
 
 
@@ -49,10 +49,7 @@ def verdict(chosen: Side, fp32: Side, size: int, optimizer: str) -> str:
         )
     said += f"The first step changed <b>{percent(reached.weights)}</b> of the weights"
     if reached.masters is not None:
-        return (
-            f"{said} and {percent(reached.masters)} of their masters (fp32: "
-            f"{percent(fp32[1].weights)})."
-        )
+        said += f" and {percent(reached.masters)} of their masters"
     return f"{said} (fp32: {percent(fp32[1].weights)})."
 
 
@@ -67,7 +64,8 @@ def _bars(row: Measured, base: Measured) -> str:
     parts: list[str] = []
     for place, (label, one) in enumerate(rows):
         top, left = 4 + place * _ROW, float(_LEFT)
-        parts.append(text(_LEFT - 8, top + _TALL / 2 + 4, label, anchor="end", bold=not place))
+        middle, under = top + _TALL / 2 + 4, top + _TALL + 14
+        parts.append(text(_LEFT - 8, middle, label, anchor="end", bold=not place))
         for kind, (colour, hatch) in KEPT.items():
             sizes: Bytes = getattr(one, kind)
             each = sum(sizes.values()) / one.parameters
@@ -76,14 +74,10 @@ def _bars(row: Measured, base: Measured) -> str:
                 continue
             tip = f"{_name(kind)}: {' + '.join(sizes)}, {each:.2f} bytes for each parameter"
             parts.append(box(left, top, width - 1.5, _TALL, colour, hatch=hatch, tip=tip))
-            parts.append(text(left, top + _TALL + 14, _SHORT.get(kind, kind)))
-            parts.append(
-                text(left, top + _TALL + 28, f"{next(iter(sizes))} {each:.1f}", fill=FAINT)
-            )
+            parts.append(text(left, under, _SHORT.get(kind, kind)))
+            parts.append(text(left, under + 14, f"{next(iter(sizes))} {each:.1f}", fill=FAINT))
             left += width
-        parts.append(
-            text(left + 6, top + _TALL / 2 + 4, f"{one.bytes_per_parameter:.1f}", bold=not place)
-        )
+        parts.append(text(left + 6, middle, f"{one.bytes_per_parameter:.1f}", bold=not place))
     said = "; ".join(
         f"{label} {one.bytes_per_parameter:.1f} ({_parts_text(one)})" for label, one in rows
     )
@@ -103,66 +97,59 @@ def _parts_text(row: Measured) -> str:
 
 
 def _table(chosen: Side, fp32: Side, size: int) -> str:
-    (row, reached), (base, reached32) = chosen, fp32
-    each = [one.bytes_per_parameter for one in (row, base)]
-    at_step = [one.at_step / one.parameters for one in (row, base)]
-    lines = [
-        *(_kind(kind, getattr(row, kind), getattr(base, kind), row.parameters) for kind in KEPT),
-        ("<b>together, bytes per parameter</b>", "", f"<b>{each[0]:.1f}</b>", f"{each[1]:.1f}"),
-        ("… when the optimizer steps", "", *(f"{one:.1f}" for one in at_step)),
-        (
-            "… the autocast copies of weights",
-            "",
-            *(f"{one.cast_copies / one.parameters:.1f}" for one in (row, base)),
-        ),
-        (f"<b>{size_text(size)} parameters</b>", "", *(bytes_text(size * one) for one in each)),
-        (
-            "batch norm statistics",
-            _chips(row.batch_norm),
-            *(_size(one.batch_norm) for one in (row, base)),
-        ),
-        (
-            "activations of this batch",
-            _chips(row.activations),
-            *(_size(one.activations) for one in (row, base)),
-        ),
-        ("loss scale", "", escape(row.scaling), escape(base.scaling)),
-        (
-            "weights changed by the first step",
-            "",
-            percent(reached.weights),
-            percent(reached32.weights),
-        ),
-        (
-            "masters changed by the first step",
-            "",
-            _share(reached.masters),
-            _share(reached32.masters),
-        ),
-        ("weights inf or NaN after it", "", percent(reached.broken), percent(reached32.broken)),
-    ]
+    row = chosen[0]
+    formats = {
+        **{_head(kind): _chips(getattr(row, kind)) for kind in KEPT},
+        "batch norm statistics": _chips(row.batch_norm),
+        "activations of this batch": _chips(row.activations),
+    }
+    mine, base = (_column(*side, size) for side in (chosen, fp32))
+    mine[_TOGETHER] = f"<b>{mine[_TOGETHER]}</b>"
+    body = "".join(
+        f"<tr>{_cells(name, formats.get(name, ''), value, base[name])}</tr>"
+        for name, value in mine.items()
+    )
     head = "".join(
         f'<th scope="col" style="{_CELL}">{name}</th>'
         for name in ("", "formats", escape(row.label), "fp32")
     )
-    body = "".join(f"<tr>{_cells(*cells)}</tr>" for cells in lines)
     return (
         '<div style="overflow-x:auto"><table aria-label="measured" '
         'style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid '
-        f'{GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<thead><tr style="border-bottom:1px solid {GRID}">{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _column(row: Measured, reached: Reach, size: int) -> dict[str, str]:
+    """Return what was measured of one recipe, by what the table calls it."""
+    each = row.bytes_per_parameter
+    kinds = {kind: sum(getattr(row, kind).values()) / row.parameters for kind in KEPT}
+    return {
+        **{_head(kind): f"{per:.1f}" if per else "–" for kind, per in kinds.items()},
+        _TOGETHER: f"{each:.1f}",
+        "… when the optimizer steps": f"{row.at_step / row.parameters:.1f}",
+        "… the autocast copies of weights": f"{row.cast_copies / row.parameters:.1f}",
+        f"<b>{size_text(size)} parameters</b>": bytes_text(size * each),
+        "batch norm statistics": _size(row.batch_norm),
+        "activations of this batch": _size(row.activations),
+        "loss scale": escape(row.scaling),
+        "weights changed by the first step": percent(reached.weights),
+        "masters changed by the first step": (
+            "–" if reached.masters is None else percent(reached.masters)
+        ),
+        "weights inf or NaN after it": percent(reached.broken),
+    }
+
+
+def _head(kind: str) -> str:
+    return f"{swatch(*KEPT[kind])} {_name(kind)}"
 
 
 def _cells(name: str, *values: str) -> str:
     """Return a row's cells; on a narrow page its name is broken, its values are not."""
     rest = "".join(f'<td style="{_CELL};white-space:nowrap">{value}</td>' for value in values)
     return f'<td style="{_CELL}">{name}</td>{rest}'
-
-
-def _kind(kind: str, sizes: Bytes, base: Bytes, parameters: int) -> tuple[str, str, str, str]:
-    each = [f"{sum(one.values()) / parameters:.1f}" if one else "–" for one in (sizes, base)]
-    return (f"{swatch(*KEPT[kind])} {_name(kind)}", _chips(sizes), each[0], each[1])
 
 
 def _name(kind: str) -> str:
@@ -175,7 +162,3 @@ def _chips(sizes: Bytes) -> str:
 
 def _size(sizes: Bytes) -> str:
     return bytes_text(sum(sizes.values())) if sizes else "–"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else percent(value)

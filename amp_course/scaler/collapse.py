@@ -4,8 +4,7 @@ and run that layer alone in float32.
 
 from __future__ import annotations
 
-import sys
-from threading import local
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,37 +27,30 @@ def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
         raise ValueError(
             "an input of the model is inf or NaN: the fault is in the data, not in the model."
         )
-    found: list[str] = []
+    names = {layer: name for name, layer in model.named_modules() if not list(layer.children())}
+    found: list[nn.Module] = []
 
-    def watch(name: str) -> Any:
-        def hook(layer: nn.Module, taken: Any, given: Any) -> None:
-            if _finite(taken) and not _finite(given):
-                found.append(name)
+    def watch(layer: nn.Module, taken: Any, given: Any) -> None:
+        if _finite(taken) and not _finite(given):
+            found.append(layer)
 
-        return hook
-
-    handles = [
-        layer.register_forward_hook(watch(name))
-        for name, layer in model.named_modules()
-        if not list(layer.children())
-    ]
+    handles = [layer.register_forward_hook(watch) for layer in names]
     try:
         with torch.no_grad():
             model(*inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else None
+    return names[found[0]] if found else None
 
 
 def pin_to_fp32(layer: nn.Module) -> None:
     """Make a layer run in float32 inside any autocast region, on inputs that are cast to float32
     first.
 
-    It changes this layer alone, in place, with two hooks; its output is float32, and the next layer
-    may cast that to 16 bits again. Autocast is switched off on the devices of the inputs and the
-    weights. Copies of the layer, shallow, deep, pickled or made for `nn.DataParallel`, are pinned
-    too, and run their own weights. To pin twice is to pin once.
+    It changes this layer alone, in place: the layer's class becomes a subclass with another
+    `forward`. The output is float32, and the next layer may cast that to 16 bits again. Copies of
+    the layer are pinned too, and run their own weights. To pin twice is to pin once.
 
     Raises ValueError for a layer whose own weights are not float32: pinning cannot restore the bits
     that they have lost. TypeError for what is no nn.Module.
@@ -75,65 +67,32 @@ def pin_to_fp32(layer: nn.Module) -> None:
         raise ValueError(
             "the layer's weights are not float32: call layer.float() before pinning it."
         )
-    if _enter not in layer._forward_pre_hooks.values():
-        # The layer keeps the handles: with them, a pickle reserves the hooks' numbers in the
-        # process that loads it.
-        layer._pinned = (  # type: ignore[assignment]
-            layer.register_forward_pre_hook(_enter, with_kwargs=True),
-            layer.register_forward_hook(_leave, prepend=True, always_call=True),
-        )
+    if not isinstance(layer, _Pinned):
+        layer.__class__ = _pinned(type(layer))  # type: ignore[arg-type]
 
 
-class _Entered(local):
-    """The calls of pinned layers that this thread is in:
-    the number of each, and what autocast was on each device before.
-    """
+class _Pinned(nn.Module):
+    """What a pinned layer's class has before its own: a `forward` around that one, in float32."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, dict[str, bool]]] = []
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
+        device = [*tensors, *self.parameters()][0].device.type
+        inputs, named = tree_map(_to_float32, (inputs, named))
+        with torch.autocast(device, enabled=False):
+            return super().forward(*inputs, **named)
 
-
-_entered = _Entered()
-
-
-@torch.compiler.disable
-def _enter(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
-    devices = {tensor.device.type for tensor in [*tensors, *layer.parameters()]}
-    before = {
-        one: torch.is_autocast_enabled(one)
-        for one in devices
-        if torch.amp.is_autocast_available(one)
-    }
-    result = tree_map(_to_float32, (inputs, named))
-    _entered.calls.append((_call(), before))
-    for one in before:
-        torch.set_autocast_enabled(one, False)
-    return result
+    def __reduce__(self) -> Any:  # pickle would look for the class by its name
+        return _new, (type(self).__mro__[2],), self.__getstate__()
 
 
-@torch.compiler.disable
-def _leave(*_: Any) -> None:
-    """Restore what was before this call; do nothing if `_enter` never ran in it,
-    because a hook before it raised.
-    """
-    calls, number = _entered.calls, _call()
-    places = [place for place, (one, _) in enumerate(calls) if one == number]
-    if places:
-        for device, enabled in calls[places[-1]][1].items():
-            torch.set_autocast_enabled(device, enabled)
-        # calls further in that KeyboardInterrupt ended, without their hooks, go as well
-        del calls[places[-1] :]
+@cache
+def _pinned(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (_Pinned, kind), {})
 
 
-def _call() -> int:
-    """Number the module's call that runs this hook: recursion gives one layer several at a time,
-    and no two share a frame.
-    """
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_name != "_call_impl":
-        frame = frame.f_back
-    return id(frame)
+def _new(kind: type[nn.Module]) -> nn.Module:
+    pinned = _pinned(kind)  # type: ignore[arg-type]
+    return pinned.__new__(pinned)
 
 
 def _to_float32(leaf: Any) -> Any:

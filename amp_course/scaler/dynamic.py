@@ -4,10 +4,9 @@
 It has every public method of PyTorch's. Each step gives the same scale, the same skips and the same
 weights, to the last bit, and the state of either loads into the other. What is left out is
 plumbing: gradients on several devices at once, and optimizers that unscale in their own fused
-          kernels (they get gradients that are unscaled already).
+kernels (they get gradients that are unscaled already).
 
-Source: torch/amp/grad_scaler.py for the behaviour, Micikevicius et al. 2018 (arXiv:1710.03740) for
-        the idea.
+Source: torch/amp/grad_scaler.py; the idea is of Micikevicius et al. 2018 (arXiv:1710.03740)
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,9 +33,7 @@ class Stage(Enum):
 
 @dataclass
 class _Record:
-    """One optimizer's stage, and 1.0 if one of its gradients was inf or NaN
-    (None while none was looked at).
-    """
+    """One optimizer's stage, and 1.0 if a gradient of it was inf or NaN; None: not looked at."""
 
     stage: Stage = Stage.READY
     found_inf: Tensor | None = None
@@ -66,9 +63,6 @@ class DynamicScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        """Start at `init_scale`. Of `device` only "cuda" without a GPU matters:
-        the scale lives where the first loss does.
-        """
         check_options(init_scale, growth_factor, backoff_factor, growth_interval)
         if enabled and device == "cuda" and not torch.cuda.is_available():
             warnings.warn(
@@ -77,16 +71,14 @@ class DynamicScaler:
             )
             enabled = False
         self._enabled = enabled
-        # a tensor from the first scale() on
-        self._init_scale, self._scale = (init_scale, cast(Tensor | None, None))
+        self._init_scale = init_scale
+        self._scale: Tensor | None = None  # from the first scale() on
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
         self._records: dict[int, _Record] = {}
 
     def scale(self, outputs: Any) -> Any:
-        """Return a tensor, or a list, tuple or other iterable of tensors, times the scale;
-        any shape.
-        """
+        """Return a tensor of any shape, or an iterable of tensors, times the scale."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
@@ -104,9 +96,7 @@ class DynamicScaler:
         )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place,
-        and record whether any is inf or NaN.
-        """
+        """Divide the optimizer's gradients by the scale, in place; record if any is inf or NaN."""
         if not self._enabled:
             return
         record = self._record_of(optimizer, "unscale_")
@@ -121,12 +111,8 @@ class DynamicScaler:
                 "unscale_() is being called after step(), too late to have an effect: call it "
                 "before step()."
             )
-        gradients = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         if any(gradient.dtype == torch.float16 for gradient in gradients):
             raise ValueError(
                 "Attempting to unscale FP16 gradients, which would underflow again: the weights "
@@ -135,21 +121,16 @@ class DynamicScaler:
         if gradients:
             scale = self._current_scale("unscale_")
             record.found_inf = torch.zeros((), device=scale.device)
-            values = [
-                gradient._values() if gradient.is_sparse else gradient for gradient in gradients
-            ]
+            values = [one._values() if one.is_sparse else one for one in gradients]
             inverse = scale.double().reciprocal().float()
             for dtype in {value.dtype for value in values}:
-                # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale. One
-                # pass over the memory.
+                # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale.
                 alike = [value for value in values if value.dtype == dtype]
                 torch._amp_foreach_non_finite_check_and_unscale_(alike, record.found_inf, inverse)
         record.stage = Stage.UNSCALED
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Unscale if that has not been done; then return `optimizer.step(…)`,
-        or None if a gradient overflowed.
-        """
+        """Unscale if need be; return `optimizer.step(…)`, or None if a gradient overflowed."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs:
@@ -174,15 +155,11 @@ class DynamicScaler:
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Halve the scale after an overflow, double it after a streak of clean steps;
-        or set it to `new_scale`.
-        """
+        """Back off after an overflow, grow after a streak of clean steps; or set `new_scale`."""
         if not self._enabled:
             return
         scale = self._current_scale("update")
-        found = [
-            record.found_inf for record in self._records.values() if record.found_inf is not None
-        ]
+        found = [one.found_inf for one in self._records.values() if one.found_inf is not None]
         if new_scale is not None:
             scale.fill_(positive(float(new_scale), "new_scale"))
         elif not found:
@@ -201,46 +178,36 @@ class DynamicScaler:
         self._records = {}
 
     def get_scale(self) -> float:
-        """Return the scale; 1.0 where scaling is off."""
         if not self._enabled:
             return 1.0
         return self._init_scale if self._scale is None else self._scale.item()
 
     def get_growth_factor(self) -> float:
-        """Return what a clean streak multiplies the scale by."""
         return self._growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Change it, with the checks of the constructor; likewise the other two."""
         check_options(growth_factor=new_factor)
         self._growth_factor = new_factor
 
     def get_backoff_factor(self) -> float:
-        """Return what an overflow multiplies the scale by."""
         return self._backoff_factor
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Change what an overflow multiplies the scale by."""
         check_options(backoff_factor=new_factor)
         self._backoff_factor = new_factor
 
     def get_growth_interval(self) -> int:
-        """Return how many clean steps in a row make the scale grow."""
         return self._growth_interval
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Change how many clean steps in a row make the scale grow."""
         check_options(growth_interval=new_interval)
         self._growth_interval = new_interval
 
     def _get_growth_tracker(self) -> int:
-        """Return how many clean steps there were in a row.
-        It is private in PyTorch as well, and code that logs calls it.
-        """
+        """Return how many clean steps there were in a row: private in PyTorch too, yet logged."""
         return self._growth_tracker if self._enabled else 0
 
     def is_enabled(self) -> bool:
-        """Return True if scaling is on."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,8 +225,7 @@ class DynamicScaler:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of this class or of `torch.amp.GradScaler`.
 
-        Raises RuntimeError for an empty state, ValueError for one that no scaler wrote; in both
-        cases nothing changes.
+        Raises, and changes nothing: RuntimeError for an empty state, ValueError for no scaler's.
         """
         if not self._enabled:
             return
@@ -275,7 +241,7 @@ class DynamicScaler:
                 f"scaler.state_dict()."
             )
         scale, growth, backoff, interval, tracker = (state_dict[name] for name in self.state_dict())
-        check_options(scale, growth, backoff, interval, tracker)
+        check_options(scale, growth, backoff, interval)
         self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff
         self._growth_interval, self._growth_tracker = interval, tracker
         if self._scale is not None:
@@ -295,9 +261,7 @@ class DynamicScaler:
 
 
 def _multiply(scale: Tensor, factor: float) -> None:
-    """Multiply in place, in float64 and then rounded, as PyTorch does;
-    a scale that would leave float32 stays.
-    """
+    """Multiply in place, rounded from float64 as PyTorch does; a scale never leaves float32."""
     product = (scale.double() * factor).float()
     if product.isfinite():
         scale.copy_(product)

@@ -19,9 +19,8 @@ def resume_figure(timelines: Mapping[str, Timeline]) -> Figure:
         for name, one in timelines.items()
     )
     figure, axis = new_figure(7.2, 2.6, alt=f"Loss scale by step after resuming. {told}.")
-    for (name, one), (colour, style) in zip(
-        timelines.items(), ((FORMAT_COLOURS["fp16"], "-"), (INK, "--")), strict=True
-    ):
+    looks = (FORMAT_COLOURS["fp16"], "-"), (INK, "--")
+    for (name, one), (colour, style) in zip(timelines.items(), looks, strict=True):
         steps = range(1, len(one.scales) + 1)
         axis.step(steps, one.scales, where="mid", color=colour, ls=style, lw=1.6, label=name)
         lost = [step for step in steps if one.skipped[step - 1]]
@@ -42,40 +41,24 @@ def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None)
     """
     steps = range(len(timeline.scales))
     skips = [step for step in steps if timeline.skipped[step]]
-    figure, (above, below) = new_figure(
-        7.6,
-        4.0,
-        rows=2,
-        sharex=True,
-        alt=f"The loss scale over {len(steps)} steps, from {timeline.scales[0]:,.0f} to "
+    alt = (
+        f"The loss scale over {len(steps)} steps, from {timeline.scales[0]:,.0f} to "
         f"{timeline.scales[-1]:,.0f}, above the loss, from {timeline.losses[0]:.2g} to "
-        f"{timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
+        f"{timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked."
     )
+    figure, (above, below) = new_figure(7.6, 4.0, rows=2, sharex=True, alt=alt)
     colour = FORMAT_COLOURS["fp16"]
     above.step(steps, timeline.scales, where="post", color=colour, lw=1.5)
     above.set_yscale("log", base=2)
     below.plot(steps, timeline.losses, color=INK, lw=1.2)
-    above.plot(
-        skips,
-        [timeline.scales[step] for step in skips],
-        "x",
-        color=INK,
-        ms=7,
-        mew=2,
-        label="skipped step",
-    )
+    used = [timeline.scales[step] for step in skips]
+    above.plot(skips, used, "x", color=INK, ms=7, mew=2, label="skipped step")
     for axis in (above, below):
         for step in skips:
             axis.axvline(step, color=FAINT, lw=0.8, ls=":")
     for step, words in (marked or {}).items():
-        below.annotate(
-            words,
-            (step, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, -10),
-            fontsize=8,
-            textcoords="offset points",
-        )
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        below.annotate(words, (step, 1.0), (4, -10), fontsize=8, **place)
     if skips:
         above.legend(fontsize=8, frameon=False, loc="upper right")
     below.set_ylim(bottom=0)

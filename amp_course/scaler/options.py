@@ -4,7 +4,6 @@ PyTorch checks two of them only.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,22 +11,13 @@ import torch
 
 def positive(value: Any, name: str) -> float:
     """Return `value` if it is a positive and finite number in float32; raise ValueError if not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         raise ValueError(f"{name} is {value!r}, not a number: pass a float such as 2.0**16.")
-    rounded = torch.tensor(float(value)).item()  # 1e39 is inf in float32, and 1e-46 is 0
-    if not (math.isfinite(rounded) and rounded > 0):
+    if not 0 < torch.tensor(float(value)).item() < torch.inf:  # 1e39 is inf in float32
         raise ValueError(
             f"{name} is {value!r}, and a scale is a positive, finite float32: start with 2.0**16."
         )
     return float(value)
-
-
-def whole(value: Any, at_least: int, name: str) -> None:
-    """Raise ValueError for what is not a whole number, or too small a one."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(
-            f"{name} is {value!r}, and it counts steps: pass a whole number of at least {at_least}."
-        )
 
 
 def check_options(
@@ -35,7 +25,6 @@ def check_options(
     growth_factor: Any = 2.0,
     backoff_factor: Any = 0.5,
     growth_interval: Any = 1,
-    growth_tracker: Any = 0,
 ) -> None:
     """Raise ValueError for the first of a scaler's numbers that makes no sense, with what would."""
     positive(init_scale, "init_scale")
@@ -47,5 +36,8 @@ def check_options(
         raise ValueError(
             f"backoff_factor is {backoff_factor!r}, and backing off takes less than 1: usually 0.5."
         )
-    whole(growth_interval, 1, "growth_interval")
-    whole(growth_tracker, 0, "_growth_tracker")
+    if not isinstance(growth_interval, int) or growth_interval < 1:
+        raise ValueError(
+            f"growth_interval is {growth_interval!r}, and it counts steps: pass a whole number of "
+            "at least 1."
+        )

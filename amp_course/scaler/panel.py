@@ -24,9 +24,6 @@ class ScaleExplorer(Panel):
     recorder: a `GradientRecorder` that has recorded a backward pass of yours, without a loss scale;
               by default the course's GPT is trained for a few steps and recorded on the spot.
 
-    `panel.exponent.value = 16` drives it in a test; `panel.sweep`, `panel.window` and
-    `panel.histogram` are what it shows.
-
     Raises ValueError for a recorder that has recorded nothing, TypeError for anything else.
     """
 

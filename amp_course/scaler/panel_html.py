@@ -33,18 +33,14 @@ def verdict(shares: Mapping[str, float], exponent: int, window: Window | None) -
     """Say in a sentence what a scale does: "2¹⁶ = 65,536 is useful: …"."""
     size = f"{2**exponent:,}" if exponent >= 0 else f"1/{2**-exponent:,}"
     said = f"A loss scale of 2{raised(exponent)} = {size} "
+    lost, overflow = percent(shares["lost"]), percent(shares["overflow"])
     if shares["overflow"]:
-        said += (
-            f"is <b>too large</b>: {percent(shares['overflow'])} of the gradients overflow, "
-            f"and one is enough to skip a step"
-        )
+        said += f"is <b>too large</b>: {overflow} of the gradients overflow, and one is enough to "
+        said += "skip a step"
     elif shares["lost"] > SPARE:
-        said += f"is <b>too small</b>: {percent(shares['lost'])} of the gradients become 0"
+        said += f"is <b>too small</b>: {lost} of the gradients become 0"
     else:
-        said += (
-            f"is <b>useful</b>: {percent(shares['lost'])} of the gradients are lost, and none "
-            f"overflow"
-        )
+        said += f"is <b>useful</b>: {lost} of the gradients are lost, and none overflow"
     if window is None:
         return f"{said}. No scale from 2⁻¹⁰ to 2⁴⁰ is useful."
     low, high = (f"2{raised(end)}" for end in (window.lowest, window.highest))

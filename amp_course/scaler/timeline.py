@@ -30,10 +30,9 @@ def record_timeline(
     optimizer: torch.optim.Optimizer,
     scaler: Any,
     batches: Iterable[tuple[Tensor, Tensor]],
-    dtype: torch.dtype = torch.float16,
     overflow_at: Collection[int] = (),
 ) -> Timeline:
-    """Train a classifier on the batches, and return what happened.
+    """Train a classifier on the batches in fp16, and return what happened.
 
     scaler:      a `DynamicScaler` or `torch.amp.GradScaler`
     batches:     x of any shape the model takes, y (batch,) of classes
@@ -50,10 +49,10 @@ def record_timeline(
     scales, losses, skipped = [], [], []
     try:
         for number, (x, y) in enumerate(batches):
-            outlier = torch.finfo(dtype).max if number in overflow_at else 1.0
+            outlier = torch.finfo(torch.float16).max if number in overflow_at else 1.0
             scales.append(scaler.get_scale())
             before = len(steps)
-            with torch.autocast(x.device.type, dtype=dtype):
+            with torch.autocast(x.device.type, dtype=torch.float16):
                 loss = cross_entropy(model(x * outlier), y)
             scaler.scale(loss).backward()
             scaler.step(optimizer)

@@ -35,9 +35,7 @@ Sweep = Mapping[int, Mapping[str, float]]  # exponent of the loss scale → zone
 
 @dataclass(frozen=True)
 class Window:
-    """The useful loss scales, 2^lowest to 2^highest: at most a share of `SPARE` is lost,
-    and nothing overflows.
-    """
+    """The useful loss scales, 2^lowest to 2^highest: at most `SPARE` is lost, none overflows."""
 
     lowest: int
     highest: int
@@ -76,20 +74,15 @@ class Gradients:
             raise ValueError("all gradients here are 0 or NaN: was backward() called before this?")
         self.infinite = together[-1]
         self._ranks = [0, *accumulate(together)]  # how many are smaller than each of CUTS
-        filled = [
-            math.frexp(cut)[1] - 1 for cut, count in zip(CUTS[:-1], together, strict=False) if count
-        ]
+        pairs = zip(CUTS[:-1], together, strict=False)
+        filled = [math.frexp(cut)[1] - 1 for cut, count in pairs if count]
         self._binades = range(filled[0], filled[-1] + 1) if filled else range(0)
 
     def __len__(self) -> int:
         return self._ranks[-1]
 
     def fractions(self, fmt: FloatFormat, exponent: int) -> dict[str, float]:
-        """Return the share of each zone of `ZONES` at a loss scale of 2^exponent,
-        rounded as the format rounds.
-
-        fmt, exponent: one of `FORMATS` and of `EXPONENTS`
-        """
+        """Return the share of each zone at a loss scale of 2^exponent, rounded as `fmt` rounds."""
         ranks = [0, *(self._below(start, exponent) for start in starts(fmt)), len(self)]
         return {
             zone: (end - start) / len(self)

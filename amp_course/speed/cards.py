@@ -34,10 +34,9 @@ class Card:
     printed: float | None
     source: str
 
-    def roofline(self, launch_seconds: float = LAUNCH_SECONDS) -> Roofline:
-        """Return the card as a roofline."""
+    def roofline(self) -> Roofline:
         peaks = {name: rate * 1e12 for name, rate in self.tera.items()}
-        return Roofline(self.name, peaks, self.gigabytes_per_second * 1e9, launch_seconds)
+        return Roofline(self.name, peaks, self.gigabytes_per_second * 1e9, LAUNCH_SECONDS)
 
 
 CARDS = tuple(Card(**{"printed": None, **row}) for row in read_toml(__file__, "cards.toml")["card"])

@@ -9,15 +9,15 @@ each. A real GPU may need two for one op (a split matmul), or fuse several.
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -84,9 +84,14 @@ class Replay:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def tensors(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments to call `func` with: random numbers, zeros where integers are wanted."""
-        return tree_map_only(Layout, Layout.fill, (self.args, self.kwargs))
+    def layouts(self) -> list[Layout]:
+        leaves = tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Layout)]
+
+    def on_new_tensors(self) -> Callable[[], Any]:
+        """Return the call, on random numbers, and zeros where integers are wanted."""
+        args, kwargs = tree_map_only(Layout, Layout.fill, (self.args, self.kwargs))
+        return lambda: self.func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,7 @@ class Layout:
 
 
 class OpCounter(TorchDispatchMode):
-    """Note every op that starts a kernel, in `calls`; `replays` says how to repeat each.
-    Use it by `count_ops()`.
-    """
+    """Note every op that starts a kernel, in `calls`, and how to repeat it, in `replays`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +139,6 @@ class OpCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the op and note it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func.overloadpacket
@@ -178,9 +180,7 @@ def _describe(
 
 
 def _moved(func: Any, args: Any, kwargs: Any, ins: list[Tensor], outs: list[Tensor]) -> int:
-    """Return the bytes that an op reads and writes; what it changes in place it does both with,
-    unless it overwrites it.
-    """
+    """Return the bytes that an op reads and writes; what it changes in place counts twice."""
     schema = {argument.name: argument.alias_info for argument in func._schema.arguments}
     given = {**dict(zip(schema, args, strict=False)), **kwargs}
     changed = [name for name in given if schema[name] is not None and schema[name].is_write]
@@ -194,34 +194,65 @@ def _moved(func: Any, args: Any, kwargs: Any, ins: list[Tensor], outs: list[Tens
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of the elements that are really there:
-    an expanded dimension (stride 0) is read once.
-    """
+    """Return the bytes of the elements that are there: an expanded dimension is read once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(sizes) * tensor.element_size()
 
 
-@contextlib.contextmanager
-def count_ops() -> Iterator[OpCounter]:
-    """Count the ops of the body; `counter.calls` holds them in order.
+def count_ops() -> OpCounter:
+    """Count the ops of a `with` block; `counter.calls` holds them in order.
 
     Example: with count_ops() as counter: a @ b → counter.calls[0].flops is 2 · m · n · k
     """
-    counter = OpCounter()
-    with counter:
-        yield counter
+    return OpCounter()
 
 
-@contextlib.contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Make every tensor of the body a fake one, on the CPU, which has a shape and a dtype and needs
-    no memory.
+def fake_tensors() -> FakeTensorMode:
+    """Make every tensor of a `with` block a fake one, on the CPU, which has a shape and a dtype and
+    needs no memory.
 
     Example: with fake_tensors(): model, x = SimpleNet(65536), torch.randn(512, 65536)   # 52 GB, if
              it were real
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        yield mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def count_on_fakes(
+    model: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> OpCounter:
+    """Count the ops of forward and backward under autocast in `dtype` (None: without), on fake
+    copies: nothing is computed.
+
+    The model keeps its weights, gradients and buffers. It may not read values (`.item()`, `if
+    x.any()`): fakes have none.
+    """
+    mode = fake_tensors()
+    with mode, FakeCopyMode(mode):
+        fake = copy.deepcopy(model)
+    with mode, torch.enable_grad():
+        fake_inputs, fake_targets = mode.from_tensor(inputs), mode.from_tensor(targets)
+        with count_ops() as counter:
+            forward_backward(fake, loss_fn, (fake_inputs,), fake_targets, device, dtype)
+    return counter
+
+
+def forward_backward(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    targets: Tensor,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> None:
+    """Run forward and backward under autocast in `dtype`; None runs without it."""
+    with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        loss = loss_fn(model(*inputs), targets)
+    loss.backward()
 
 
 @dataclass(frozen=True)

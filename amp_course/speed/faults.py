@@ -25,17 +25,13 @@ _TOUCHED = 2**25  # bytes
 
 
 def page_faults() -> int:
-    """Return how many pages this process has been handed so far;
-    0 where the system does not tell.
-    """
+    """Return how many pages this process was handed so far; 0 where it is not told."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
 @functools.cache
 def seconds_per_fault() -> float:
-    """Return what one page costs, from filling new memory and filling it again;
-    0 where no page is counted.
-    """
+    """Return what one page costs, from filling new memory and again; 0 if none is counted."""
     best = float("inf")
     for _ in range(3):
         fresh = torch.empty(_TOUCHED, dtype=torch.uint8, device="cpu")

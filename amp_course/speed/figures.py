@@ -42,32 +42,12 @@ BOUNDS: dict[Bound, tuple[str, str]] = {  # what takes the longest → colour an
     "memory": ("#56B4E9", ".."),
     "compute": ("#0072B2", ""),
 }
-_TICKS = (
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    1,
-    1.2,
-    1.4,
-    1.6,
-    1.8,
-    2,
-    2.5,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-)  # of speed-ups
-_IN_A_ROW = 5  # marks in the strip
+_TICKS = (  # of speed-ups
+    *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+    *(1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 8, 10),
+)
 _WIDE_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_IN_A_ROW = 5  # marks in the strip
 _LEGEND: dict[str, Any] = {
     "fontsize": 8,
     "title_fontsize": 8,
@@ -80,14 +60,9 @@ _LEGEND: dict[str, Any] = {
 def clocks_figure(clocks: Sequence[Clocks]) -> Figure:
     """Draw host and GPU on one time axis, a pair of rows for each way to train."""
     told = "; ".join(f"{one.name}: the GPU is busy {one.busy:.0%} of the time" for one in clocks)
-    figure, axes = new_figure(
-        9.0,
-        0.95 * len(clocks) + 0.5,
-        rows=len(clocks),
-        sharex=True,
-        dots=FEWER_DOTS,
-        alt=f"What host and GPU do at each moment of three steps. {told}.",
-    )
+    alt = f"What host and GPU do at each moment of three steps. {told}."
+    size = (9.0, 0.95 * len(clocks) + 0.5)
+    figure, axes = new_figure(*size, rows=len(clocks), sharex=True, dots=FEWER_DOTS, alt=alt)
     for axis, one in zip(axes, clocks, strict=True):
         for row, spans, colour in (
             (1, one.waits, "#dddddd"),
@@ -107,9 +82,7 @@ def clocks_figure(clocks: Sequence[Clocks]) -> Figure:
 
 
 def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
-    """Draw a machine's roofs, one for each format, and the ops of a step where they land; size:
-    share of the time.
-    """
+    """Draw a machine's roofs, and a step's ops where they land; size: share of the time."""
     bounds = {bound: sum(op.share for op in ops if op.bound == bound) for bound in BOUNDS}
     present = [kind for kind in KINDS if any(op.kind == kind for op in ops)]
     kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in present}
@@ -153,11 +126,8 @@ def _share_in_words(kind: str, ops: Sequence[PlacedOps]) -> str:
         name = op.op.removeprefix("aten.").strip("_")
         names[name] = names.get(name, 0.0) + op.share
     largest = sorted(names, key=lambda name: -names[name])[:2]
-    inside = (
-        f" ({', '.join(f'{name} {_percent(names[name])}' for name in largest)})"
-        if len(names) > 1
-        else ""
-    )
+    inside = ", ".join(f"{name} {_percent(names[name])}" for name in largest)
+    inside = f" ({inside})" if len(names) > 1 else ""
     return f"{kind} {_percent(sum(names.values()))}{inside}"
 
 
@@ -176,24 +146,14 @@ def _draw_roofs(axis: Axes, roofline: Roofline) -> None:
     strip = "no FLOPs counted:\nplace and height\nmean nothing"
     axis.text(LEAST * 1.1, 3 * top, strip, fontsize=7, color=INK, va="top")
     for names in same_height(roofline):
-        fmt, peak, ridge = (
-            names[0],
-            roofline.peak_flops[names[0]],
-            max(roofline.ridge(names[0]), LEAST),
-        )
+        fmt, peak = names[0], roofline.peak_flops[names[0]]
+        ridge = max(roofline.ridge(fmt), LEAST)
         look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
         roof = (min(STRIP_END, ridge), ridge, MOST)
         axis.plot(roof, [roofline.attainable(x, fmt) for x in roof], lw=1.6, **look)
         axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=FORMAT_COLOURS[fmt])
-        axis.text(
-            MOST,
-            peak * 1.08,
-            roof_label(roofline, names),
-            fontsize=8,
-            ha="right",
-            va="bottom",
-            color=INK,
-        )
+        label = roof_label(roofline, names)
+        axis.text(MOST, peak * 1.08, label, fontsize=8, ha="right", va="bottom", color=INK)
     axis.set_xticks(
         [2**n for n in range(-2, 15, 2)], ["¼", *(f"{2**n:,}" for n in range(0, 15, 2))]
     )
@@ -201,9 +161,7 @@ def _draw_roofs(axis: Axes, roofline: Roofline) -> None:
 
 
 def opening_figure(opening: Opening) -> Figure:
-    """Draw a step's time by width, without AMP and with it, as a multiple of fp32's;
-    stacked by what bounds its ops.
-    """
+    """Draw a step's time by width as a multiple of fp32's, stacked by what bounds its ops."""
     said = "; ".join(
         f"width {pair.width:,}: fp32 {seconds_text(pair.fp32.seconds)}, AMP "
         f"{seconds_text(pair.amp.seconds)}"
@@ -225,27 +183,12 @@ def opening_figure(opening: Opening) -> Figure:
             base = 0.0
             for bound, (colour, hatch) in BOUNDS.items():
                 height = cost.seconds_by[bound] / pair.fp32.seconds
-                axis.bar(
-                    place + shift,
-                    height,
-                    0.38,
-                    base,
-                    color=colour,
-                    hatch=hatch * 2,
-                    edgecolor="white",
-                    lw=0,
-                )
+                look = {"color": colour, "hatch": hatch * 2, "edgecolor": "white"}
+                axis.bar(place + shift, height, 0.38, base, lw=0, **look)
                 base += height
             label = f"{name}\n{seconds_text(cost.seconds)}"
-            axis.text(
-                place + shift,
-                base + top / 100,
-                label,
-                fontsize=6.5,
-                ha="center",
-                va="bottom",
-                color=INK,
-            )
+            end = base + top / 100
+            axis.text(place + shift, end, label, fontsize=6.5, ha="center", va="bottom", color=INK)
     axis.axhline(1, color=FAINT, lw=0.8, ls=":")
     if opening.crossing:
         faster = sum(pair.width < opening.crossing for pair in opening.pairs) - 0.5
@@ -269,16 +212,11 @@ def opening_figure(opening: Opening) -> Figure:
 
 
 def rates_figure(machine: Machine) -> Figure:
-    """Draw the rate of square matmuls by size, a line for each format;
-    below it, what was not tried and why.
-    """
+    """Draw the rate of square matmuls by size and format, and below what was not tried."""
     formats = list(dict.fromkeys(rate.fmt for rate in machine.rates))
-    missing = {
-        fmt: next((r.why for r in machine.rates if r.fmt == fmt and not r.flops), "")
-        for fmt in formats
-    }
+    whys = {rate.fmt: rate.why for rate in reversed(machine.rates) if not rate.flops}
     best = "; ".join(f"{fmt} {rate_text(peak)}" for fmt, peak in machine.peaks.items())
-    notes = [f"{fmt} {why}" for fmt, why in missing.items() if why]
+    notes = [f"{fmt} {whys[fmt]}" for fmt in formats if fmt in whys]
     alt = (
         f"Rate of a matmul of two square matrices on this machine ({machine.device}), by size. "
         f"Best rates: {best}."
@@ -291,12 +229,8 @@ def rates_figure(machine: Machine) -> Figure:
             (rate.size, rate.flops) for rate in machine.rates if rate.fmt == fmt and rate.flops
         ]
         if points:
-            look: dict[str, Any] = {
-                "color": FORMAT_COLOURS[fmt],
-                "ls": FORMAT_LINES[fmt],
-                "marker": marker,
-            }
-            axis.plot(*zip(*points, strict=True), lw=1.6, ms=5, label=fmt, **look)
+            look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
+            axis.plot(*zip(*points, strict=True), lw=1.6, marker=marker, ms=5, label=fmt, **look)
             rates += [flops for _, flops in points]
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
@@ -308,18 +242,14 @@ def rates_figure(machine: Machine) -> Figure:
     )
     axis.set_xlabel("\n".join(["size of the matrices", *notes]), fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    head, under = (
-        f"How fast matmuls run here ({machine.device})",
-        "FLOPs per second; higher is faster",
-    )
+    head = f"How fast matmuls run here ({machine.device})"
+    under = "FLOPs per second; higher is faster"
     title(axis, *((TOO_BUSY, head) if machine.busy else (head, under)))
     return figure
 
 
 def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
-    """Draw the ceiling, the predicted and the measured speed-up of each workload,
-    with fp32's own speed as a line.
-    """
+    """Draw the ceiling, the predicted and the measured speed-up of each workload."""
     told = "; ".join(
         f"{one.title}: ceiling {one.ceiling:.2g}, predicted {one.predicted:.2g}, measured "
         f"{one.measured:.2g}"
@@ -332,39 +262,30 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     for row, one in enumerate(predictions):
         fp32, amp = one.fp32.timing, one.amp.timing
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
-        axis.plot(
-            quartiles,
-            [row, row],
-            color=COLOURS[one.recipe.name],
-            lw=6,
-            alpha=0.35,
-            solid_capstyle="butt",
-        )
+        colour = COLOURS[one.recipe.name]
+        bar: dict[str, Any] = {"lw": 6, "alpha": 0.35, "solid_capstyle": "butt"}
+        axis.plot(quartiles, [row, row], color=colour, **bar)
         for value, marker, name in (
             (one.ceiling, "|", "ceiling: faster matmuls alone"),
             (one.predicted, "D", "predicted from the ops"),
             (one.measured, "o", "measured, fastest steps; bar: quartiles"),
         ):
-            face = "none" if marker == "D" else COLOURS[one.recipe.name]
             look = {
                 "ms": {"|": 16, "D": 11, "o": 7}[marker],
                 "mew": 2,
-                "mfc": face,
-                "mec": INK if marker != "o" else face,
+                "mfc": "none" if marker == "D" else colour,
+                "mec": colour if marker == "o" else INK,
             }
             axis.plot([value], [row], marker, label=name if not row else "", zorder=3, **look)
         axis.annotate(
-            f"{one.measured:.2g}",
-            (one.measured, row),
-            (0, 10),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
+            f"{one.measured:.2g}", (one.measured, row), (0, 10),
+            textcoords="offset points", ha="center", fontsize=8,
+        )  # fmt: skip
     axis.axvline(1, color=INK, lw=1)
     axis.set_xscale("log")
     ends = [
-        value for one in predictions for value in (one.ceiling, one.predicted, one.measured, 1.0)
+        1.0,
+        *(end for one in predictions for end in (one.ceiling, one.predicted, one.measured)),
     ]
     axis.set_xlim(min(ends) / 1.3, max(ends) * 1.3)
     low, high = axis.get_xlim()

@@ -8,14 +8,14 @@ so.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from amp_course.kit.dtypes import DTYPES
+from amp_course.kit.dtypes import DTYPES, _restored_matmul_precision, _set_tf32
 from amp_course.kit.measure import CpuWait, best_seconds, busy_text, clock, seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.speed.roofline import Roofline
@@ -78,21 +78,17 @@ class Machine:
         return found
 
     def factor(self, fmt: str) -> float | None:
-        """Return how many times faster than fp32 a format's matmuls are,
-        at the largest size that both were timed at.
-        """
+        """Return a format's rate over fp32's at the largest size that both were timed at."""
         timed = {(rate.fmt, rate.size): rate.flops for rate in self.rates if rate.flops}
         sizes = [size for name, size in timed if name == fmt and ("fp32", size) in timed]
         return timed[fmt, max(sizes)] / timed["fp32", max(sizes)] if sizes else None
 
     def roofline(self) -> Roofline:
-        """Return the machine as a roofline."""
         return Roofline(
             f"this machine ({self.device})", self.peaks, self.bandwidth, self.launch_seconds
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
         return {
             "device": self.device,
             "rates": [
@@ -108,7 +104,6 @@ class Machine:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
-        """Read what `to_dict` wrote."""
         rates = tuple(
             Rate(one["format"], one["size"], one["flops"], one["why"]) for one in data["rates"]
         )
@@ -122,7 +117,6 @@ class Machine:
         )
 
     def __str__(self) -> str:
-        """Write the numbers, a line each; how the formats compare only if the machine was quiet."""
         lines = [f"memory     {self.bandwidth / 1e9:,.0f} GB/s"]
         lines.append(f"launch     {seconds_text(self.launch_seconds)} for one small op")
         for fmt, peak in self.peaks.items():
@@ -139,30 +133,19 @@ def measure_machine(
     device: torch.device | str,
     *,
     sizes: Sequence[int] | None = None,
-    formats: Sequence[str] | None = None,
     seconds: float = 10.0,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Machine:
     """Measure `device`; takes about `seconds` at most, and longer where a single matmul does.
 
-    sizes:   of the square matrices
-    formats: of "fp32", "bf16", "fp16" (and "tf32" on an NVIDIA GPU)
-    tick:    called with what was just measured, for a progress bar
+    sizes: of the square matrices
+    tick:  called with what was just measured, for a progress bar
 
-    Raises ValueError for a size below 1 or a format that there is not.
     Example: measure_machine("cpu").peaks["fp32"] → 1.5e11
     """
     device = torch.device(device)
-    sizes = tuple(sizes or (SIZES_CPU if device.type == "cpu" else SIZES_ACCELERATOR))
-    formats = tuple(formats or [name for name in DTYPES if name != "tf32" or device.type == "cuda"])
-    for size in sizes:
-        if size < 1:
-            raise ValueError(f"a matrix of size {size} has no elements: give sizes of 1 or more")
-    for name in formats:
-        if name not in DTYPES:
-            raise ValueError(
-                f"{name!r} is no format that is measured here: choose from {', '.join(DTYPES)}"
-            )
+    sizes = sizes or (SIZES_CPU if device.type == "cpu" else SIZES_ACCELERATOR)
+    formats = [name for name in DTYPES if name != "tf32" or device.type == "cuda"]
     with torch.no_grad(), torch.autocast(device.type, enabled=False), CpuWait() as wait:
         launch = measure_launch(device)
         tick("launch")
@@ -173,16 +156,14 @@ def measure_machine(
 
 
 def measure_launch(device: torch.device) -> float:
-    """Return the seconds of one op on one number, launched from Python:
-    the best of a few rows of them.
-    """
+    """Return the seconds of one op on one number, launched from Python, at best."""
     one = torch.ones(1, device=device)
     return min(clock(lambda: one.add_(0.0), device, LAUNCHES) for _ in range(7))
 
 
-def measure_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float:
+def measure_bandwidth(device: torch.device) -> float:
     """Return bytes per second, read and written, of copying a tensor that no cache holds."""
-    copy_bytes = copy_bytes or (COPY_BYTES_CPU if device.type == "cpu" else COPY_BYTES_ACCELERATOR)
+    copy_bytes = COPY_BYTES_CPU if device.type == "cpu" else COPY_BYTES_ACCELERATOR
     free = free_memory(device)
     if free is not None:
         copy_bytes = min(copy_bytes, int(free * HEADROOM) // 2)
@@ -202,8 +183,6 @@ def measure_rates(
     """Time square matmuls from the smallest size up; a format that would take too long at a size is
     left out from there on.
     """
-    from amp_course.kit.dtypes import _restored_matmul_precision, _set_tf32
-
     sizes, formats = sorted(set(sizes)), tuple(formats)
     budget = seconds / max(len(sizes) * len(formats), 1)
     rates: list[Rate] = []
@@ -272,14 +251,8 @@ def free_memory(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
         return None
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None

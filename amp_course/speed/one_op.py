@@ -43,25 +43,20 @@ class Setting:
     gpu: bool = False
 
 
+def _linear_inputs(on: Setting, device: torch.device) -> list[Tensor]:
+    x = _rand(device, on.m, on.k, dtype=on.arrives)
+    return [x, _rand(device, on.n, on.k), _rand(device, on.n)]
+
+
 def _linear(on: Setting, device: torch.device) -> Callable[[], object]:
-    x, weight, bias = (
-        _rand(device, on.m, on.k, dtype=on.arrives),
-        _rand(device, on.n, on.k),
-        _rand(device, on.n),
-    )
-    return lambda: F.linear(x, weight, bias)
+    inputs = _linear_inputs(on, device)
+    return lambda: F.linear(*inputs)
 
 
 def _linear_step(on: Setting, device: torch.device) -> Callable[[], object]:
-    x, weight, bias = (
-        _rand(device, on.m, on.k, dtype=on.arrives),
-        _rand(device, on.n, on.k),
-        _rand(device, on.n),
-    )
-    gradient, leaves = _rand(device, on.m, on.n, dtype=on.dtype), [x, weight, bias]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    return lambda: torch.autograd.grad(F.linear(x, weight, bias), leaves, gradient)
+    leaves = [one.requires_grad_() for one in _linear_inputs(on, device)]
+    gradient = _rand(device, on.m, on.n, dtype=on.dtype)
+    return lambda: torch.autograd.grad(F.linear(*leaves), leaves, gradient)
 
 
 def _relu(on: Setting, device: torch.device) -> Callable[[], object]:
@@ -70,11 +65,8 @@ def _relu(on: Setting, device: torch.device) -> Callable[[], object]:
 
 
 def _layer_norm(on: Setting, device: torch.device) -> Callable[[], object]:
-    x, weight, bias = (
-        _rand(device, on.m, on.n, dtype=on.arrives),
-        _rand(device, on.n),
-        _rand(device, on.n),
-    )
+    x = _rand(device, on.m, on.n, dtype=on.arrives)
+    weight, bias = _rand(device, on.n), _rand(device, on.n)
     # The fake tensors are on the CPU, whose autocast lets layer norm take what comes.
     return lambda: F.layer_norm(x.float() if on.gpu else x, (on.n,), weight, bias)
 
@@ -165,12 +157,10 @@ class Predicted:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of its matmuls."""
         return totals(self.calls).flops
 
     @property
     def bytes(self) -> int:
-        """Bytes that its kernels read and write."""
         return totals(self.calls).bytes
 
     @property
@@ -179,32 +169,12 @@ class Predicted:
         return max(self.seconds_by, key=lambda name: self.seconds_by[name])
 
 
-def predict(
-    kind: str,
-    on: Setting,
-    roofline: Roofline,
-    count: Counter = count_op,
-) -> Predicted:
+def predict(kind: str, on: Setting, roofline: Roofline, count: Counter = count_op) -> Predicted:
     """Predict the time of an op. Raises KeyError for a dtype that the roofline has no peak for."""
     calls, fmt = count(kind, on), FORMATS[on.dtype]
     casts = roofline.total(call for call in calls if call.kind == CAST)
     name = fmt if on.dtype == torch.float32 else f"AMP {fmt}"
     return Predicted(name, fmt, calls, roofline.total(calls), roofline.by_bound(calls), casts)
-
-
-def why_not(calls: tuple[OpCall, ...], roofline: Roofline, device: torch.device) -> str:
-    """Say why an op is not tried on `device`: it does not fit into memory, or takes too long;
-    "" if it can be.
-    """
-    needed, free, seconds = totals(calls).bytes, free_memory(device), roofline.total(calls)
-    if free is not None and needed > HEADROOM * free:
-        return f"it needs up to {bytes_text(needed)}, and {bytes_text(free)} are free"
-    if seconds > MOST_SECONDS:
-        return (
-            f"one call would take about {seconds_text(seconds)}, and the limit is "
-            f"{seconds_text(MOST_SECONDS)}"
-        )
-    return ""
 
 
 def time_op(
@@ -217,9 +187,15 @@ def time_op(
     first, then tried on a part of its rows, since some shapes are far slower than the machine's
     best.
     """
-    calls = count_op(kind, on)
-    reason = why_not(calls, roofline, device)
-    predicted = roofline.total(calls)
+    calls, reason = count_op(kind, on), ""
+    needed, free, predicted = totals(calls).bytes, free_memory(device), roofline.total(calls)
+    if free is not None and needed > HEADROOM * free:
+        reason = f"it needs up to {bytes_text(needed)}, and {bytes_text(free)} are free"
+    elif predicted > MOST_SECONDS:
+        reason = (
+            f"one call would take about {seconds_text(predicted)}, and the limit is "
+            f"{seconds_text(MOST_SECONDS)}"
+        )
     rows = int(on.m * _TRIAL_SECONDS / predicted) if predicted else on.m
     if not reason and 1 <= rows < on.m:
         trial = _run(kind, replace(on, m=rows), device, budget=0.0)

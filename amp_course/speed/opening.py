@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from amp_course.kit.models import SimpleNet
-from amp_course.speed.counting import OpCall, count_ops, fake_tensors
+from amp_course.speed.counting import OpCall, count_ops, fake_tensors, forward_backward
 from amp_course.speed.roofline import FORMATS, Bound, Roofline
 
 BATCH = 512
@@ -32,7 +32,6 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
         return sum(self.seconds_by.values())
 
 
@@ -70,9 +69,7 @@ def step_calls(width: int, dtype: torch.dtype | None, batch: int = BATCH) -> tup
     with torch.inference_mode(False), torch.enable_grad(), fake_tensors():
         model, x, target = SimpleNet(width), torch.randn(batch, width), torch.randn(batch, width)
         with count_ops() as counter:
-            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
-                loss = F.mse_loss(model(x), target)
-            loss.backward()
+            forward_backward(model, F.mse_loss, (x,), target, torch.device("cpu"), dtype)
     return tuple(counter.calls)
 
 
@@ -80,7 +77,6 @@ def three_layers(
     roofline: Roofline,
     dtype: torch.dtype = torch.bfloat16,
     widths: Sequence[int] = WIDTHS,
-    batch: int = BATCH,
 ) -> Opening:
     """Price a step of three linear layers at each width, with and without AMP in `dtype`.
 
@@ -88,21 +84,19 @@ def three_layers(
     Example: three_layers(find_card("A100 SXM 40 GB").roofline()).pairs[1].speedup → 0.55, at width
              256
     """
-    pairs = tuple(_pair(roofline, dtype, width, batch) for width in sorted(set(widths)))
-    return Opening(roofline.name, FORMATS[dtype], pairs, _crossing(roofline, dtype, pairs, batch))
+    pairs = tuple(_pair(roofline, dtype, width) for width in sorted(set(widths)))
+    return Opening(roofline.name, FORMATS[dtype], pairs, _crossing(roofline, dtype, pairs))
 
 
-def _pair(roofline: Roofline, dtype: torch.dtype, width: int, batch: int) -> Pair:
+def _pair(roofline: Roofline, dtype: torch.dtype, width: int) -> Pair:
     costs = []
     for low in (None, dtype):
-        calls = step_calls(width, low, batch)
+        calls = step_calls(width, low)
         costs.append(Cost(len(calls), roofline.by_bound(calls)))
     return Pair(width, *costs)
 
 
-def _crossing(
-    roofline: Roofline, dtype: torch.dtype, pairs: Sequence[Pair], batch: int
-) -> int | None:
+def _crossing(roofline: Roofline, dtype: torch.dtype, pairs: Sequence[Pair]) -> int | None:
     """Search by halving between the last width at which AMP is slower and the next one."""
     slower = [pair.width for pair in pairs if pair.speedup <= 1]
     faster = [pair.width for pair in pairs if pair.width > max(slower, default=0)]
@@ -111,7 +105,7 @@ def _crossing(
     low, high = max(slower, default=0) // _STEP, -(-min(faster) // _STEP)
     while high - low > 1:
         middle = (low + high) // 2
-        if _pair(roofline, dtype, middle * _STEP, batch).speedup > 1:
+        if _pair(roofline, dtype, middle * _STEP).speedup > 1:
             high = middle
         else:
             low = middle

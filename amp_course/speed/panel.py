@@ -105,7 +105,6 @@ class RooflineExplorer(Panel):
 
     @property
     def roofline(self) -> Roofline:
-        """The machine that is chosen."""
         return self._rooflines[self.machine.value]
 
     def update(self, control: Control | None) -> None:
@@ -113,7 +112,7 @@ class RooflineExplorer(Panel):
         if control is self.measure:
             self._measure()
             return
-        formats = [name for name in _DTYPES if name in self.roofline.peak_flops]
+        formats = self._formats()
         before, self.dtype.options = self.dtype.value, formats
         if before not in formats:
             self.dtype.value = next((name for name in formats if name != "fp32"), "fp32")
@@ -122,44 +121,28 @@ class RooflineExplorer(Panel):
         self.arrives.disabled = not kind.arrives or self.dtype.value == "fp32"
         self.measure.disabled = self.roofline is not self._own
         self.message = self._note()
-        try:
-            self._show(
-                [
-                    predict(self.kind.value, on, self.roofline, self._count)
-                    for on in self._settings()
-                ]
-            )
-        except (RuntimeError, ValueError, KeyError) as error:
-            self.message = f"Nothing is predicted: {escape(str(error))}."
+        count = self._count
+        self._show([predict(self.kind.value, on, self.roofline, count) for on in self._settings()])
+
+    def _formats(self) -> list[str]:
+        return [name for name in _DTYPES if name in self.roofline.peak_flops]
 
     def _settings(self) -> list[Setting]:
-        """Return what is shown: fp32, and AMP if the dtype has 16 bits."""
-        plain = Setting(
-            self.m.value,
-            self.n.value,
-            self.k.value,
-            gpu=self.roofline is not self._own or not self._device.startswith("cpu"),
-        )
+        gpu = self.roofline is not self._own or not self._device.startswith("cpu")
+        plain = Setting(self.m.value, self.n.value, self.k.value, gpu=gpu)
         low = _DTYPES[self.dtype.value]
         if low == torch.float32:
             return [plain]
-        return [
-            plain,
-            replace(plain, dtype=low, arrives=low if self.arrives.value else torch.float32),
-        ]
+        arrives = low if self.arrives.value else torch.float32
+        return [plain, replace(plain, dtype=low, arrives=arrives)]
 
     def _note(self) -> str:
-        """Say what the sizes are, and which dtypes the menu lacks."""
-        missing = [name for name in _DTYPES if name not in self.roofline.peak_flops]
-        lacks = (
-            "has no measured rate for" if self.roofline is self._own else "has no fast units for"
-        )
         note = f"{KINDS[self.kind.value].sizes}."
-        return (
-            f"{note} {escape(self.roofline.name)} {lacks} {' or '.join(missing)}."
-            if missing
-            else note
-        )
+        missing = " or ".join(name for name in _DTYPES if name not in self._formats())
+        lacks = "measured rate" if self.roofline is self._own else "fast units"
+        if missing:
+            note += f" {escape(self.roofline.name)} has no {lacks} for {missing}."
+        return note
 
     def _show(self, sides: list[Predicted]) -> None:
         self.sides = sides
@@ -177,7 +160,7 @@ class RooflineExplorer(Panel):
                     if side.calls:
                         device = torch.device(self._device)
                         seconds = time_op(self.kind.value, on, self.roofline, device)
-            except (RuntimeError, ValueError, AssertionError) as error:
+            except (RuntimeError, ValueError) as error:
                 reason = str(error).strip().partition("\n")[0]
                 refused.append(f"<b>{side.name} was not measured:</b> {escape(reason)}.")
             sides.append(replace(side, measured=seconds))

@@ -187,19 +187,10 @@ def _mark(shape: str, x: float, y: float, fmt: str, hollow: bool, tip: str = "")
 
 
 def _table(sides: Sequence[Predicted]) -> str:
-    heads = [
-        "",
-        "predicted",
-        "measured",
-        "of it casts",
-        "bound by",
-        "kernels",
-        "FLOPs",
-        "bytes",
-        "FLOPs per byte",
-    ]
+    heads = "predicted, measured, of it casts, bound by, kernels, FLOPs, bytes, FLOPs per byte"
     head = "".join(
-        f'<th scope="col" style="{_CELL};white-space:normal">{name}</th>' for name in heads
+        f'<th scope="col" style="{_CELL};white-space:normal">{name}</th>'
+        for name in ("", *heads.split(", "))
     )
     rows = "".join(
         f"<tr>{_row(side, shape)}</tr>" for side, shape in zip(sides, _SHAPES, strict=False)

@@ -12,64 +12,40 @@ ops it counts on fake tensors, which compute nothing.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from amp_course.kit.dtypes import dtype_name
-from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, busy_text, seconds_text
 from amp_course.kit.random_state import same_random_state
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
 from amp_course.loop.workloads import Workload
-from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCounter, count_ops
-from amp_course.speed.faults import page_faults, seconds_per_fault
+from amp_course.speed.counting import (
+    CAST,
+    MATMUL,
+    OTHER,
+    count_on_fakes,
+    count_ops,
+    forward_backward,
+)
+from amp_course.speed.experiments.workbench import low_dtype
 from amp_course.speed.machine import measure_launch
-from amp_course.speed.pricing import PricedCall, Pricer, total_seconds
+from amp_course.speed.pricing import Side, TimedStep
 
 _ROUNDS, _BLOCK = 4, 5  # turns of each side, and steps in one
 _RECIPES = {torch.bfloat16: AMP_BF16, torch.float16: AMP_FP16}
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of a comparison: its steps in seconds, the pages that each was handed, and the price
-    of its ops.
-
-    priced:   forward and backward; the optimizer's ops are the same on both sides
-    queueing: on a GPU, the seconds that the CPU takes to start the step's ops; 0 on a CPU
-    launch:   the seconds that it takes to start one small op; 0 on a CPU
-    """
-
-    timing: Timing
-    fault_seconds: float
-    priced: tuple[PricedCall, ...] = field(repr=False)
-    queueing: float = 0.0
-    launch: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The fastest step: other programs can only make one slower,
-        and the prices are fastest calls, too.
-        """
-        return min(self.timing.samples)
-
-    def priced_seconds(self, kind: str | None = None) -> float:
-        """Return the price of all ops, or of those of a kind."""
-        return total_seconds(self.priced, kind)
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """What AMP could buy for one workload, what it should, and what it does.
-    Speed-ups are fp32's time over AMP's.
-    """
+    """What AMP could, should and does buy for a workload; speed-ups are fp32's time over AMP's."""
 
     title: str
     recipe: Recipe
@@ -78,9 +54,7 @@ class Prediction:
 
     @property
     def share(self) -> float:
-        """The share of the fp32 step that is spent in matmuls,
-        the ops that autocast lowers for speed.
-        """
+        """The share of the fp32 step that is spent in matmuls, which autocast lowers."""
         return min(1.0, self.fp32.priced_seconds(MATMUL) / self.fp32.seconds)
 
     @property
@@ -98,9 +72,6 @@ class Prediction:
     def predicted_seconds(self) -> float:
         """The fp32 step, with the price of AMP's ops in place of that of its own.
 
-        Timed one by one, ops may take longer than the whole step, where they find their data in the
-        cache. Then the step is taken to be nothing but ops, and both prices shrink alike.
-
         A GPU works while the CPU queues the next ops. The longer of the two decides, and AMP has
         more ops to queue: its casts.
         """
@@ -108,15 +79,15 @@ class Prediction:
 
     @property
     def queueing(self) -> float:
-        """How long the CPU should take to queue an AMP step:
-        as in fp32, and a launch for each op more; 0 on a CPU.
-        """
-        return self.fp32.queueing + self.fp32.launch * (
-            len(self.amp.priced) - len(self.fp32.priced)
-        )
+        """The CPU's time to queue an AMP step: fp32's, and a launch for each op more."""
+        more = len(self.amp.priced) - len(self.fp32.priced)
+        return self.fp32.queueing + self.fp32.launch * more
 
     @property
     def _priced_seconds(self) -> float:
+        """Timed one by one, ops may take longer than the whole step, where they find their data in
+        the cache. Then the step is taken to be nothing but ops, and both prices shrink alike.
+        """
         step, fp32, amp = self.fp32.seconds, self.fp32.priced_seconds(), self.amp.priced_seconds()
         if not fp32 or not amp:
             return step  # nothing could be priced
@@ -124,7 +95,6 @@ class Prediction:
 
     @property
     def predicted(self) -> float:
-        """The speed-up that the ops' prices promise."""
         return self.fp32.seconds / self.predicted_seconds
 
     @property
@@ -139,9 +109,7 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """How far the prediction is from the measurement, as a share of the latter:
-        0.05 is 5 % too high.
-        """
+        """The prediction over the measurement, less 1: 0.05 is 5 % too high."""
         return self.predicted / self.measured - 1
 
     def gap(self) -> dict[str, float]:
@@ -154,8 +122,9 @@ class Prediction:
         launches:   on a GPU, what it waits for the CPU to queue its ops
         unexplained: the rest: autocast's own bookkeeping, caches, noise
         """
-        casts = self.amp.priced_seconds(CAST) - self.fp32.priced_seconds(CAST)
-        other = self.amp.priced_seconds(OTHER) - self.fp32.priced_seconds(OTHER)
+        casts, other = (
+            self.amp.priced_seconds(kind) - self.fp32.priced_seconds(kind) for kind in (CAST, OTHER)
+        )
         memory = self.amp.fault_seconds - self.fp32.fault_seconds
         whole = self.amp.seconds - self.fp32.seconds / self.ceiling
         parts = {"casts": casts, "other ops": other, "memory": memory}
@@ -164,7 +133,6 @@ class Prediction:
         return {**parts, "unexplained": whole - sum(parts.values())}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
         sides = {"fp32": self.fp32, "amp": self.amp}
         return {
             "workload": self.title,
@@ -187,17 +155,18 @@ class Prediction:
         }
 
     def __str__(self) -> str:
-        """Write the prediction, what was measured, and what lies between, in four lines."""
         if self.busy:
             return f"{self.title}: {self.busy}"
         label, fp32, amp = self.recipe.label, self.fp32.timing, self.amp.timing
         gap = ", ".join(f"{name} {1e3 * part:+.2f} ms" for name, part in self.gap().items())
-        apart = amp.q3 < fp32.q1 or fp32.q3 < amp.q1
-        speedup = f"{fp32.median / amp.median:.2f} times as fast"
+        if amp.q3 < fp32.q1 or fp32.q3 < amp.q1:
+            measured = f"{fp32.median / amp.median:.2f} times as fast"
+        else:
+            measured = "no difference that this machine can show"
         return (
             f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; "
             f"the ceiling is {self.ceiling:.2f}\n"
-            f"    measured: {speedup if apart else 'no difference that this machine can show'} "
+            f"    measured: {measured} "
             f"({seconds_text(fp32.median)}, then {seconds_text(amp.median)})\n"
             f"    matmuls take {self.share:.0%} of the fp32 step, and {1 / self.factor:.2g} times "
             f"as long in {label}\n"
@@ -230,8 +199,7 @@ def predict_speedup(
     bf16 units
     """
     device = _checked(model, loss_fn, batch)
-    no_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = dtype or (torch.float16 if no_bf16 else torch.bfloat16)
+    dtype = dtype or low_dtype(device)
     if dtype not in _RECIPES:
         raise ValueError(
             f"dtype is {dtype}: give torch.bfloat16 or torch.float16, the formats that AMP "
@@ -243,24 +211,21 @@ def predict_speedup(
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        steps = {
-            name: _own_step(model, loss_fn, batch, device, low)
-            for name, low in (("fp32", None), ("amp", dtype))
-        }
         timed = {}
-        for name, step in steps.items():
+        for name, low in (("fp32", None), ("amp", dtype)):
+            step = _own_step(model, loss_fn, batch, device, low)
             try:
                 step()
                 with count_ops() as counter:
                     step()
             except Exception as error:
-                side = "in float32" if name == "fp32" else f"under autocast in {dtype_name(dtype)}"
+                side = f"under autocast in {dtype_name(low)}" if low else "in float32"
                 raise ValueError(
                     f"a step {side} raised {type(error).__name__}: {error}. Make "
                     "`loss_fn(model(inputs), targets)` and its `backward()` run on their own "
                     "first, with the batch on the model's device."
                 ) from error
-            timed[name] = _Timed(step, nullcontext, device, counter)
+            timed[name] = TimedStep(step, nullcontext, device, counter)
         return _measure(type(model).__name__, _RECIPES[dtype], timed, device, seconds, _ROUNDS)
 
 
@@ -298,9 +263,7 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
 
 @contextmanager
 def _same_gradients(model: nn.Module) -> Iterator[None]:
-    """Put the gradients of the model itself back: a loss may read its weights,
-    and then trains them too.
-    """
+    """Put the model's own gradients back: a loss that reads its weights trains them too."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         for parameter, _ in gradients:
@@ -318,10 +281,7 @@ def _own_step(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> Callable[[], None]:
-    """Return a function that runs forward and backward on a copy of the model.
-
-    dtype: of autocast; None runs without it
-    """
+    """Return a function that runs forward and backward on a copy of the model."""
     try:
         own, own_loss = copy.deepcopy((model, loss_fn))  # a loss may have parameters, too
     except Exception as error:
@@ -334,9 +294,7 @@ def _own_step(
 
     def step() -> None:
         own.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-            loss = own_loss(own(*inputs), targets)
-        loss.backward()
+        forward_backward(own, own_loss, inputs, targets, device, dtype)
 
     return step
 
@@ -356,33 +314,24 @@ def predict_workload(
     Example: predict_workload(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with
     bf16 units
     """
-    sessions = {name: workload.start(one) for name, one in (("fp32", FP32), ("amp", recipe))}
-    inputs, targets = next(sessions["fp32"].batches)
-    stepper = sessions["fp32"].stepper
-    counters = {
-        name: count_on_fakes(stepper.model, stepper.loss_fn, inputs, targets, device, dtype)
-        for name, dtype in (("fp32", None), ("amp", recipe.dtype))
-    }
-
-    def step_of(name: str) -> Callable[[], object]:
-        return lambda: sessions[name].stepper.step(inputs, targets)
-
-    timed = {
-        name: _Timed(step_of(name), session.recipe.precision, device, counters[name])
-        for name, session in sessions.items()
-    }
+    timed = {}
+    for name, one in (("fp32", FP32), ("amp", recipe)):
+        session = workload.start(one)
+        stepper, batch = session.stepper, next(session.batches)
+        counter = count_on_fakes(stepper.model, stepper.loss_fn, *batch, device, one.dtype)
+        step = partial(stepper.step, *batch)
+        timed[name] = TimedStep(step, one.precision, device, counter)
     return _measure(workload.title, recipe, timed, device, seconds, rounds)
 
 
 def _measure(
     title: str,
     recipe: Recipe,
-    timed: dict[str, _Timed],
+    timed: dict[str, TimedStep],
     device: torch.device,
     seconds: float,
     rounds: int,
 ) -> Prediction:
-    """Time both sides' steps and ops in turn."""
     launch = measure_launch(device) if device.type == "cuda" else 0.0
     late = time.perf_counter() + seconds
     with CpuWait() as wait:
@@ -396,88 +345,5 @@ def _measure(
             # in between, so that a machine that slows down for a while slows steps and prices alike
             for one in interleaved:
                 one.price(seconds / 4 / rounds)
-    sides = {
-        name: Side(
-            Timing(tuple(one.seconds), wait.share),
-            statistics.median(one.faults) * (seconds_per_fault() if device.type == "cpu" else 0.0),
-            one.pricer.prices(),
-            min(one.queueing),
-            launch,
-        )
-        for name, one in timed.items()
-    }
-    return Prediction(title, recipe, sides["fp32"], sides["amp"])
-
-
-def count_on_fakes(
-    model: nn.Module,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> OpCounter:
-    """Count the ops of forward and backward under autocast in `dtype` (None: without), on fake
-    copies: nothing is computed.
-
-    The model keeps its weights, gradients and buffers. It may not read values (`.item()`, `if
-    x.any()`): fakes have none.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, FakeCopyMode(mode):
-        fake = copy.deepcopy(model)
-    with mode, torch.enable_grad():
-        fake_inputs, fake_targets = mode.from_tensor(inputs), mode.from_tensor(targets)
-        with count_ops() as counter:
-            with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-                loss = loss_fn(fake(fake_inputs), fake_targets)
-            loss.backward()
-    return counter
-
-
-class _Timed:
-    """A step that is timed block by block. precision:
-    what it runs in, such as fp32 without TF32.
-    """
-
-    def __init__(
-        self,
-        step: Callable[[], object],
-        precision: Callable[[], AbstractContextManager[Any]],
-        device: torch.device,
-        counter: OpCounter,
-    ) -> None:
-        self.pricer = Pricer(counter, device)
-        self.step, self.precision, self.device = step, precision, device
-        self.seconds: list[float] = []
-        self.faults: list[int] = []
-        self.queueing: list[float] = []
-        self._step()  # the first one allocates and loads
-
-    def block(self, steps: int, ends: float) -> None:
-        """Take one step that is not timed, then `steps` that are;
-        stop early once `ends` has passed and two are there.
-        """
-        if len(self.seconds) >= 2 and time.perf_counter() > ends:
-            return
-        if not self.seconds or statistics.median(self.seconds) < 0.2:
-            self._step()  # after the other side's, so that caches hold this side's weights
-        for _ in range(steps):
-            synchronize(self.device)
-            faults, start = page_faults(), time.perf_counter()
-            self._step()
-            self.queueing.append(time.perf_counter() - start if self.device.type == "cuda" else 0.0)
-            synchronize(self.device)
-            self.seconds.append(time.perf_counter() - start)
-            self.faults.append(page_faults() - faults)
-            if time.perf_counter() > ends and len(self.seconds) >= 2:
-                return
-
-    def price(self, seconds: float) -> None:
-        """Price the step's ops, with fp32 meaning what it means in the step: TF32 or not."""
-        with self.precision():
-            self.pricer.run(seconds)
-
-    def _step(self) -> None:
-        with self.precision():
-            self.step()
+    sides = (timed[name].side(wait.share, launch) for name in ("fp32", "amp"))
+    return Prediction(title, recipe, *sides)

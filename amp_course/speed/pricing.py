@@ -1,5 +1,5 @@
 """Price ops by timing each alone on this machine: what a step would take, told from the list of its
-ops.
+ops; and time the step itself.
 
 Each op of the list is called again on new tensors of the same shapes, strides and dtypes. Ops that
 are alike are timed once. Between two calls of an op come calls of the others, as in a step, so that
@@ -9,28 +9,28 @@ the CPU's, and goes on meanwhile.
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from amp_course.kit.measure import clock
+from amp_course.kit.measure import Timing, clock, synchronize
 from amp_course.speed.counting import OpCall, OpCounter, Replay
+from amp_course.speed.faults import page_faults, seconds_per_fault
 
 _HEAD_START = 1_000_000  # cycles, about half a millisecond: longer than Python needs to queue an op
 
 
 @dataclass(frozen=True)
 class PricedCall:
-    """An op and the seconds that it took alone; `error` says why it could not be called again,
-    and then it costs 0.
-    """
+    """An op and the seconds that it took alone; one that could not be called again costs 0."""
 
     call: OpCall
     seconds: float
-    error: str = ""
 
 
 class Pricer:
@@ -38,12 +38,10 @@ class Pricer:
 
     def __init__(self, counter: OpCounter, device: torch.device) -> None:
         self.counter, self.device = counter, device
-        kinds: dict[Any, Replay] = {}
-        for replay in counter.replays:
-            kinds.setdefault(_key(replay), replay)
-        self._calls = {key: _callable(replay) for key, replay in kinds.items()}
+        self._keys = [_key(replay) for replay in counter.replays]
+        kinds = dict(zip(self._keys, counter.replays, strict=True))
+        self._calls = {key: replay.on_new_tensors() for key, replay in kinds.items()}
         self._best: dict[Any, float] = {}
-        self._errors: dict[Any, str] = {}
 
     def run(self, seconds: float) -> None:
         """Time each op at least once, for about `seconds` in all."""
@@ -57,37 +55,24 @@ class Pricer:
                 self._round()
 
     def _round(self) -> None:
-        for key, call in self._calls.items():
-            if key in self._errors:
-                continue
+        for key, call in [*self._calls.items()]:
             try:
                 taken = _time(call, self.device)
-            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-                self._errors[key] = str(error).strip().partition("\n")[0]
+            except (RuntimeError, TypeError, ValueError, IndexError):
+                del self._calls[key]
             else:
                 self._best[key] = min(self._best.get(key, taken), taken)
 
     def prices(self) -> tuple[PricedCall, ...]:
         """Return the price of each op, in the order of the step."""
-        keys = [_key(replay) for replay in self.counter.replays]
         return tuple(
-            PricedCall(call, self._best.get(key, 0.0), self._errors.get(key, ""))
-            for call, key in zip(self.counter.calls, keys, strict=True)
+            PricedCall(call, self._best.get(key, 0.0))
+            for call, key in zip(self.counter.calls, self._keys, strict=True)
         )
-
-
-def total_seconds(priced: Sequence[PricedCall], kind: str | None = None) -> float:
-    """Add up the seconds of all ops, or of those of one kind."""
-    return sum(one.seconds for one in priced if kind is None or one.call.kind == kind)
 
 
 def _key(replay: Replay) -> Any:
     return (str(replay.func), repr(replay.args), repr(replay.kwargs))
-
-
-def _callable(replay: Replay) -> Callable[[], Any]:
-    args, kwargs = replay.tensors()
-    return lambda: replay.func(*args, **kwargs)
 
 
 def _time(call: Callable[[], Any], device: torch.device) -> float:
@@ -101,3 +86,81 @@ def _time(call: Callable[[], Any], device: torch.device) -> float:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
     return clock(call, device)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: its steps in seconds, the pages that each was handed, and the price
+    of its ops.
+
+    priced:   forward and backward; the optimizer's ops are the same on both sides
+    queueing: on a GPU, the seconds that the CPU takes to start the step's ops; 0 on a CPU
+    launch:   the seconds that it takes to start one small op; 0 on a CPU
+    """
+
+    timing: Timing
+    fault_seconds: float
+    priced: tuple[PricedCall, ...] = field(repr=False)
+    queueing: float = 0.0
+    launch: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The fastest step: other programs can only make one slower; prices are fastest, too."""
+        return min(self.timing.samples)
+
+    def priced_seconds(self, kind: str | None = None) -> float:
+        """Return the price of all ops, or of those of a kind."""
+        return sum(one.seconds for one in self.priced if kind in (None, one.call.kind))
+
+
+class TimedStep:
+    """A step that is timed block by block, and whose ops are priced. precision:
+    what it runs in, such as fp32 without TF32.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], object],
+        precision: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+        counter: OpCounter,
+    ) -> None:
+        self.pricer = Pricer(counter, device)
+        self.step, self.precision, self.device = step, precision, device
+        self.seconds: list[float] = []
+        self.faults: list[int] = []
+        self.queueing: list[float] = []
+        self._step()  # the first one allocates and loads
+
+    def block(self, steps: int, ends: float) -> None:
+        """Take a step untimed, then `steps` timed; after `ends`, stop as soon as two are there."""
+        if len(self.seconds) >= 2 and time.perf_counter() > ends:
+            return
+        if not self.seconds or statistics.median(self.seconds) < 0.2:
+            self._step()  # after the other side's, so that caches hold this side's weights
+        for _ in range(steps):
+            synchronize(self.device)
+            faults, start = page_faults(), time.perf_counter()
+            self._step()
+            self.queueing.append(time.perf_counter() - start if self.device.type == "cuda" else 0.0)
+            synchronize(self.device)
+            self.seconds.append(time.perf_counter() - start)
+            self.faults.append(page_faults() - faults)
+            if time.perf_counter() > ends and len(self.seconds) >= 2:
+                return
+
+    def price(self, seconds: float) -> None:
+        """Price the step's ops, with fp32 meaning what it means in the step: TF32 or not."""
+        with self.precision():
+            self.pricer.run(seconds)
+
+    def side(self, waited: float | None, launch: float) -> Side:
+        timing = Timing(tuple(self.seconds), waited)
+        a_fault = seconds_per_fault() if self.device.type == "cpu" else 0.0
+        faults = statistics.median(self.faults) * a_fault
+        return Side(timing, faults, self.pricer.prices(), min(self.queueing), launch)
+
+    def _step(self) -> None:
+        with self.precision():
+            self.step()

@@ -34,8 +34,6 @@ class Roofline:
     peak_flops:     format → FLOPs per second of its matmuls: {"fp32": 19.5e12, "bf16": 312e12}
     bandwidth:      bytes per second between memory and the chip
     launch_seconds: what one op costs, however small it is
-
-    Raises ValueError for a number that is not above 0 and finite.
     """
 
     name: str
@@ -43,27 +41,12 @@ class Roofline:
     bandwidth: float
     launch_seconds: float
 
-    def __post_init__(self) -> None:
-        """Refuse what no machine has."""
-        numbers = {f"the {name} peak": peak for name, peak in self.peak_flops.items()}
-        for what, number in {
-            **numbers,
-            "the bandwidth": self.bandwidth,
-            "the launch": self.launch_seconds,
-        }.items():
-            if not 0 < number < float("inf"):
-                raise ValueError(f"{what} is {number}: give a finite number above 0")
-
     def ridge(self, fmt: str) -> float:
-        """Return the FLOPs per byte at which the memory keeps up with the peak:
-        below it, an op waits for its bytes.
-        """
+        """Return the FLOPs per byte below which an op waits for its bytes."""
         return self.peak_flops[fmt] / self.bandwidth
 
     def attainable(self, intensity: float, fmt: str) -> float:
-        """Return the most FLOPs per second that an op of so many FLOPs per byte can reach:
-        the roof above it.
-        """
+        """Return the roof: the most FLOPs per second that so many FLOPs per byte can reach."""
         return min(self.peak_flops[fmt], intensity * self.bandwidth)
 
     def parts(self, flops: float, moved: float, fmt: str) -> dict[Bound, float]:
@@ -96,14 +79,10 @@ class Roofline:
 
 
 def format_of(call: OpCall) -> str:
-    """Return the format that an op computes in; what is no matmul needs no peak,
-    and counts as fp32.
-    """
-    return (
-        FORMATS.get(call.dtype, "fp32")
-        if call.dtype is not None and call.kind == MATMUL
-        else "fp32"
-    )
+    """Return the format that an op computes in; what is no matmul counts as fp32."""
+    if call.kind != MATMUL or call.dtype is None:
+        return "fp32"
+    return FORMATS.get(call.dtype, "fp32")
 
 
 @dataclass(frozen=True)
@@ -111,7 +90,6 @@ class PlacedOps:
     """Ops that are alike, as one mark on a roofline.
 
     op, kind: as `OpCall` has them
-    fmt:      what they compute in, "bf16"; for casts and other ops, which need no peak, "fp32"
     calls:    how many there are
     seconds:  what they take together
     share:    of the time of all ops that were placed with them
@@ -120,7 +98,6 @@ class PlacedOps:
 
     op: str
     kind: str
-    fmt: str
     calls: int
     flops: int
     bytes: int
@@ -138,11 +115,6 @@ class PlacedOps:
         """How high the mark is."""
         return self.flops / self.seconds
 
-    @property
-    def bytes_per_second(self) -> float:
-        """How fast they move their bytes; at most the machine's bandwidth."""
-        return self.bytes / self.seconds
-
 
 def place(roofline: Roofline, calls: Iterable[OpCall]) -> tuple[PlacedOps, ...]:
     """Place ops on a roofline, the longest first: matmuls by shape and format, the others by name.
@@ -158,7 +130,6 @@ def place(roofline: Roofline, calls: Iterable[OpCall]) -> tuple[PlacedOps, ...]:
         PlacedOps(
             op=same[0].op,
             kind=same[0].kind,
-            fmt=format_of(same[0]),
             calls=len(same),
             flops=totals(same).flops,
             bytes=totals(same).bytes,

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-FP32, LOW, CAST, OTHER = "fp32 matmul", "16-bit matmul", "cast", "other"  # kinds of kernel
+_KINDS = FP32, LOW, CAST, OTHER = "fp32 matmul", "16-bit matmul", "cast", "other"  # of kernel
 DATA, LAUNCH, SYNC, SLOW_FORMAT, MEMORY = "data", "launch", "sync", "fp32", "memory"
 BOTTLENECKS = (DATA, LAUNCH, SYNC, SLOW_FORMAT, MEMORY)
 _STEPS = 4  # until one step is like the next
@@ -85,9 +85,7 @@ _ROWS = {
 
 
 def trace_rows(traces: Mapping[str, Trace]) -> list[list[str]]:
-    """Return traces as the rows of a table for `kit.table`:
-    one column for each, times in milliseconds.
-    """
+    """Return traces as rows for `kit.table`, one column for each, in milliseconds."""
     rows = [["attribute", "what it is", *traces]]
     for name, words in _ROWS.items():
         values = [getattr(trace, name) for trace in traces.values()]
@@ -113,10 +111,7 @@ def run(step: Step) -> Trace:
             if number in step.reads:
                 wait = max(0.0, gpu - host) + step.read_ms
                 host, waited = host + wait, waited + wait
-    of = {
-        kind: sum(one for name, one in step.kernels if name == kind)
-        for kind in (FP32, LOW, CAST, OTHER)
-    }
+    of = {kind: sum(one for name, one in step.kernels if name == kind) for kind in _KINDS}
     return Trace(
         step_ms=host - began,
         load_ms=step.load_ms,
@@ -139,9 +134,8 @@ FIXES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if 
     LAUNCH: lambda step: dataclasses.replace(step, launch_ms=0.0),
     SYNC: lambda step: dataclasses.replace(step, reads=frozenset([min(step.reads)])),
     SLOW_FORMAT: lambda step: _faster(step, FP32, by=8.0),  # in 16 bits
-    MEMORY: lambda step: _faster(
-        step, CAST, OTHER, by=4.0
-    ),  # fused, so that they read and write less
+    # fused, so that they read and write less
+    MEMORY: lambda step: _faster(step, CAST, OTHER, by=4.0),
 }
 
 
@@ -166,55 +160,37 @@ def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) 
 
     misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all,
                 and bytes are moved by many kernels, not by a few casts
-
-    Raises ValueError for a name that is not in `BOTTLENECKS`.
     """
     few, size = draw.randint(2, 3), draw.uniform(0.9, 1.1)
+
+    def drawn(*counts: tuple[int, float]) -> tuple[tuple[str, float], ...]:
+        """Draw kernels: of each kind so many, of about so many milliseconds, in a mixed order."""
+        kernels = [
+            (kind, mean * draw.uniform(0.8, 1.2))
+            for kind, (count, mean) in zip(_KINDS, counts, strict=True)
+            for _ in range(count)
+        ]
+        draw.shuffle(kernels)
+        return tuple(kernels)
+
     if bottleneck == DATA:
         low = 0.008 if misleading else 0.06
-        kernels = _kernels(
-            draw, (FP32, few, 0.4), (LOW, 60, low), (CAST, 40, 0.003), (OTHER, 150, 0.003)
-        )
+        kernels = drawn((few, 0.4), (60, low), (40, 0.003), (150, 0.003))
         return Step(20.0 * size, kernels, 0.011, frozenset([80]))
     if bottleneck == LAUNCH:
-        kernels = _kernels(
-            draw, (FP32, few, 0.2), (LOW, 90, 0.007), (CAST, 70, 0.003), (OTHER, 250, 0.004)
-        )
+        kernels = drawn((few, 0.2), (90, 0.007), (70, 0.003), (250, 0.004))
         return Step(0.4, kernels, 0.018 * size, frozenset([60, 150, 300]))
     if bottleneck == SYNC:
-        kernels = _kernels(
-            draw, (FP32, few, 0.3), (LOW, 60, 0.012), (CAST, 40, 0.004), (OTHER, 120, 0.006)
-        )
+        kernels = drawn((few, 0.3), (60, 0.012), (40, 0.004), (120, 0.006))
         return Step(0.5, kernels, 0.008, frozenset(range(2, len(kernels), 2)), 0.05 * size)
     if bottleneck == SLOW_FORMAT:
-        kernels = _kernels(
-            draw, (FP32, 9 + few, 1.6 * size), (LOW, 80, 0.06), (CAST, 30, 0.02), (OTHER, 110, 0.02)
-        )
+        kernels = drawn((9 + few, 1.6 * size), (80, 0.06), (30, 0.02), (110, 0.02))
         return Step(6.0, (*kernels, *[(OTHER, 2.4 * size)] * misleading), 0.007, frozenset([70]))
-    if bottleneck == MEMORY:
-        if misleading:
-            kernels = _kernels(
-                draw, (FP32, few, 1.4), (LOW, 40, 0.05), (CAST, 80, 0.03), (OTHER, 300, 0.06 * size)
-            )
-        else:  # fewer and longer ones, and it is the casts
-            kernels = _kernels(
-                draw,
-                (FP32, few, 0.13),
-                (LOW, 40, 0.05),
-                (CAST, 100, 0.18 * size),
-                (OTHER, 60, 0.003),
-            )
-        return Step(2.0, kernels, 0.014, frozenset([140]))
-    raise ValueError(f"{bottleneck!r} is not a bottleneck: name one of {', '.join(BOTTLENECKS)}")
-
-
-def _kernels(draw: random.Random, *kinds: tuple[str, int, float]) -> tuple[tuple[str, float], ...]:
-    """Draw kernels of (kind, how many, milliseconds each, about), in a mixed order."""
-    kernels = [
-        (kind, mean * draw.uniform(0.8, 1.2)) for kind, count, mean in kinds for _ in range(count)
-    ]
-    draw.shuffle(kernels)
-    return tuple(kernels)
+    if misleading:
+        kernels = drawn((few, 1.4), (40, 0.05), (80, 0.03), (300, 0.06 * size))
+    else:  # fewer and longer ones, and it is the casts
+        kernels = drawn((few, 0.13), (40, 0.05), (100, 0.18 * size), (60, 0.003))
+    return Step(2.0, kernels, 0.014, frozenset([140]))
 
 
 @functools.cache

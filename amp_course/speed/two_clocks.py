@@ -14,8 +14,7 @@ import torch
 
 from amp_course.kit.models import SimpleNet
 from amp_course.speed.cards import find_card
-from amp_course.speed.counting import OpCall
-from amp_course.speed.prediction import count_on_fakes
+from amp_course.speed.counting import OpCall, count_on_fakes
 from amp_course.speed.roofline import format_of
 
 CARD = "H100 SXM"
@@ -37,7 +36,6 @@ class Clocks:
 
     @property
     def seconds(self) -> float:
-        """When all is done."""
         return max(end for _, end in (*self.host, *self.waits, *self.gpu))
 
     @property

@@ -35,9 +35,8 @@ def gradient_figure(
     layers: name of the layer → its numbers, sorted by the zones of `fmt`
     """
     rows = len(layers)
-    lost = ", ".join(
-        f"{name} {percent(histogram.share('lost'))}" for name, histogram in layers.items()
-    )
+    shares = {name: percent(histogram.share("lost")) for name, histogram in layers.items()}
+    lost = ", ".join(f"{name} {share}" for name, share in shares.items())
     figure, (axis, strips) = new_figure(
         7.6,
         1.6 + 0.27 * rows + 0.2 * len(formats),
@@ -46,19 +45,12 @@ def gradient_figure(
         height_ratios=[0.27 * rows, 0.2 * len(formats)],
         alt=f"{head}: histograms of their sizes, layer by layer; lost in {fmt.name}: {lost}.",
     )
-    for row, histogram in enumerate(layers.values()):
+    right = axis.get_yaxis_transform()
+    for row, (name, histogram) in enumerate(layers.items()):
         _stack(axis, histogram, bottom=float(rows - 1 - row), tall=0.92)
         axis.axhline(rows - 1 - row, color=FAINT, lw=0.4)
-        axis.text(
-            1.01,
-            rows - 0.7 - row,
-            percent(histogram.share("lost")),
-            transform=axis.get_yaxis_transform(),
-            fontsize=8,
-        )
-    axis.text(
-        1.01, rows + 0.15, "lost", transform=axis.get_yaxis_transform(), fontsize=8, color=FAINT
-    )
+        axis.text(1.01, rows - 0.7 - row, shares[name], transform=right, fontsize=8)
+    axis.text(1.01, rows + 0.15, "lost", transform=right, fontsize=8, color=FAINT)
     axis.set_yticks([rows - 0.6 - row for row in range(rows)], list(layers), fontsize=8)
     axis.tick_params(axis="x", length=0)
     axis.set_xlim(min(edges(fmt)[0], *map(_lowest, layers.values())) - 2, edges(fmt)[2] + 3)
@@ -80,14 +72,8 @@ def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[f
     axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
         axis.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=1.6, label=name)
-        axis.text(
-            len(values) * 1.01,
-            values[-1],
-            f"{values[-1]:,.0f}",
-            color=colour,
-            fontsize=8,
-            va="center",
-        )
+        end = f"{values[-1]:,.0f}"
+        axis.text(len(values) * 1.01, values[-1], end, color=colour, fontsize=8, va="center")
     axis.set_xlim(0, 1.1 * len(exact))
     axis.set_xlabel("numbers added", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
@@ -132,31 +118,18 @@ def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float
 
 def _lowest(histogram: ZoneHistogram) -> int:
     """Return the lowest exponent whose bar can be seen."""
-    heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
-    bars = zip(histogram.exponents, heights, strict=True)
-    return min(
-        (exponent for exponent, height in bars if height >= _VISIBLE * max(heights)), default=0
-    )
+    least = _VISIBLE * max(histogram.heights, default=0)
+    bars = zip(histogram.exponents, histogram.heights, strict=True)
+    return min((exponent for exponent, height in bars if height >= least), default=0)
 
 
 def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> None:
-    heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
-    unit = tall / max([*heights, 1])
-    base = [bottom] * len(heights)
+    unit = tall / max([*histogram.heights, 1])
+    base = [bottom] * len(histogram.exponents)
     for zone in ZONES:
-        colour, hatch = ZONE_STYLES[zone]
         sizes = [count * unit for count in histogram.counts[zone]]
-        axis.bar(
-            histogram.exponents,
-            sizes,
-            bottom=base,
-            width=1,
-            align="edge",
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            lw=0.4,
-        )
+        look = {"width": 1, "align": "edge", "lw": 0.4, **_look(zone)}
+        axis.bar(histogram.exponents, sizes, bottom=base, **look)
         base = [under + size for under, size in zip(base, sizes, strict=True)]
 
 
@@ -168,25 +141,17 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
     for row, fmt in enumerate(reversed(formats)):
         ends = [left, *(min(max(edge, left), right) for edge in edges(fmt)), right]
         for zone, (start, stop) in zip(ZONES, pairwise(ends), strict=True):
-            colour, hatch = ZONE_STYLES[zone]
-            axis.barh(
-                row,
-                stop - start,
-                left=start,
-                height=0.8,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                lw=0,
-            )
+            axis.barh(row, stop - start, left=start, height=0.8, lw=0, **_look(zone))
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in reversed(formats)], fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 4, 8], integer=True))
     axis.xaxis.set_major_formatter(lambda exponent, _: rf"$\mathdefault{{2^{{{exponent:.0f}}}}}$")
     axis.set_xlabel("size of the number", fontsize=8)
 
 
+def _look(zone: str) -> dict[str, Any]:
+    colour, hatch = ZONE_STYLES[zone]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
+
+
 def _legend() -> list[Patch]:
-    return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=zone)
-        for zone, (colour, hatch) in ZONE_STYLES.items()
-    ]
+    return [Patch(label=zone, **_look(zone)) for zone in ZONE_STYLES]

@@ -4,7 +4,9 @@ and a histogram over exponents as SVG.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from itertools import compress
+from typing import NamedTuple
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
@@ -45,8 +47,7 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
-@dataclass(frozen=True)
-class _Axis:
+class _Axis(NamedTuple):
     """The exponents that the picture shows, from `low` up to `high`."""
 
     low: int
@@ -81,12 +82,10 @@ def _label(histogram: ZoneHistogram) -> str:
     for a reader who cannot see the picture.
     """
     shares = ", ".join(f"{zone} {percent(histogram.share(zone))}" for zone in ZONES)
-    heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
-    if not any(heights):
+    heights = histogram.heights
+    filled = list(compress(histogram.exponents, heights))
+    if not filled:
         return f"histogram over exponents: {shares}"
-    filled = [
-        exponent for exponent, height in zip(histogram.exponents, heights, strict=True) if height
-    ]
     peak = histogram.exponents[heights.index(max(heights))]
     where = f"from 2^{filled[0]} to 2^{filled[-1] + 1}, most from 2^{peak} to 2^{peak + 1}"
     return f"histogram over exponents {where}: {shares}"
@@ -96,30 +95,23 @@ def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
     """Stack each exponent's zones; anything outside the picture is counted in the first or last
     bar.
     """
-    columns: dict[int, dict[str, int]] = {}
+    columns: dict[int, Counter[str]] = {}
     for zone in ZONES:
         for exponent, count in zip(histogram.exponents, histogram.counts[zone], strict=True):
             if count:
-                column = columns.setdefault(
-                    min(max(exponent, axis.low), axis.high - 1), dict.fromkeys(ZONES, 0)
-                )
-                column[zone] += count
-    tallest = max((sum(column.values()) for column in columns.values()), default=1)
+                shown = min(max(exponent, axis.low), axis.high - 1)
+                columns.setdefault(shown, Counter())[zone] += count
+    tallest = max((column.total() for column in columns.values()), default=1)
+    width = max(1.0, axis.wide - (1 if axis.wide > 4 else 0))
     parts = []
     for exponent, column in columns.items():
         base = float(_FLOOR)
         for zone, count in column.items():
             height = count / tallest * (_FLOOR - _TOP)
+            base -= height
             colour, hatch = ZONE_STYLES[zone]
             tip = f"2{raised(exponent)} to 2{raised(exponent + 1)}: {count:,} {zone}"
-            width = max(1.0, axis.wide - (1 if axis.wide > 4 else 0))
-            if count:
-                parts.append(
-                    box(
-                        axis.x(exponent), base - height, width, height, colour, hatch=hatch, tip=tip
-                    )
-                )
-            base -= height
+            parts.append(box(axis.x(exponent), base, width, height, colour, hatch=hatch, tip=tip))
     return parts
 
 

@@ -1,7 +1,7 @@
 """Sort a tensor's numbers by what becomes of them in a format: lost, subnormal, normal, overflow.
 
-A number's zone is decided by rounding it, not by comparing it with a limit: half of the smallest
-subnormal is lost, and a little more than half is rounded up and lives.
+A number's zone is decided by how it is rounded: half of the smallest subnormal is lost, and a
+little more than half is rounded up and lives.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from amp_course.bits.formats import FloatFormat
-from amp_course.bits.rounding import round_to, work_dtype
+from amp_course.bits.rounding import work_dtype
 
 ZONES = ("lost", "subnormal", "normal", "overflow")
 _NONE = -1  # a zero or NaN: in no zone
@@ -95,47 +96,29 @@ def zones_of(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> Tenso
             f"the loss scale is {loss_scale}: a scale is positive and finite, such as 2.0**16"
         )
     dtype = work_dtype(tensor, fmt)
-    numbers = tensor.detach().to(dtype)
+    numbers = tensor.detach().to(dtype).abs().contiguous()
     absent = (numbers == 0) | numbers.isnan()
-    scaled = numbers.abs().masked_fill_(absent, 1.0) * loss_scale
-    rounded = round_to(scaled, fmt)
-    zones = torch.full_like(rounded, ZONES.index("normal"), dtype=torch.int8)
-    zones[rounded < fmt.smallest_normal] = ZONES.index("subnormal")
-    zones[rounded == 0] = ZONES.index("lost")
-    zones[_overflows(scaled, rounded, fmt)] = ZONES.index("overflow")
-    return zones.masked_fill_(absent, _NONE)
-
-
-def _overflows(scaled: Tensor, rounded: Tensor, fmt: FloatFormat) -> Tensor:
-    if fmt.specials == "ieee":
-        return rounded.isinf()
-    # The others give their largest number instead of inf: compare with the middle of the step that
-    # would come next.
-    middle, tie_overflows = _end(fmt)
-    return scaled >= middle if tie_overflows else scaled > middle
-
-
-def _end(fmt: FloatFormat) -> tuple[float, bool]:
-    """Return the middle between the largest number and what would come next,
-    and whether it is rounded past: to the even one.
-    """
-    step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
-    return fmt.max + step / 2, bool(fmt.max / step % 2)
+    exact = torch.tensor(starts(fmt), dtype=torch.float64)
+    near = exact.to(dtype)  # to be rounded up: the smallest number at or past each start
+    near = torch.where(near < exact, near.nextafter(near.new_tensor(math.inf)), near)
+    zones = torch.bucketize(numbers * loss_scale, near.to(numbers.device), right=True)
+    return zones.to(torch.int8).masked_fill_(absent, _NONE)
 
 
 def starts(fmt: FloatFormat) -> tuple[float, float, float]:
     """Return the smallest float64 numbers that are rounded to subnormal, normal and overflow;
     `edges` is for pictures.
     """
-    half = fmt.smallest_subnormal / 2
-    middle, tie_overflows = _end(fmt)
     # Ties go to the even neighbour: half of the smallest number to 0, half a step under the
     # smallest normal up to it.
-    return (
-        math.nextafter(half, 1.0),
-        fmt.smallest_normal - half,
-        middle if tie_overflows else math.nextafter(middle, math.inf),
-    )
+    half = fmt.smallest_subnormal / 2
+    subnormal = math.nextafter(half, 1.0)
+    normal = max(subnormal, fmt.smallest_normal - half)
+    # past the middle between the largest number and what would come next, or from there on if the
+    # largest is odd
+    step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
+    middle = fmt.max + step / 2
+    return subnormal, normal, middle if fmt.max / step % 2 else math.nextafter(middle, math.inf)
 
 
 @dataclass(frozen=True)
@@ -153,9 +136,14 @@ class ZoneHistogram:
     infinite: int
 
     @property
+    def heights(self) -> list[int]:
+        """How many numbers each exponent has, of all zones."""
+        return [sum(column) for column in zip(*self.counts.values(), strict=True)]
+
+    @property
     def total(self) -> int:
         """How many numbers there are."""
-        return sum(map(sum, self.counts.values())) + self.infinite
+        return sum(self.heights) + self.infinite
 
     def share(self, zone: str) -> float:
         """Return the fraction of the numbers that a zone has, as `zone_fractions` does."""
@@ -183,16 +171,13 @@ def count_zones(
     exponents: of all finite numbers, empty if there is none
     """
     zone_starts = starts(fmt)
-    counts = {zone: [0] * len(exponents) for zone in ZONES}
-    for place, exponent in enumerate(exponents):
+    columns = []
+    for exponent in exponents:
         low, high = 2.0**exponent, 2.0 ** (exponent + 1)
         cuts = [low, *(min(max(start, low), high) for start in zone_starts), high]
-        ranks = [below(cut) for cut in cuts]
-        for zone, first, last in zip(ZONES, ranks, ranks[1:], strict=False):
-            counts[zone][place] = last - first
-    return ZoneHistogram(
-        tuple(exponents), {zone: tuple(row) for zone, row in counts.items()}, infinite
-    )
+        columns.append([last - first for first, last in pairwise(map(below, cuts))])
+    rows = zip(*columns, strict=True) if columns else [()] * len(ZONES)
+    return ZoneHistogram(tuple(exponents), dict(zip(ZONES, rows, strict=True)), infinite)
 
 
 def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneHistogram:
@@ -213,8 +198,5 @@ def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) ->
     width = high - low + 1
     places = zones[there].long() * width + (exponents - low)
     table = torch.bincount(places, minlength=len(ZONES) * width).view(len(ZONES), width).tolist()
-    return ZoneHistogram(
-        tuple(range(low, high + 1)),
-        {zone: tuple(row) for zone, row in zip(ZONES, table, strict=True)},
-        infinite,
-    )
+    counts = {zone: tuple(row) for zone, row in zip(ZONES, table, strict=True)}
+    return ZoneHistogram(tuple(range(low, high + 1)), counts, infinite)

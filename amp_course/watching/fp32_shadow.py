@@ -45,8 +45,7 @@ class Twin:
         # A schedule has put its own there, which would step the copied optimizer.
         vars(self.twin).pop("step", None)
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, where both began
-        both = zip(weights_of(optimizer), weights_of(self.twin), strict=True)
-        for weight, double in both:
+        for weight, double in zip(weights_of(optimizer), weights_of(self.twin), strict=True):
             double.data = double.data.float()
             state = self.twin.state.get(double, {})
             for key, value in state.items():
@@ -58,9 +57,8 @@ class Twin:
     def is_wanted(optimizer: torch.optim.Optimizer) -> bool:
         """Return True if an optimizer steps weights in 16 bits, and few enough."""
         weights = weights_of(optimizer)
-        return (
-            any(p.dtype in LOW_DTYPES for p in weights) and sum(map(Tensor.numel, weights)) <= _MOST
-        )
+        low = any(p.dtype in LOW_DTYPES for p in weights)
+        return low and sum(map(Tensor.numel, weights)) <= _MOST
 
     @torch.no_grad()
     def before(self) -> None:
@@ -81,8 +79,8 @@ class Twin:
         low = [(w.detach().float(), d.detach(), began) for w, d, began in pairs]
         if not low:
             return None
-        wanted = math.sqrt(sum(float((d - began).double().square().sum()) for _, d, began in low))
-        moved = math.sqrt(sum(float((w - began).double().square().sum()) for w, _, began in low))
+        wanted = math.hypot(*(float((d - began).double().norm()) for _, d, began in low))
+        moved = math.hypot(*(float((w - began).double().norm()) for w, _, began in low))
         still = sum(int(((w == began) & (d != began)).sum()) for w, d, began in low)
         state = [one for w, _, _ in self.pairs for one in self.optimizer.state.get(w, {}).values()]
         dtypes = {one.dtype for one in state if isinstance(one, Tensor) and one.dim()}

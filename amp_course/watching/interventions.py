@@ -15,11 +15,8 @@ def added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
     now = now.detach()
     if before is None:
         return now
-    if (
-        now.layout == before.layout == torch.strided
-        and now.shape == before.shape
-        and torch.equal(now, before)
-    ):
+    strided = now.layout == before.layout == torch.strided
+    if strided and torch.equal(now, before):  # not of another shape
         return None
     added = now - before
     return added if added.layout != torch.strided or bool((added != 0).any()) else None

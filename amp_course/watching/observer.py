@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -40,13 +40,18 @@ from amp_course.watching.records import (
 from amp_course.watching.taps import Original
 from amp_course.watching.values import all_finite, skips
 
-_SCALER_CALLS = {
-    "scale": "scale",
-    "unscale": "unscale",
-    "scaler_step": "scaler.step",
-    "update": "update",
-}  # of points
 _COMPOSITE_LOSSES = ("kl_div", "l1_loss")  # those that leave no node of their own in the graph
+
+
+def _aside(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a method of an observer do what is not part of the training."""
+
+    @wraps(method)
+    def done(self: Observer, *args: Any, **kwargs: Any) -> None:
+        with self._apart():
+            method(self, *args, **kwargs)
+
+    return done
 
 
 @dataclass
@@ -69,11 +74,8 @@ class Observer:
     def __init__(
         self, training: Training, intervention: Intervention | None = None, *, graphs: bool = False
     ) -> None:
-        self.training, self.intervention, self.graphs = (
-            training,
-            intervention or Intervention(),
-            graphs,
-        )
+        self.training, self.graphs = training, graphs
+        self.intervention = intervention or Intervention()
         self.update = Update(training.scales())
         self.call = 0
         self.unknown_scalers: list[torch.amp.GradScaler] = []
@@ -85,9 +87,8 @@ class Observer:
         self._after_step: dict[int, list[Tensor]] = {}  # the weights that an optimizer left
         self._backward_depth = 0
         self._region_end = math.inf  # the next node's sequence number at the end of the last region
-        self._differentiable = (
-            False  # a pass made a graph of its own, which the caller did not write
-        )
+        # A pass made a graph of its own, which the caller did not write
+        self._differentiable = False
         self._stack = ExitStack()
         self._slot_of = {id(p): n for n, slot in enumerate(training.slots) for p in slot.parameters}
 
@@ -104,9 +105,12 @@ class Observer:
             "leave_region": self._leave, "new_scaler": self._new_scaler,
             "schedule": self._schedule, "step_begins": self._step_begins,
             "step_ends": self._step_ends, "move_weights": self._move_weights,
-            **{point: partial(self._scaler_method, name) for point, name in _SCALER_CALLS.items()},
+            **{point: partial(self._scaler_method, point) for point in taps.SCALER_METHODS},
             **{name: partial(self._loss, name) for name in losses},
         }  # fmt: skip
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def __exit__(self, *_: object) -> None:
         update, training = self.update, self.training
@@ -137,7 +141,8 @@ class Observer:
             return original(tensors, *args, **kwargs)
         finally:
             self._backward_depth -= 1
-            self._arrived(event, before)
+            if not self.paused:
+                self._arrived(event, before)
 
     def _engine(self, original: Original, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Its fourth argument is `create_graph`."""
@@ -171,6 +176,7 @@ class Observer:
         now = slot.now()
         return GradSummary(now.empty, now.finite, now.norm)
 
+    @_aside
     @torch.no_grad()
     def _arrived(self, event: Backward, before: list[list[Tensor | None]]) -> None:
         number = len(self.update.backwards) - 1
@@ -200,11 +206,12 @@ class Observer:
             self._region_end = next_node()
         return result
 
-    def _loss(self, name: str, original: Original, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _loss(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        outputs: Any = args[0] if args else kwargs.get("input")
         low = isinstance(outputs, Tensor) and outputs.requires_grad and outputs.dtype in LOW_DTYPES
         if low and not self.paused and not torch.is_autocast_enabled(outputs.device.type):
             self.update.losses_outside.append((name, outputs.dtype))
-        return original(outputs, *args, **kwargs)
+        return original(*args, **kwargs)
 
     # ---- scalers and schedulers ----
 
@@ -218,7 +225,7 @@ class Observer:
         # A call by `super()`, or of `unscale_` from `step`, comes from inside.
         inside = any(one is scaler for _, one in self._inside)
         if not inside and not self.paused and scaler.is_enabled():
-            self._note_call(name, scaler, args, kwargs)
+            self._note_call(name.replace("_", "."), scaler, args, kwargs)
         return self._run_inside(name, original, scaler, *args, **kwargs)
 
     def _run_inside(
@@ -230,6 +237,7 @@ class Observer:
         finally:
             self._inside.pop()
 
+    @_aside
     def _note_call(
         self, name: str, scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -262,7 +270,7 @@ class Observer:
         return number if number < len(self.training.optimizers) else -1
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if skips(optimizer):
+        if self.paused or skips(optimizer):
             return None
         self._stepping_now.append(_Stepping(optimizer))
         place = len(args) > 1 and callable(args[1])
@@ -302,6 +310,7 @@ class Observer:
     def _keep_weights(self, number: int) -> None:
         self._after_step[number] = self.training.slots[number].copies()
 
+    @_aside
     @torch.no_grad()
     def _used(
         self, stepping: _Stepping, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
@@ -314,6 +323,7 @@ class Observer:
             now = layout.gradient([given.get(id(p)) for p in layout.parameters])
             step.replace(_unscaled(now, stepping.optimizer), now.present)
 
+    @_aside
     @torch.no_grad()
     def _settle(self, stepping: _Stepping) -> None:
         """Note which parameters torch's own function has left out of a step."""
@@ -330,6 +340,7 @@ class Observer:
         self.call, self.update.calls = number, number + 1
         self._stepping_now.clear()
 
+    @_aside
     def _note_step(self, optimizer: Any, *, closure: bool) -> None:
         number, weights = self.number_of(optimizer), weights_of(optimizer)
         slots, held = self.training.slots, set(map(id, weights))
@@ -344,7 +355,7 @@ class Observer:
             other="" if own else type(optimizer).__name__,
             closure=closure,
             in_backward=self._backward_depth > 0,
-            by_scaler=any(name == "scaler.step" for name, _ in self._inside),
+            by_scaler=any(name == "scaler_step" for name, _ in self._inside),
             optimizer=optimizer,
             rest=math.hypot(*(self._held(n).norm for n in range(len(slots)) if n != number)),
         )

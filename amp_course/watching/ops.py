@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from amp_course.kit.compiled import uncompiled_run
 from amp_course.kit.tensors import tensors_in
@@ -62,8 +63,6 @@ _SCALER: tuple[Sink, str] = ("scaler", "the GradScaler")
 _SILENT = ("running_mean", "running_var")  # batch norm's schema does not say that it writes to them
 # origins, names of what held it unwatched
 Origin = tuple[tuple[NonfiniteOrigin, ...], tuple[str, ...]]
-
-
 _NOTHING: Origin = (), ()
 
 
@@ -88,7 +87,8 @@ class Watch(TorchDispatchMode):
         self._origins_of: dict[int, tuple[StorageWeakRef, Origin]] = {}
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
-        self._names: dict[int, tuple[Sink, str]] = {}  # id of a parameter or buffer → what it is
+        # Parameter or buffer → what it is. Not by its id, which a later tensor may have.
+        self._names = WeakTensorKeyDictionary()
         self._open: list[nn.Module] = []
         self._leaves: list[ref[Tensor]] = []  # that got a gradient, and are no model's
         # of the last number that was read and is not finite
@@ -106,14 +106,7 @@ class Watch(TorchDispatchMode):
         self._stack.enter_context(warnings.catch_warnings())
         about_hooks = "Using `torch.compile.module.` when there are global hooks"
         warnings.filterwarnings("ignore", about_hooks)
-        points = {
-            "module_begins": self._module_begins,
-            "module_ends": self._module_ends,
-            "backward": self._backward,
-            "step_begins": self._optimizer_begins,
-            "step_ends": self._optimizer_ends,
-        }
-        self._stack.enter_context(taps.listening(points))
+        self._stack.enter_context(taps.listening(self))
         super().__enter__()
         return self
 
@@ -142,25 +135,26 @@ class Watch(TorchDispatchMode):
     def look_at_weights(self) -> None:
         """See what has arrived in weights, their gradients, and buffers."""
         for leaf in (one() for one in self._leaves):
-            if leaf is not None and leaf.grad is not None and not self._is_skipped(leaf.grad):
-                self._arrive(leaf.grad, "gradient", f"a weight of shape {tuple(leaf.shape)}")
+            if leaf is not None:
+                self._look_at_gradient(leaf, f"a weight of shape {tuple(leaf.shape)}")
         self._leaves.clear()
         for model in list(self._roots):
             for parameter in model.parameters():
-                name = self._names.get(id(parameter), ("weight", "a weight"))[1]
+                name = self._names.get(parameter, ("weight", "a weight"))[1]
                 self._arrive(parameter, "weight", name)
-                if parameter.grad is not None and not self._is_skipped(parameter.grad):
-                    self._arrive(parameter.grad, "gradient", name)
+                self._look_at_gradient(parameter, name)
             for buffer in model.buffers():
-                if id(buffer) in self._names:
-                    self._arrive(buffer, *self._names[id(buffer)])
+                if buffer in self._names:
+                    self._arrive(buffer, *self._names[buffer])
 
-    def _is_skipped(self, grad: Tensor) -> bool:
-        """Return True if a scaler has seen what a gradient holds: then it skips the step."""
-        origins, _ = self._known(grad)
-        return bool(origins) and all(_SCALER in origin.reached for origin in origins)
+    def _look_at_gradient(self, weight: Tensor, name: str) -> None:
+        """See what has arrived in a gradient, unless a scaler has: then it skips the step."""
+        if weight.grad is not None:
+            origins, _ = self._known(weight.grad)
+            if not origins or not all(_SCALER in origin.reached for origin in origins):
+                self._arrive(weight.grad, "gradient", name)
 
-    def _backward(self, original: Original, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(self, original: Original, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._passes and not self._elsewhere():
             for tensor in tensors_in(tensors):
                 self._arrive(tensor, "loss", "the loss")
@@ -171,7 +165,7 @@ class Watch(TorchDispatchMode):
             self._passes -= 1
             if self._origins_of and not self._passes:
                 leaves = leaves_of(tensors_in(tensors))
-                self._leaves += [ref(one) for one in leaves if id(one) not in self._names]
+                self._leaves += [ref(one) for one in leaves if one not in self._names]
 
     def look_at_result(self, result: Any) -> None:
         """See what has arrived in the loss that a step returned: alone, first, or by name."""
@@ -201,14 +195,14 @@ class Watch(TorchDispatchMode):
             self._paths.setdefault(module, path.replace("_orig_mod.", "").replace("_orig_mod", ""))
         for path, parameter in model.named_parameters():
             given: tuple[Sink, str] = "weight", path.replace("_orig_mod.", "")
-            kind, name = self._names.setdefault(id(parameter), given)
+            kind, name = self._names.setdefault(parameter, given)
             with self.aside():
                 if not is_finite(parameter) and not self._known(parameter)[0]:  # loaded, say
                     self._mark(parameter, ((), (f"the {kind} {name}",)))
         for path, buffer in model.named_buffers():
-            self._names.setdefault(id(buffer), ("buffer", path.replace("_orig_mod.", "")))
+            self._names.setdefault(buffer, ("buffer", path.replace("_orig_mod.", "")))
 
-    def _module_begins(self, module: nn.Module, *_: Any) -> None:
+    def module_begins(self, module: nn.Module, *_: Any) -> None:
         if self._aside or self._elsewhere():
             return
         if module not in self._paths:
@@ -219,7 +213,7 @@ class Watch(TorchDispatchMode):
                 self._know(module)
         self._open.append(module)
 
-    def _module_ends(self, module: nn.Module, args: Any, output: Any) -> None:
+    def module_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._aside or self._elsewhere() or module not in self._open:
             return
         while self._open.pop() is not module:  # one inside has raised
@@ -228,16 +222,16 @@ class Watch(TorchDispatchMode):
             for tensor in tensors_in(output):
                 self._arrive(tensor, "output", f"the output of {type(module).__name__}")
 
-    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping += 1
         if skips(optimizer):
             return
         for parameter in weights_of(optimizer):
             if parameter.grad is not None:
-                name = self._names.get(id(parameter), ("", "a weight"))[1]
+                name = self._names.get(parameter, ("", "a weight"))[1]
                 self._arrive(parameter.grad, "gradient", name)
 
-    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def step_ends(self, *_: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
 
     def _elsewhere(self) -> bool:
@@ -286,7 +280,7 @@ class Watch(TorchDispatchMode):
         for tensor in gave:
             found = extremes(tensor)
             if found is not None:
-                largest = max(abs(found[0]), abs(found[1])) if found[0] == found[0] else math.nan
+                largest = max(map(abs, found))
                 if low is None or (math.isfinite(worst) and not largest <= worst):
                     worst, low = largest, tensor.dtype
         phase = self._phase()
@@ -305,7 +299,7 @@ class Watch(TorchDispatchMode):
         for one in tensors:
             found = extremes(one)
             if found is not None:
-                finite = math.isfinite(found[0]) and math.isfinite(found[1])
+                finite = all(map(math.isfinite, found))
                 yield (within(one, found), _NOTHING) if finite else (look_at(one), self._known(one))
 
     def _made_of_numbers(self, tensor: Tensor) -> Tensor:
@@ -331,11 +325,10 @@ class Watch(TorchDispatchMode):
         self, func: Any, op: _Op, args: Any, kwargs: Any, gave: Sequence[Tensor],
         written: Sequence[Tensor], gone: Sequence[tuple[Values, Origin]], phase: Phase,
     ) -> None:  # fmt: skip
-        """Return True if an op made what is not finite or passes it on; note it for its results."""
+        """Note whether an op made what is not finite, or passes it on."""
         skip = {id(one) for one in written}
         read = [one for one in tensors_in([args, kwargs]) if id(one) not in skip]
-        took = [(look_at(one), self._known(one)) for one in read]
-        took += gone
+        took = [*((look_at(one), self._known(one)) for one in read), *gone]
         arrived: dict[int, NonfiniteOrigin] = {}
         names: dict[str, None] = {}
         # whether an inf came in that was there before and is no mask's: +inf, or a weight's
@@ -375,9 +368,9 @@ class Watch(TorchDispatchMode):
         for tensor, value in zip(gave, made, strict=True):
             if value.holds:
                 self._mark(tensor, result)
-                if id(tensor) in self._names and id(tensor) in skip:
+                if tensor in self._names and id(tensor) in skip:
                     for one in result[0]:
-                        one.reached[self._names[id(tensor)]] = None
+                        one.reached[self._names[tensor]] = None
             else:
                 self._forget(tensor)
 
@@ -392,11 +385,9 @@ class Watch(TorchDispatchMode):
         if node is not None and (at := self._places.get(node._sequence_nr())) is not None:
             forward = Line.of(at[2])
             module, kind = (module, kind) if self._open else at[:2]
-        named = (one for one in written if id(one) in self._names and not is_finite(one))
-        tensor = next((self._names[id(one)][1] for one in named), "")
-        frames = (
-            Frame(*one[:3], str(one[3]).removeprefix("torch."), one[4]) for one in self._recent
-        )
+        named = (one for one in written if one in self._names and not is_finite(one))
+        tensor = next((self._names[one][1] for one in named), "")
+        frames = (Frame(*one[:3], str(one[3])[6:], one[4]) for one in self._recent)
         return NonfiniteOrigin(
             len(self.origins) + 1, self.step, phase, op.name, module, kind, tensor, made, took,
             Line.of(caller()), forward, node.name() if node is not None and not self._open else "",
@@ -421,7 +412,7 @@ class Watch(TorchDispatchMode):
         found = self._origins_of.get(storage.cdata) if storage is not None else None
         if found is not None and not found[0].expired():
             return found[1]
-        kind, name = self._names.get(id(tensor), ("", ""))
+        kind, name = self._names.get(tensor, ("", ""))
         return (), (f"the {kind} {name}" if kind else "the data",)
 
     def _arrive(self, tensor: Tensor, kind: Sink, name: str) -> None:
@@ -432,9 +423,8 @@ class Watch(TorchDispatchMode):
         with self.aside():
             if is_finite(tensor):
                 return
-            masked = kind in ("output", "buffer") and look_at(tensor).holds == {MINUS_INF}
-        if masked:  # on purpose
-            return
+            if kind in ("output", "buffer") and look_at(tensor).holds == {MINUS_INF}:
+                return  # a mask
         origins, given = self._known(tensor)
         for origin in origins:
             origin.reached[(kind, name)] = None

@@ -61,8 +61,8 @@ def watch_ranges(
 class RangeWatch(Ranges, Page):
     """What a model's values did, pass by pass.
 
-    passes:   forward passes so far, measured or not
-    bells:    what was told
+    passes: forward passes so far, measured or not
+    bells:  what was told
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RangeWatch(Ranges, Page):
         dtype: torch.dtype,
         every: int,
         alert: float,
-        say: Callable[[str], Any],
+        say: Callable[..., Any],
     ) -> None:
         self.model, self.alert, self.say = uncompiled(model), alert, say
         self.dtype: torch.dtype = dtype
@@ -79,9 +79,8 @@ class RangeWatch(Ranges, Page):
         self.readings: deque[Reading] = deque(maxlen=_MOST)
         self.passes = 0
         self.bells: list[str] = []
-        self.aside: Callable[[], AbstractContextManager[Any]] = (
-            nullcontext  # for what others who watch are not to see
-        )
+        # For what others who watch are not to see
+        self.aside: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._rung: set[tuple[str, Kind]] = set()
         self._measuring = False
         self._stack = ExitStack()
@@ -95,12 +94,8 @@ class RangeWatch(Ranges, Page):
         named = self.model.named_modules()
         leaves = {module: path for path, module in named if not any(module.children())}
         self._leaves = WeakKeyDictionary(leaves)
-        points = {
-            "module_begins": self._begins,
-            "module_ends": self._ends,
-            "backward": self._backward,
-        }
-        self._stack.enter_context(taps.listening(points))
+        points = {"module_begins": self._begins, "module_ends": self._ends}
+        self._stack.enter_context(taps.listening(points | {"backward": self._backward}))
         self._watches = True
         return self
 
@@ -199,8 +194,8 @@ class RangeWatch(Ranges, Page):
                 "watched."
             )
             return
-        numbers = {one.number for one in self.readings}
-        measured = f"{len(numbers):,} of {self.passes:,} forward passes measured"
+        number = len({one.number for one in self.readings})
+        measured = f"{number:,} of {self.passes:,} forward passes measured"
         yield f"{measured}, for {short(self.dtype)}"
         yield Table(self.rows())
 

@@ -84,9 +84,7 @@ def read_range(
         )
     limits = torch.finfo(dtype)
     values = tensor.detach()
-    low, high = torch.aminmax(values)
-    ends = float(low), float(high)
-    largest = math.nan if math.isnan(ends[0]) else max(abs(ends[0]), abs(ends[1]))
+    largest = max(abs(float(end)) for end in torch.aminmax(values))
     flat = values.reshape(-1)
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].float().abs()
     above = sample > 0
@@ -97,13 +95,5 @@ def read_range(
         number, module, kind, short(tensor.dtype), largest,
         smallest if math.isfinite(smallest) else math.nan,
         1 - float(above.float().mean()), float(gone.float().mean()),
-        _headroom(largest, limits.max),
+        math.log2(limits.max) - math.log2(largest) if largest else math.inf,
     )  # fmt: skip
-
-
-def _headroom(largest: float, most: float) -> float:
-    if math.isnan(largest):
-        return math.nan
-    if largest == 0:
-        return math.inf
-    return math.log2(most) - math.log2(largest) if math.isfinite(largest) else -math.inf

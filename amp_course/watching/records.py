@@ -86,7 +86,7 @@ class Gradient:
     @cached_property
     def empty(self) -> bool:
         """No gradient at all, or zeros only."""
-        return not any(self.present) or not bool(self.norms.any())
+        return not bool(self.norms.any())
 
     @cached_property
     def finite(self) -> bool:
@@ -266,8 +266,8 @@ class Update:
 
     def steps(self, number: int | None = None) -> list[Step]:
         """The steps of one optimizer, or of all that were passed."""
-        steps = [one for one in self.of(Step) if one.number >= 0]
-        return steps if number is None else [one for one in self.of(Step) if one.number == number]
+        steps = (one for one in self.of(Step) if one.number >= 0)
+        return [one for one in steps if number in (None, one.number)]
 
     def called(self, name: str, number: int | None = None) -> list[Call]:
         return [one for one in self.of(Call) if one.name == name and number in (None, one.number)]
@@ -282,9 +282,9 @@ class Update:
 class Intervention:
     """What is done to gradients as they arrive.
 
-    factor: they are multiplied by it
-    poison: (number of a backward pass, slot) → one of its gradients gets a `bad` number
-    last:   in the slot's last parameter instead of its first
+    factor:     they are multiplied by it
+    inject_inf: (number of a backward pass, slot) → one of its gradients gets a `bad` number
+    last:       in the slot's last parameter instead of its first
     """
 
     factor: float = 1.0

@@ -1,6 +1,6 @@
 """A small training on which an exercise runs a reader's step, watched by the auditor's observer.
 
-What comes of it is told as facets, in the order in which a fault is explained: dtypes, passes,
+What comes of it is told as outputs, in the order in which a fault is explained: dtypes, passes,
 gradients, weights, scale.
 """
 

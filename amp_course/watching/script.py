@@ -82,7 +82,7 @@ class Summary:
 
     @property
     def skipped(self) -> bool:
-        """Whether a scaler was asked to step and took no step."""
+        """A scaler was asked to step and took no step."""
         return bool(self.asked - self.stepped)
 
 
@@ -170,7 +170,7 @@ class ScriptObserver(Observer):
         missing = set(range(len(self.training.optimizers))) - set(tried) - self.script.idle
         if missing and max(map(tried.count, tried)) >= _PATIENCE:
             self.script.idle |= missing
-            missing = set()
+            return True
         return not missing
 
     def end_update(self) -> None:
@@ -245,30 +245,6 @@ class ScriptObserver(Observer):
         if known and all(of() is one for (of, _), one in zip(known, roots, strict=True)):
             self._scale_of[id(event)] = known[0][1]
         return event
-
-    def _arrived(self, *args: Any) -> None:
-        if not self.paused:
-            with self._apart():
-                super()._arrived(*args)
-
-    def _note_step(self, optimizer: Any, *, closure: bool) -> None:
-        with self._apart():
-            super()._note_step(optimizer, closure=closure)
-
-    def _note_call(self, *args: Any) -> None:
-        with self._apart():
-            super()._note_call(*args)
-
-    def _step_begins(self, *args: Any) -> Any:
-        return None if self.paused else super()._step_begins(*args)
-
-    def _used(self, *args: Any) -> None:
-        with self._apart():
-            super()._used(*args)
-
-    def _settle(self, *args: Any) -> None:
-        with self._apart():
-            super()._settle(*args)
 
     def _keep_weights(self, number: int) -> None:
         """Only an audit compares them with what is left."""

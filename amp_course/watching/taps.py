@@ -245,7 +245,7 @@ def _found(point: str) -> Iterator[tuple[Any, str]]:
 
         yield Join, "__exit__"
     if point == "move_weights":
-        for path, module in list(sys.modules.items()):
-            name = path.rpartition(".")[2].lstrip("_")
-            if path.startswith("torch.optim.") and callable(getattr(module, name, None)):
+        for path in [path for path in sys.modules if path.startswith("torch.optim.")]:
+            module, name = sys.modules[path], path.rpartition(".")[2].lstrip("_")
+            if callable(getattr(module, name, None)):
                 yield module, name

@@ -43,15 +43,11 @@ class Values:
         if 0 in self.shape:
             return f"{self.dtype} without elements"
         if self.finite:
-            return (
-                self.dtype if math.isnan(self.largest) else f"{self.dtype} up to {self.largest:.4g}"
-            )
+            up_to = "" if math.isnan(self.largest) else f" up to {self.largest:.4g}"
+            return self.dtype + up_to
         kinds = " and ".join(kind for kind in (INF, MINUS_INF, NAN) if kind in self.holds)
-        return f"{self.dtype} with {kinds} ({_percent(self.share)} of it)"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 1 else "all"
+        share = f"{100 * self.share:.2g} %" if self.share < 1 else "all"
+        return f"{self.dtype} with {kinds} ({share} of it)"
 
 
 def extremes(tensor: Tensor) -> tuple[float, float] | None:
@@ -68,8 +64,7 @@ def extremes(tensor: Tensor) -> tuple[float, float] | None:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return True if all elements are finite, or none can be seen."""
-    found = extremes(tensor)
-    return found is None or (math.isfinite(found[0]) and math.isfinite(found[1]))
+    return all(map(math.isfinite, extremes(tensor) or ()))
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

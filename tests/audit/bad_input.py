@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.audit.probes import as_list
+from amp_course.audit.arguments import as_list
 from tests.audit.written import SOUND, make, read
 
 Audit = Callable[..., Any]

@@ -9,13 +9,15 @@
 
 and the same again without the audit: `went_on` has to be equal. First one of the twins from
 beginning to end, then the other: they share what is global, which `make()` resets.
-
-A difference that ends in "another object" is one of identity alone; `values` forgets identity.
 """
 
 from __future__ import annotations
 
 import random
+import signal
+import sys
+import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -26,6 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+
+from amp_course.audit.arguments import as_list
+from amp_course.kit.random_state import random_state
 
 Probes = dict[str, Callable[[], Any]]
 
@@ -70,7 +75,7 @@ def numbers(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def look(x: Any, grad: bool = True, _above: tuple[int, ...] = ()) -> Any:
+def look(x: Any, _above: tuple[int, ...] = ()) -> Any:
     """What is in x, and which objects they are.
 
     Containers, tensors, arrays and generators are entered; of an object: look(vars(x)).
@@ -81,47 +86,43 @@ def look(x: Any, grad: bool = True, _above: tuple[int, ...] = ()) -> Any:
         return "itself"
     inner = (*_above, id(x))
     if isinstance(x, Tensor):
-        return _look_tensor(x, grad, inner)
-    if isinstance(x, np.ndarray):
-        return {"object": Same(x), "kind": (x.dtype.str, x.shape), "values": x.tobytes()}
-    if isinstance(x, dict):
-        pairs = [
-            (look(key) if isinstance(key, SCALARS) else Same(key), look(value, grad, inner))
-            for key, value in x.items()
-        ]
-        return {"object": Same(x), "type": type(x).__name__, "items": pairs}
-    if isinstance(x, list | tuple | deque):
-        contents = [look(value, grad, inner) for value in x]
-        return {
-            "object": "tuple" if isinstance(x, tuple) else Same(x),
-            "type": type(x).__name__,
-            "items": contents,
-        }
-    if isinstance(x, set | frozenset):
-        return {"object": Same(x), "items": sorted(map(repr, x))}
-    if isinstance(x, torch.Generator):
-        return {"object": Same(x), "state": numbers(x.get_state())}
-    if isinstance(x, np.random.Generator):
-        return {"object": Same(x), "state": values(look(x.bit_generator.state))}
-    if isinstance(x, np.random.RandomState):
-        return {"object": Same(x), "state": values(look(x.get_state(legacy=False)))}
-    if isinstance(x, random.Random):
-        return {"object": Same(x), "state": x.getstate()}
+        return _look_tensor(x, inner)
     if isinstance(x, MethodType):
         return Same(x.__self__), Same(x.__func__)
     if isinstance(x, SimpleNamespace):
-        return {"object": Same(x), "attributes": look(vars(x), grad, inner)}
-    return Same(x)
+        return Same(x), look(vars(x), inner)
+    if isinstance(x, dict):
+        # The keys of hooks are numbers that rise with every hook that is made.
+        handles = all(callable(value) or value is True for value in x.values())
+        keys = [look(key) if isinstance(key, SCALARS) else Same(key) for key in x if not handles]
+        return Same(x), type(x).__name__, keys, [look(value, inner) for value in x.values()]
+    if isinstance(x, list | deque):
+        return Same(x), [look(value, inner) for value in x]
+    if isinstance(x, tuple):
+        return [look(value, inner) for value in x]
+    if isinstance(x, set | frozenset):
+        return Same(x), sorted(map(repr, x))
+    return Same(x), _state_of(x)
 
 
-def _look_tensor(x: Tensor, grad: bool, inner: tuple[int, ...]) -> dict[str, Any]:
-    seen = {"object": Same(x), "type": type(x).__name__, "wanted": x.requires_grad}
-    seen["attributes"] = look(vars(x), grad, inner)["items"]
-    seen["hooks"] = [Same(hook) for hook in (x._backward_hooks or {}).values()]
+def _state_of(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return x.dtype.str, x.shape, x.tobytes()
+    if isinstance(x, torch.Generator):
+        return numbers(x.get_state())
+    if isinstance(x, np.random.Generator):
+        return values(look(x.bit_generator.state))
+    if isinstance(x, np.random.RandomState):
+        return values(look(x.get_state(legacy=False)))
+    return x.getstate() if isinstance(x, random.Random) else None
+
+
+def _look_tensor(x: Tensor, inner: tuple[int, ...]) -> dict[str, Any]:
+    seen = {"object": Same(x), "wanted": x.requires_grad, "attributes": look(vars(x), inner)[2:]}
+    seen["hooks"] = list(map(Same, (x._backward_hooks or {}).values()))
     if x.is_leaf:
-        seen["hooks"] += [Same(hook) for hook in (x._post_accumulate_grad_hooks or {}).values()]
-        if grad:
-            seen["gradient"] = None if x.grad is None else _look_tensor(x.grad, False, inner)
+        seen["hooks"] += map(Same, (x._post_accumulate_grad_hooks or {}).values())
+        seen["gradient"] = look(x.grad, inner)
     if not is_lazy(x):
         seen |= {"kind": (str(x.dtype), str(x.device), tuple(x.shape), x.stride())}
         if x.device.type != "meta":
@@ -129,41 +130,61 @@ def _look_tensor(x: Tensor, grad: bool, inner: tuple[int, ...]) -> dict[str, Any
     return seen
 
 
+def standard(arguments: dict[str, Any]) -> Probes:
+    """The probes that every step gets: what was passed to `audit`, and the process."""
+    scaler, batches = arguments.get("scaler"), arguments["batches"]
+    own = [*as_list(arguments["optimizer"]), *as_list(arguments.get("scheduler"))]
+
+    def modules() -> list[Any]:
+        models = as_list(arguments["model"])
+        named = [each for model in models for each in model.named_modules(remove_duplicate=False)]
+        return [(name, Same(one), Same(type(one)), look(vars(one))[2:]) for name, one in named]
+
+    def attributes_of_scaler() -> Any:
+        kept = dict(vars(scaler))
+        # whose keys are the ids of optimizers
+        of_optimizers = list(kept.pop("_per_optimizer_states").values())
+        return values(look(of_optimizers)), look(kept)[2:]
+
+    probes: Probes = {
+        "modules": modules,
+        "optimizers and schedulers": lambda: [look(vars(one))[2:] for one in own],
+        "random generators": lambda: values(look(random_state())),
+        "the process": process,
+    }
+    if scaler is not None:
+        probes["scaler"] = attributes_of_scaler
+    if isinstance(batches, list | tuple):
+        probes["batches"] = lambda: look(batches)
+    return probes
+
+
+def process() -> Any:
+    """What the sandbox of a check does not look at; what it does, `test_stress` compares."""
+    filters = Same(warnings.filters), list(map(repr, warnings.filters))
+    signals = [Same(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGALRM)]
+    timers = [signal.getitimer(one)[0] > 0 for one in (signal.ITIMER_REAL, signal.ITIMER_PROF)]
+    threads = sorted(thread.name for thread in threading.enumerate())
+    return filters, signals, timers, threads, Same(sys.gettrace())
+
+
 def fingerprint(probes: Probes) -> dict[str, Any]:
     """Every probe called."""
     return {name: probe() for name, probe in probes.items()}
 
 
-def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Where two fingerprints differ, in words: "parameters: 0.weight: values: other bytes"."""
-    return [": ".join(where) for where in _differences(before, after, ())]
-
-
-def _differences(a: Any, b: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if type(a) is type(b) and isinstance(a, dict):
-        for key in a.keys() | b.keys():
-            yield from _differences(a.get(key, "nothing"), b.get(key, "nothing"), (*path, key))
-    elif type(a) is type(b) and isinstance(a, list | tuple):
-        if len(a) != len(b):
-            yield *path, f"{len(a)} things, now {len(b)}"
-        for i, (one, other) in enumerate(zip(a, b, strict=False)):
-            named = (
-                isinstance(one, tuple)
-                and isinstance(other, tuple)
-                and one[:1] == other[:1] != ()
-                and isinstance(one[0], str)
-            )
-            yield from _differences(one, other, (*path, one[0] if named else str(i)))
-    elif a != b:
-        if isinstance(a, Same | Place) and isinstance(b, Same | Place):
-            yield *path, "another object"
-        else:
-            yield (
-                *path,
-                "other bytes"
-                if isinstance(a, bytes) and isinstance(b, bytes)
-                else f"{a!r:.80}, now {b!r:.80}",
-            )
+def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """Where two fingerprints differ, in words: "modules: 0: 3: values: b'…', now b'…'"."""
+    if type(before) is type(after) and isinstance(before, dict):
+        pairs = [(key, before.get(key), after.get(key)) for key in before.keys() | after.keys()]
+    elif type(before) is type(after) in (list, tuple) and len(before) == len(after):
+        pairs = [(place, *both) for place, both in enumerate(zip(before, after, strict=True))]
+    else:
+        if before != after:
+            yield f"{path}: {before!r:.80}, now {after!r:.80}"
+        return
+    for key, one, other in pairs:
+        yield from differences(one, other, f"{path}: {key}".removeprefix(": "))
 
 
 def values(seen: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Right loops in every dtype and on other data, what a report holds, and how training goes on."""
+"""Right loops in every dtype and on other data, and what an audit takes and leaves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch
 
 from amp_course.audit import Report, audit
 from tests.audit import parts
-from tests.audit.written import BROKEN, PLAIN, SOUND, make, read
+from tests.audit.written import PLAIN, SOUND, make, read
 
 CORPUS = read("sound_*.toml")
 REGIONS = {"fp16": parts.half, "bf16": parts.bf16, "fp32": nullcontext}
 RIGHT = (
-    "docs: typical mixed precision training",
     "docs: gradient clipping",
-    "docs: gradient accumulation",
     "docs: gradient penalty",
     "docs: two models, two losses, two optimizers",
     "scaled gradients clipped to max_norm * scale",
@@ -28,7 +26,6 @@ RIGHT = (
     "frozen base, thawed at the sixth call",
     "dropout, and the loss passed",
     "activation checkpointing, not reentrant, accumulation",
-    "DCGAN: discriminator first, two backwards, one update()",
 )
 REAL = {
     "resnet": {
@@ -49,14 +46,9 @@ STEP = {
 }
 
 
-def report_of(
-    step: str = PLAIN,
-    base: dict[str, Any] = SOUND,
-    changes: dict[str, Any] | None = None,
-    **case: Any,
-) -> Report:
+def report_of(step: str = PLAIN, base: dict[str, Any] = SOUND, **case: Any) -> Report:
     train_step, arguments, _ = make("a step", case | {"step": step}, base)
-    return audit(train_step, **arguments | (changes or {}))
+    return audit(train_step, **arguments)
 
 
 def in_region(case: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -67,7 +59,7 @@ def in_region(case: dict[str, Any], dtype: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_loop_passes_in_bf16_and_lacks_its_region_in_fp32(name: str, dtype: str) -> None:
     deserved = ("no-autocast",) if dtype == "fp32" else ()
-    assert report_of(base=SOUND, **in_region(CORPUS[name], dtype)).names == deserved
+    assert report_of(**in_region(CORPUS[name], dtype)).names == deserved
 
 
 @pytest.mark.parametrize(
@@ -90,75 +82,19 @@ def test_right_loops_pass_on_other_data(seed: int) -> None:
         assert report_of(base=SOUND | {"data": other}, **CORPUS[name]).names == (), (name, seed)
 
 
-@pytest.mark.parametrize("dtype", REGIONS)
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("resnet", "fp16"), ("resnet", "fp32"), ("gpt", "fp16"), ("gpt", "bf16")]
+)
 def test_a_right_loop_passes_on_the_courses_models(name: str, dtype: str) -> None:
     without = {"scaler": "enabled=False"} if dtype == "fp32" else {}
     assert report_of(**in_region(REAL[name] | STEP | without, dtype)).names == ()
 
 
-def test_says_what_was_judged() -> None:
-    report = report_of(**CORPUS["scheduler gated by found_inf, once a group"])
-    judged = [
-        "backward",
-        "autocast",
-        "steps",
-        "updates",
-        "clearing",
-        "clipping",
-        "gradient",
-        "overflow",
-    ]
-    assert {*judged, "loss scale"} <= set(report.checked)
-    left = dict(report.not_checked)
-    assert "no argument `last`" in left["shorter last group"]
-    assert "same size" in left["unequal micro-batches"]
-    bare = report_of("forward_bf16; loss.backward(); optimizer.step(); clear")
-    assert set(dict(bare.not_checked)) == {"loss scale", "gradient", "overflow"}
-
-
-def test_a_run_goes_on_as_if_there_had_been_no_audit() -> None:
-    def weights(audited: bool) -> list[torch.Tensor]:
-        step, arguments, _ = make(
-            "a step", {"model": "normed(nn.Dropout(0.4))", "step": PLAIN}, SOUND
-        )
-        for number, batch in enumerate(arguments["batches"]):
-            if audited and number == 3:
-                audit(step, **arguments)
-            step(*batch)
-        return list(arguments["model"].parameters())
-
-    assert all(map(torch.equal, weights(True), weights(False)))
-
-
-def test_a_model_left_in_evaluation_mode_is_so_afterwards() -> None:
-    step, arguments, _ = make(
-        "a step", {"model": "normed().eval()", "step": f"model.train(); {PLAIN}"}, SOUND
-    )
-    assert audit(step, **arguments)
-    assert not any(module.training for module in arguments["model"].modules())
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"model": "net"}, TypeError, "nn.Module"),
-        ({"optimizer": None}, TypeError, "Optimizer"),
-        ({"scaler": 1024.0}, TypeError, "GradScaler"),
-        ({"max_norm": 0.0}, ValueError, "above 0"),
-        ({"train_step": None}, TypeError, "train_step"),
-    ],
-)
-def test_objects_of_the_wrong_kind(changes: dict, error: type[Exception], words: str) -> None:
-    step, arguments, _ = make("a step", {}, SOUND)
-    with pytest.raises(error, match=words):
-        audit(**{"train_step": step} | arguments | changes)
-
-
 def test_an_iterator_of_batches_is_not_read_further_than_needed() -> None:
     read_so_far = []
-    batches = (read_so_far.append(1) or batch for batch in parts.classes(20))
-    report = report_of(changes={"batches": batches, "loss": parts.plain})
+    step, arguments, _ = make("a step", {}, SOUND)
+    arguments["batches"] = (read_so_far.append(1) or batch for batch in parts.classes(20))
+    report = audit(step, **arguments, loss=parts.plain)
     assert not report.names and len(read_so_far) <= 4 and "batches" in dict(report.not_put_back)
 
 
@@ -183,33 +119,9 @@ def test_a_module_of_the_readers_is_put_back(
     before = "import my_counters; losses, objects = [], np.array([None]); objects[0] = []"
     pairs = "record = losses.append; pairs = zip([*range(100)], [*range(100)], strict=True)"
     words = "my_counters.note(); my_counters.history.append(1); record(1); next(pairs)"
-    step, arguments, names = make(
-        "a step",
-        {"before": f"{before}; {pairs}", "step": f"{PLAIN}; {words}; objects[0].append(1)"},
-        SOUND,
-    )
+    case = {"before": f"{before}; {pairs}", "step": f"{PLAIN}; {words}; objects[0].append(1)"}
+    step, arguments, names = make("a step", case, SOUND)
     report = audit(step, **arguments)
     assert report.names == () and report.not_put_back == (), report
     module = names["my_counters"]
     assert (module.count, module.history, names["losses"], names["objects"][0]) == (0, [], [], [])
-
-
-def test_reads_well() -> None:
-    wrong = report_of(
-        "forward; backward; optimizer.step(); clear", BROKEN, scaler="init_scale=2.0**10"
-    )
-    assert repr(wrong).startswith("1 fault found in the step\n\n1. still-scaled: ")
-    assert "loss scales: 1024 and 256" in repr(wrong)
-    page = wrong._repr_html_()
-    assert "<code>scaler.step(optimizer)</code>" in page and "still-scaled" in page
-    right = report_of(f"next(epochs); {PLAIN}", before="epochs = (n for n in range(10**9))")
-    assert repr(right).startswith(
-        "No fault found in the step"
-    ) and "epochs is an iterator (generator)" in repr(right)
-    assert "No fault" in right._repr_html_() and "Not put back" in right._repr_html_()
-
-
-def test_what_the_reader_wrote_is_escaped() -> None:
-    assert (
-        "<script>" not in report_of('raise ValueError("<script>alert(1)</script>")')._repr_html_()
-    )

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,23 +28,6 @@ def frozen_slots() -> Scene:
 
     one = Frozen(1)
     return lambda: object.__setattr__(one, "number", 2), lambda: one.number
-
-
-def private_slots() -> Scene:
-    class Private:
-        __slots__ = ("__number",)
-
-        def __init__(self) -> None:
-            self.__number = 1
-
-        def count(self) -> None:
-            self.__number += 1
-
-        def value(self) -> int:
-            return self.__number
-
-    one = Private()
-    return one.count, one.value
 
 
 def expanded_tensor() -> Scene:
@@ -85,15 +67,6 @@ def order_of_recently_used() -> Scene:
     return lambda: cache.move_to_end("b"), lambda: list(cache.items())
 
 
-def window_of_a_list() -> Scene:
-    class Window(list):  # type: ignore[type-arg]
-        def __iter__(self) -> Any:
-            return iter(self[-2:])
-
-    window = Window([1, 2, 3])
-    return lambda: window.append(4), lambda: window[:]
-
-
 def sparse_gradient() -> Scene:
     table = torch.nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1, 3])).sum().backward()
@@ -113,15 +86,9 @@ def counter_with_two_owners() -> Scene:
     )  # type: ignore[attr-defined]
 
 
-def bits_of_numpy() -> Scene:
-    one = np.random.PCG64(4)
-    return one.random_raw, lambda: one.state["state"]["state"]
-
-
 SCENES = [
-    frozen_slots, private_slots, expanded_tensor, base_of_a_view,
-    counter_with_two_owners, containers_with_attributes, order_of_recently_used, window_of_a_list,
-    sparse_gradient, bits_of_numpy,
+    frozen_slots, expanded_tensor, base_of_a_view, counter_with_two_owners,
+    containers_with_attributes, order_of_recently_used, sparse_gradient,
 ]  # fmt: skip
 
 

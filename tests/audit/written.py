@@ -20,14 +20,17 @@ import functools
 import linecache
 import re
 import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.audit import parts
-from tests.audit.case import Case, Made
 
+Made = tuple[Callable[..., Any], dict[str, Any]]  # the step, and the other arguments of `audit`
 HERE = Path(__file__).parent
 HOLDERS = ("closure", "method", "callable object", "partial")
 WORDS = {
@@ -49,6 +52,19 @@ WORDS = {
 }
 PLAIN = "clear; forward; backward; step; update"
 HEADER = re.compile(r"((?:if|elif|else|for|while|with|try|except|def)\b.*?:) (\S.*)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step: `step, arguments = case.make()` makes a new one, then `audit(step, **arguments)`.
+
+    name:   a few words; unique
+    faults: what it may be called; () for a sound step
+    """
+
+    name: str
+    make: Callable[[], Made]
+    faults: tuple[str, ...] = ()
 
 
 def lines_of(text: str, indent: str = "") -> list[str]:
@@ -102,8 +118,10 @@ def step_of(
 def live(step: Any) -> dict[str, Any]:
     """Return the variables that a step has, with the values that they have now."""
     function = getattr(step, "__func__", step)
-    if holder := getattr(step, "__self__", None):
-        return vars(holder)
+    if function is not step:
+        return vars(step.__self__)
+    if not hasattr(function, "__code__"):  # a callable object
+        return vars(step)
     if function.__closure__:
         cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
         return {name: cell.cell_contents for name, cell in cells}
@@ -184,6 +202,18 @@ def read(pattern: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def first_of_each(cases: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
+    """Leave to the slow tests what has the key of a case before it."""
+    late = (key in keys[:place] for place, key in enumerate(keys))
+    each = zip(cases, late, strict=True)
+    return [pytest.param(case, marks=[pytest.mark.slow] * slow) for case, slow in each]
+
+
+def every_second(cases: Sequence[Any]) -> list[Any]:
+    """Leave every second case to the slow tests."""
+    return first_of_each(cases, [place // 2 for place, _ in enumerate(cases)])
+
+
 def cases_of(pattern: str, base: dict[str, Any]) -> list[Case]:
     """Return the cases of the files whose names fit."""
 
@@ -191,12 +221,6 @@ def cases_of(pattern: str, base: dict[str, Any]) -> list[Case]:
         return make(name, case, base)[:2]
 
     return [
-        Case(
-            name,
-            case.get("style", "function"),
-            functools.partial(made, name, case),
-            tuple(case.get("faults", ())),
-            case.get("why", ""),
-        )
+        Case(name, functools.partial(made, name, case), tuple(case.get("faults", ())))
         for name, case in read(pattern).items()
     ]

@@ -37,10 +37,7 @@ class Does(nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.weight, self.function = (
-            nn.Parameter(torch.rand(4, 4, generator=torch.Generator().manual_seed(0))),
-            function,
-        )
+        self.weight, self.function = nn.Parameter(torch.rand(4, 4)), function
 
     def forward(self, *inputs):
         return self.function(self.weight, *inputs)
@@ -61,8 +58,8 @@ def inserted(model, inputs, dtype=BF16):
     return many - own, large - own_bytes
 
 
-def x(*shape):
-    return torch.rand(shape or (4, 4), generator=torch.Generator().manual_seed(1))
+def x():
+    return torch.rand(4, 4)
 
 
 def in_place(w, a):
@@ -91,19 +88,12 @@ class Function(torch.autograd.Function):
 
 WAYS = {  # how a cast can come about → the call, and how many casts autocast inserts
     "operator": (lambda w, a: a @ w, 2),
-    "reversed operator": (lambda w, a: w.__rmatmul__(a), 2),
     "method": (lambda w, a: a.matmul(w), 2),
-    "function": (lambda w, a: torch.mm(a, w), 2),
     "functional": (lambda w, a: F.linear(a, w), 2),
     "keywords": (lambda w, a: torch.matmul(input=a, other=w), 2),
     "dispatcher": (lambda w, a: torch.ops.aten.mm(a, w), 2),
     "einsum": (lambda w, a: torch.einsum("ij,jk->ik", a, w), 2),
-    "tensordot": (lambda w, a: torch.tensordot(a, w, dims=1), 2),
-    "multi_dot": (
-        lambda w, a: torch.linalg.multi_dot([a, w, a]),
-        3,
-    ),  # the product in between is low already
-    "matrix_power": (lambda w, a: torch.linalg.matrix_power(a, 3), 3),
+    "multi_dot": (lambda w, a: torch.linalg.multi_dot([a, w, a]), 3),  # one in between is low
     "power operator": (lambda w, a: (a @ w) ** 2, 2),
     "in place": (in_place, 2),
     "in-place product": (in_place_product, 0),
@@ -111,7 +101,6 @@ WAYS = {  # how a cast can come about → the call, and how many casts autocast 
     "own casts around": (lambda w, a: (a.double().float() @ w).double().half(), 2),
     "own casts of both": (lambda w, a: a.bfloat16() @ w.bfloat16(), 0),
     "type_as": (lambda w, a: a.type_as(w.double()), 0),
-    "softmax, dtype=": (lambda w, a: F.softmax(a, -1, dtype=torch.float64) @ w.double(), 0),
     "softmax, dtype= low": (lambda w, a: torch.softmax(a, -1, dtype=BF16) @ w.bfloat16(), 0),
     "sum, dtype=": (lambda w, a: a.sum(dtype=torch.float64), 0),
     "promotion": (lambda w, a: a.bfloat16() + w, 0),
@@ -176,16 +165,13 @@ def test_says_who_made_each_cast_and_which_operator_was_called():
         return torch.softmax(a.half() @ w.float(), -1, dtype=torch.float64).type_as(a)
 
     traced = trace(Does(function), x(), backward=False)
-    assert [(op.call, op.cast, op.source) for op in traced if op.cast and op.call != "matmul"] == [
-        ("to", "model", "activation"),
-        ("softmax", "op", "activation"),
-        ("type_as", "model", "activation"),
-    ]
+    own = [op for op in traced if op.cast and op.call != "matmul"]
+    made_by = [("to", "model"), ("softmax", "op"), ("type_as", "model")]
+    assert [(op.call, op.cast) for op in own] == made_by
     # Which argument C++ casts first is the compiler's choice.
-    assert {(op.cast, op.source) for op in traced.casts() if op.call == "matmul"} == {
-        ("autocast", "activation"),
-        ("autocast", "weight"),
-    }
+    assert {op.source for op in own} == {"activation"}
+    assert {op.source for op in traced.casts()} == {"activation", "weight"}
+    assert {op.call for op in traced.casts()} == {"matmul"}
 
 
 def test_attention_lowers_its_inputs_and_casts_up_inside_itself():
@@ -200,23 +186,16 @@ def test_inference_mode_runs_what_it_runs_unwatched():
     """There composites such as einsum arrive whole, and their parts still have to be cast."""
 
     def function(w, a):
-        return (
-            torch.einsum("ij,jk->ik", a, a),
-            F.linear(a, a),
-            F.cross_entropy(a @ a, torch.arange(4)),
-        )
+        return torch.einsum("ij,jk->ik", a, a), F.cross_entropy(a @ a, torch.arange(4))
 
     model = Does(function)
     with torch.inference_mode():
         with torch.autocast("cpu", dtype=BF16):
-            expected = [one.dtype for one in model(x())]
+            expected = tuple(one.dtype for one in model(x()))
         traced = trace(model, x())
-    assert [op.op for op in traced if op.op in ("bmm", "mm")] == ["bmm", "mm", "mm"]
-    assert expected == [BF16, BF16, torch.float32]
-    assert len(traced.casts()) == 2 + 2 + 2 + 1 and traced["(model)"].outputs == (
-        BF16,
-        torch.float32,
-    )
+    assert [op.op for op in traced if op.op in ("bmm", "mm")] == ["bmm", "mm"]
+    assert expected == (BF16, torch.float32) == traced["(model)"].outputs
+    assert len(traced.casts()) == 2 + 2 + 1
 
 
 def checkpointed(reentrant):
@@ -235,12 +214,8 @@ def checkpointed(reentrant):
 
 def test_casts_of_a_checkpoints_second_forward_pass_are_in_the_total():
     traced = trace(checkpointed(reentrant=False), x())
-    first, again = 3, 3  # weight, bias and input, each time in a region of its own
-    assert (len(traced.casts()), len(traced.recomputed), traced["line"].casts) == (
-        first + again,
-        again,
-        first + again,
-    )
+    # weight, bias and input, each time in a region of its own
+    assert len(traced.casts()) == traced["line"].casts == 6 and len(traced.recomputed) == 3
     assert traced.cast_bytes() == 2 * 2 * (16 + 4 + 16) == traced["line"].cast_bytes
     assert {op.phase for op in traced.recomputed} == {"backward"} and traced["line"].back_casts == 2
     assert "6 casts inserted, 144 bytes (3 of them while a checkpoint recomputed)" in str(traced)
@@ -273,12 +248,7 @@ def test_a_compiled_model_is_traced_uncompiled_and_said_to_be(how):
     assert trace(SimpleNet(8), torch.rand(2, 8)).notes == ()
 
 
-def test_a_loss_that_cannot_be_called_or_that_raises_is_not_put_down_to_the_model():
-    with pytest.raises(
-        TypeError,
-        match="loss is a function from the model's output to a scalar, and you passed a str",
-    ):
-        trace(SimpleNet(8), torch.rand(2, 8), loss="mse")
+def test_a_loss_that_raises_is_not_put_down_to_the_model():
     with pytest.raises(
         TraceError, match="the loss, called with what SimpleNet returned, raised ZeroDivisionError"
     ):

@@ -1,7 +1,5 @@
 """Figures draw what they are given: checked on the artists, not on pixels."""
 
-import sys
-
 from amp_course.autocast import figures as f
 
 
@@ -10,9 +8,3 @@ def test_a_line_for_each_training():
     assert [list(line.get_ydata()) for line in axis.lines] == [[3, 2, 1], [3, 3, 3]]
     assert axis.lines[0].get_linestyle() != axis.lines[1].get_linestyle()
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["right", "frozen"]
-
-
-def test_no_figure_is_made_through_pyplot():
-    f.frozen_figure({"one": [1.0]})
-    if "matplotlib.pyplot" in sys.modules:
-        assert not sys.modules["matplotlib.pyplot"].get_fignums()

@@ -6,7 +6,6 @@ import html
 import itertools
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from torch import nn
 
 from amp_course.autocast import is_fake
 from amp_course.autocast.panel import _SETTINGS, DtypeTrace
-from amp_course.autocast.policy import Policy, Probed
 from amp_course.autocast.trace import trace
-from amp_course.autocast.trace_html import chips, panel_html, trace_table
+from amp_course.autocast.trace_html import panel_html
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +61,6 @@ def test_controls_change_the_view(panel):
     assert "▸ (model)" in text_of(panel) and "relu" in text_of(panel)
 
 
-def test_all_choices_show_something(panel):
-    views = set()
-    for model in panel.model.options:
-        panel.model.value = model
-        assert list(panel.module.options) == [row.path for row in panel.trace.modules]
-        for policy in ("cpu", "cuda"):
-            panel.policy.value = policy
-            for dtype in (torch.bfloat16, torch.float16, None):
-                panel.dtype.value = dtype
-                assert "Nothing changed" not in panel.message and model in text_of(panel)
-                views.add(panel.html)
-    assert len(views) == 3 * 2 * 3
-
-
 @pytest.mark.skipif(not is_fake("cuda"), reason="there is a GPU")
 def test_cuda_is_said_to_be_fake(panel):
     panel.policy.value = "cuda"
@@ -110,6 +94,7 @@ def test_what_is_recorded_for_a_page_shows_the_same(panel, monkeypatch):
         live.model.options, live.policy.options, live.dtype.options, live.phase.options
     ):
         live.model.value, live.policy.value, live.dtype.value, live.phase.value = setting
+        assert live.module.options == [row.path for row in live.trace.modules]
         for path in live.module.options:
             live.module.value = path
             assert live.html == panel_html(traces[setting[:3]], setting[3], path)
@@ -152,25 +137,15 @@ def test_a_bad_model_is_told_at_the_start_and_the_course_models_still_work(argum
     assert "SimpleNet under" in text_of(panel)
 
 
-def test_works_in_a_cell_under_no_grad_and_in_a_region():
+def test_works_in_a_cell_under_no_grad_and_in_a_region_and_draws_nothing():
+    before = torch.get_rng_state()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.float16):
         panel = DtypeTrace()
     assert panel.trace.has_backward and "bf16" in text_of(panel)
-
-
-def test_leaves_the_random_state_alone():
-    before = torch.get_rng_state()
-    DtypeTrace()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_every_control_is_named_and_told(panel):
-    for control in (panel.model, panel.policy, panel.dtype, panel.phase, panel.module):
-        assert control.label and control.tip
-    assert repr(panel) == "DtypeTrace()"
-
-
-def test_names_are_escaped_and_long_lists_cut():
+def test_long_lists_are_cut():
     class Many(nn.Module):
         def forward(self, x):
             for _ in range(100):
@@ -179,55 +154,3 @@ def test_names_are_escaped_and_long_lists_cut():
 
     view = panel_html(trace(Many(), torch.ones(2)), "forward", "(model)")
     assert "and 40 more ops" in view
-    odd = nn.ModuleDict({"<b>": nn.Linear(2, 2)})
-    odd.forward = lambda x: odd["<b>"](x)
-    assert (
-        "<b></td>" not in (view := panel_html(trace(odd, torch.ones(2, 2)), "forward", "<b>"))
-        and "&lt;b&gt;" in view
-    )
-
-
-def test_a_chip_has_its_name_beside_its_colour():
-    assert "fp32" in chips([torch.float32]) and "int64" in chips([torch.int64]) and "–" in chips([])
-
-
-EVIL = "<img src=x onerror=alert(1)>"
-
-
-def evil_model():
-    def forward(self, x):
-        return getattr(self, EVIL)(x)
-
-    model = type(EVIL, (nn.Module,), {"forward": forward})()
-    model.register_module(EVIL, type(EVIL + "2", (nn.Linear,), {})(2, 2))
-    getattr(model, EVIL).register_parameter(EVIL, nn.Parameter(torch.ones(1)))
-    return model
-
-
-def test_foreign_text_is_escaped_wherever_it_is_shown():
-    traced = trace(evil_model(), torch.ones(2, 2))
-    shown = [traced._repr_html_(), trace_table(replace(traced, notes=(EVIL,)))]
-    shown += [
-        panel_html(traced, phase, path)
-        for phase in ("forward", "backward")
-        for path in ("(model)", EVIL)
-    ]
-    odd = replace(
-        traced.ops[0], call=EVIL, op=EVIL, source=EVIL, cast="op", reused=(EVIL,), module=EVIL
-    )
-    shown += [panel_html(replace(traced, ops=(odd,)), "forward", EVIL)]
-    row = Probed(EVIL, EVIL, "cannot run", dict.fromkeys(("fp32", "lower", "mixed")), EVIL)
-    shown += [Policy("cpu", torch.bfloat16, True, {EVIL: row})._repr_html_()]
-    assert all("<img" not in one and "&lt;img" in one for one in shown)
-
-
-@pytest.mark.parametrize(
-    "raised", [ValueError(EVIL), KeyError(EVIL), type(EVIL, (Exception,), {})("no")]
-)
-def test_what_a_model_raises_is_escaped(raised):
-    class Raises(nn.Module):
-        def forward(self, x):
-            raise raised
-
-    panel = DtypeTrace(Raises(), torch.ones(2))
-    assert "<img" not in panel.message + panel.html and "&lt;img" in panel.message

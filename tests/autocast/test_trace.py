@@ -4,25 +4,20 @@ and that it leaves everything as it was.
 
 import random
 import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 
 from amp_course.autocast import TraceError, is_fake, trace
 from amp_course.autocast.isolation import _get, moved_copy
 from amp_course.autocast.trace_html import panel_html
 from amp_course.kit.compiled import uncompiled_run
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
-from amp_course.kit.tensors import short
+from amp_course.kit.tensors import short, tensors_in
 from tests.autocast.test_chapter import Product
-
-DTYPES = [torch.bfloat16, torch.float16]
 
 
 def models():
@@ -48,7 +43,7 @@ def hooked_dtypes(model, inputs, dtype):
     for path, module in model.named_modules():
 
         def hook(module, args, output, path=path or "(model)"):
-            seen[path] = tuple(t.dtype for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+            seen[path] = tuple(one.dtype for one in tensors_in(output))
 
         handles.append(module.register_forward_hook(hook))
     try:
@@ -77,8 +72,9 @@ def cannot_run(model, inputs, dtype):
     return False
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize(
+    ("dtype", "training"), [(torch.bfloat16, True), (torch.float16, False)], ids=str
+)
 @pytest.mark.parametrize("name", models())
 def test_agrees_with_forward_hooks_on_every_module(name, dtype, training):
     model, inputs = models()[name]
@@ -92,11 +88,10 @@ def test_agrees_with_forward_hooks_on_every_module(name, dtype, training):
     assert len(found) > 1 or name == "LSTM"
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_encoders_fast_path_stays_the_fast_path(mode):
+def test_the_encoders_fast_path_stays_the_fast_path():
     model, inputs = models()["encoder"]
     model.eval()
-    with mode():
+    with torch.inference_mode():
         traced = trace(model, *inputs)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             expected = model(*inputs)
@@ -106,26 +101,21 @@ def test_the_encoders_fast_path_stays_the_fast_path(mode):
     assert not traced.has_backward and "switched off" in traced.notes[0]
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, None])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
 @pytest.mark.parametrize("name", models())
 def test_changes_no_bit_of_the_result(name, dtype):
     model, inputs = models()[name]
     if cannot_run(model, inputs, dtype):
         return
     kept = []
-    handle = model.register_forward_hook(
-        lambda module, args, output: kept.append(
-            [t.detach().clone() for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
-        )
+    model.register_forward_hook(
+        lambda module, args, output: kept.append([one.clone() for one in tensors_in(output)])
     )
-    for watched in (True, False):
-        torch.manual_seed(3)
-        if watched:
-            trace(model, *inputs, device_type="cpu", dtype=dtype)
-        else:
-            with torch.autocast("cpu", dtype=dtype, enabled=True) if dtype else nullcontext():
-                model(*inputs)
-    handle.remove()
+    torch.manual_seed(3)
+    trace(model, *inputs, device_type="cpu", dtype=dtype)
+    torch.manual_seed(3)
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        model(*inputs)
     assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
 
 
@@ -166,9 +156,8 @@ def test_leaves_everything_as_it_was(kind):
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert torch.equal(x, before_x) and torch.equal(model.line.weight.grad, torch.ones(4, 4))
     assert model.norm.weight.grad is None and model.training and model.line.training
-    assert (
-        not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    )
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
     assert torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
     assert dict(nn.Module.__dict__) == modules
     after, again = torch.rand(1), random.random()
@@ -255,11 +244,8 @@ def caches_under_inference():
 
 
 def test_frozen_weights_are_cast_at_each_use():
-    model = Twice().requires_grad_(False)
-    assert (
-        trace(model, torch.randn(2, 4))["line"].casts,
-        trace(model, torch.randn(2, 4))["line"].reused,
-    ) == (5, 0)
+    row = trace(Twice().requires_grad_(False), torch.randn(2, 4))["line"]
+    assert (row.casts, row.reused) == (5, 0)
 
 
 class OwnCasts(nn.Module):
@@ -271,9 +257,7 @@ class OwnCasts(nn.Module):
 def test_the_models_own_casts_are_not_autocasts():
     traced = trace(OwnCasts(), torch.randn(3, 3))
     assert traced.casts() == []
-    assert [op.call for op in traced if op.cast == "model"] == [
-        *("to", "to", "to", "to", "to", "to", "to"),
-    ]
+    assert [op.call for op in traced if op.cast == "model"] == ["to"] * 7
 
 
 class Island(nn.Module):
@@ -292,21 +276,15 @@ class Island(nn.Module):
 )
 def test_cuda_without_a_gpu_says_that_it_is_fake():
     traced = trace(SimpleNet(8), torch.randn(2, 8), device_type="cuda", dtype=torch.float16)
-    assert (
-        traced.fake
-        and "fake" in str(traced)
-        and not traced.has_backward
-        and "real GPU" in traced.notes[0]
-    )
+    assert traced.fake and "fake" in str(traced)
+    assert not traced.has_backward and "real GPU" in traced.notes[0]
     assert traced["linear1"].outputs == (torch.float16,)
 
 
 def test_an_island_of_fp32():
     traced = trace(Island(), torch.randn(2, 4))
-    assert (
-        traced["inner"].inputs == traced["inner"].outputs == (torch.float32,)
-        and traced["inner"].casts == 0
-    )
+    assert traced["inner"].inputs == traced["inner"].outputs == (torch.float32,)
+    assert traced["inner"].casts == 0
     assert traced["line"].outputs == (torch.bfloat16,)
 
 
@@ -317,14 +295,8 @@ class Both(nn.Module):
         return torch.softmax(x @ x.T, -1)
 
 
-def test_policies_of_cpu_and_cuda_differ():
-    x = torch.randn(3, 3)
-    assert trace(Both(), x, device_type="cpu")["(model)"].outputs == (torch.bfloat16,)
-    assert trace(Both(), x, device_type="cuda")["(model)"].outputs == (torch.float32,)
-
-
-@pytest.mark.parametrize("name", ["SimpleNet", "DigitsResNet", "CharGPT", "encoder"])
-def test_course_models_are_traced_on_cuda(name):
+@pytest.mark.parametrize("name", ["DigitsResNet", "encoder"])
+def test_models_are_traced_on_cuda_by_a_copy(name):
     model, inputs = models()[name]
     before = {key: one.clone() for key, one in model.state_dict().items()}
     traced = trace(model, *inputs, device_type="cuda", dtype=torch.float16)
@@ -350,23 +322,14 @@ class Gives(nn.Module):
         return self.pack(self.line(x))
 
 
-@pytest.mark.parametrize(
-    "pack",
-    [
-        Packed,
-        lambda y: {"a": y, "b": None},
-        lambda y: (y, [y.long()]),
-        lambda y: Packed({"deep": y}),
-    ],
-    ids=["dataclass", "dict", "tuple", "nested"],
-)
+@pytest.mark.parametrize("pack", [lambda y: (y, [y.long()]), lambda y: Packed({"deep": y})])
 def test_outputs_in_any_wrapping(pack):
     traced = trace(Gives(pack), torch.randn(2, 4))
     assert traced["(model)"].outputs == (torch.bfloat16,) and traced.has_backward
 
 
 def test_an_output_of_none_and_one_without_a_gradient():
-    for pack in (lambda y: None, lambda y: y.detach(), lambda y: y.argmax()):
+    for pack in (lambda y: None, lambda y: y.argmax()):
         traced = trace(Gives(pack), torch.randn(2, 4))
         assert not traced.has_backward and "nothing in the output depends" in traced.notes[0]
         assert traced["line"].casts == 3
@@ -395,17 +358,12 @@ def test_a_loss_of_ones_own():
     x, y = torch.randn(2, 8), torch.randn(2, 8)
     model = SimpleNet(8)
     traced = trace(model, x, loss=lambda output: F.mse_loss(output, y))
-    assert traced["(loss)"].outputs == (torch.float32,) and traced["(loss)"].inputs == (
-        torch.bfloat16,
-    )
+    row = traced["(loss)"]
+    assert (row.inputs, row.outputs) == ((torch.bfloat16,), (torch.float32,))
     assert any(op.op == "mse_loss_backward" and op.module == "(loss)" for op in traced)
-    for loss, words in (
-        (lambda output: output, "a tensor of (2, 8)"),
-        (lambda output: 3.0, "float"),
-    ):
-        with pytest.raises(ValueError, match="starts from a scalar") as caught:
+    for loss, given in ((lambda output: output, r"a tensor of \(2, 8\)"), (lambda _: 3.0, "float")):
+        with pytest.raises(ValueError, match=f"{given}, and a backward pass starts from a scalar"):
             trace(model, x, loss=loss)
-        assert words in str(caught.value)
 
 
 def test_what_forward_raises_is_told_with_what_had_run():
@@ -417,9 +375,8 @@ def test_what_forward_raises_is_told_with_what_had_run():
         TraceError, match=r"forward pass of Late raised RuntimeError after \d+ ops, the last one"
     ) as caught:
         trace(Late(8), torch.randn(2, 8))
-    assert isinstance(caught.value.__cause__, RuntimeError) and str(caught.value.__cause__) in str(
-        caught.value
-    )
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError) and str(cause) in str(caught.value)
     assert caught.value.trace["linear3"].outputs == (torch.bfloat16,)
 
 
@@ -452,25 +409,15 @@ def test_a_result_that_depends_on_values_is_explained_among_fakes():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
-        (("net",), {}, TypeError, "needs an nn.Module, but got a str"),
         ((3,), {}, TypeError, "needs an nn.Module, but got an int: pass the model itself"),
-        ((Twice(), torch.ones(2, 4)), {"loss": 3}, TypeError, "you passed an int: write"),
         ((SimpleNet,), {}, TypeError, "the class SimpleNet: pass the model itself"),
-        (
-            (Twice(), torch.ones(2, 4, device="meta")),
-            {},
-            ValueError,
-            "'meta' device, which has no autocast, in the inputs",
-        ),
-        ((Twice().to("meta"), torch.ones(2, 4)), {}, ValueError, "in the model"),
+        ((Twice(), torch.ones(2, 4)), {"loss": "mse"}, TypeError, "you passed a str: write"),
+        ((Twice().to("meta"), torch.ones(2, 4)), {}, ValueError, "has no autocast, in the model"),
         ((Twice(), torch.ones(2, 4)), {"device_type": "tpu"}, ValueError, "has no autocast here"),
-        ((Twice(), torch.ones(2, 4)), {"device_type": "cuda:0"}, ValueError, "without a number"),
         ((Twice(), torch.ones(2, 4)), {"dtype": torch.float32}, ValueError, "leave autocast off"),
-        ((Twice(), torch.ones(2, 4)), {"dtype": torch.float64}, ValueError, "torch.float64"),
-        ((Twice(), torch.ones(2, 4)), {"dtype": torch.int8}, ValueError, "torch.int8"),
     ],
 )
-def test_bad_input_is_refused_with_cause_and_cure(arguments, options, error, words):
+def test_bad_input_is_refused_with_cause_and_remedy(arguments, options, error, words):
     with pytest.raises(error) as caught:
         trace(*arguments, **options)
     assert words in str(caught.value)
@@ -486,21 +433,9 @@ def test_prints_as_a_table():
         traced["nowhere"]
 
 
-def test_checkpointed_modules_are_found_in_the_backward_pass():
-    from torch.utils.checkpoint import checkpoint
-
-    class Checked(Twice):
-        def forward(self, x):
-            return checkpoint(super().forward, x, use_reentrant=False)
-
-    traced = trace(Checked(), torch.randn(2, 4, requires_grad=True))
-    assert any(op.op == "addmm" and op.module == "line" for op in traced.of("line", "backward"))
-
-
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", ["CharGPT", "encoder"])
-def test_what_attention_casts_inside_itself_is_not_put_down_to_autocast(name, device_type):
-    model, inputs = models()[name]
+def test_what_attention_casts_inside_itself_is_not_put_down_to_autocast(device_type):
+    model, inputs = models()["CharGPT"]
     assert {op.call for op in trace(model, *inputs, device_type=device_type).casts()} == {"linear"}
 
 
@@ -509,25 +444,15 @@ def test_the_backward_pass_is_traced_outside_of_the_region():
         def forward(self, x):
             return Product.apply(x, self.line.weight)
 
-    products = [op for op in trace(Own(), torch.randn(2, 4)) if op.op == "mm"]
-    assert [op.outputs[0] for op in products] == [torch.bfloat16] + [torch.float32] * len(
-        products[1:]
-    )
-    assert len(products) > 1
+    first, *back = [op.outputs[0] for op in trace(Own(), torch.randn(2, 4)) if op.op == "mm"]
+    assert first == torch.bfloat16 and set(back) == {torch.float32}
 
 
 @pytest.mark.parametrize(
     "index",
     [
-        *(0, -1, slice(1), slice(None, None, 2), None, ..., (0, 1), (slice(None), -1), (..., 0)),
-        *(
-            (None, 1, ..., slice(2)),
-            (0, ..., None),
-            [1, 0, 1],
-            torch.tensor([0, 1]),
-            torch.tensor([True, False]),
-        ),
-        (slice(None), torch.tensor([2, 0])),
+        *(-1, slice(None, None, 2), None, ..., (slice(None), -1), (None, 1, ..., slice(2))),
+        *([1, 0, 1], torch.tensor([True, False]), (slice(None), torch.tensor([2, 0]))),
     ],
     ids=str,
 )
@@ -541,10 +466,8 @@ def test_a_copy_on_another_device_computes_the_same_and_keeps_tied_weights():
     model.head.weight = model.characters.weight
     moved, arguments = moved_copy(model, (inputs, {}), "cpu", fake=False)
     assert torch.equal(moved(*arguments[0]), model(*inputs))
-    assert (
-        moved.head.weight is moved.characters.weight is not model.head.weight
-        and moved.head.weight.requires_grad
-    )
+    assert moved.head.weight is moved.characters.weight is not model.head.weight
+    assert moved.head.weight.requires_grad
 
 
 def test_a_model_that_cannot_be_copied_says_why():
@@ -587,9 +510,7 @@ def plain_product(x, w):
     return x @ w
 
 
-@pytest.mark.parametrize(
-    "how", ["function", "default backend", "method", "loss", "in the backward pass"]
-)
+@pytest.mark.parametrize("how", ["function", "method", "loss", "in the backward pass"])
 def test_compiled_code_that_is_no_module_is_traced_uncompiled_and_said_to_be(how):
     class Square(torch.autograd.Function):
         @staticmethod
@@ -604,12 +525,8 @@ def test_compiled_code_that_is_no_module_is_traced_uncompiled_and_said_to_be(how
         return output.mean()
 
     compiled = torch.compile(plain_product, backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what PyTorch imports for its default backend
-        inductor = torch.compile(plain_product)
     product = {
         "function": compiled,
-        "default backend": inductor,
         "method": None,
         "in the backward pass": Square.apply,
     }.get(how, plain_product)
@@ -632,37 +549,31 @@ def test_what_is_kept_from_the_compiler_is_not_taken_for_compiled_and_compiling_
         return graph.forward
 
     x, compiled = torch.rand(2, 4), torch.compile(plain_product, backend=backend)
-    assert (
-        trace(Calls(kept), x).notes == () and trace(Calls(compiled), x).notes != () and seen == []
-    )
+    assert trace(Calls(kept), x).notes == () != trace(Calls(compiled), x).notes
+    assert seen == []
     compiled(x, torch.rand(4, 4))
     assert seen == [2]
 
 
 def test_one_cast_is_no_casts():
     traced = trace(Calls(plain_product), torch.rand(2, 4).bfloat16(), backward=False)
-    assert len(traced.casts()) == 1
-    assert "1 cast inserted" in str(traced) and "<b>1</b> cast inserted" in panel_html(
-        traced, "forward", ""
-    )
+    assert len(traced.casts()) == 1 and "1 cast inserted" in str(traced)
+    assert "<b>1</b> cast inserted" in panel_html(traced, "forward", "")
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
-def test_compiled_code_is_compiled_again_whichever_of_two_watches_ends_first(
-    order: tuple[int, int],
-) -> None:
-    graphs: list[int] = []
+def test_compiled_code_is_compiled_again_though_the_outer_of_two_watches_ends_first():
+    graphs = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph, inputs):
         graphs.append(1)
         return graph.forward
 
     compiled = torch.compile(lambda x: x + 1, backend=backend)
-    runs = [uncompiled_run() for _ in order]
+    runs = [uncompiled_run(), uncompiled_run()]
     called = [run.__enter__() for run in runs]
     compiled(torch.ones(1))
-    for number in order:
-        runs[number].__exit__(None, None, None)
+    for run in runs:
+        run.__exit__(None, None, None)
     assert not graphs and all(one() for one in called)
     compiled(torch.ones(1))
     assert graphs == [1]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +35,14 @@ def run(name: str, *arguments: object) -> str:
     return printed.getvalue()
 
 
-def record(folder: Path, name: str) -> dict:
+def written(folder: Path, name: str) -> Any:
     (path,) = folder.glob(f"{name}-cpu-*.json")
-    found = json.loads(path.read_text())
+    return json.loads(path.read_text())
+
+
+def record(folder: Path, name: str) -> Any:
+    found = written(folder, name)
+    (path,) = folder.glob(f"{name}-cpu-*.json")
     assert found["benchmark"] == name
     assert path.stem.endswith(found["date"][:10])
     assert found["machine"]["device"] == "cpu"
@@ -54,16 +60,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_timer(results: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.timer",
-        *SMALL,
-        "--threads",
-        "1",
-        "--out",
-        str(results),
-    ]
+    arguments = [*SMALL, "--threads", "1", "--out", str(results)]
+    command = [sys.executable, "-m", "benchmarks.timer", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0 and "StepTimer" in done.stdout, done.stdout + done.stderr
     found = record(results, "timer")
@@ -105,8 +103,7 @@ def for_a_gpu(results: Path) -> str:
 @pytest.mark.usefixtures("for_a_gpu")
 def test_rounding_agrees_with_its_peers(results: Path) -> None:
     pytest.importorskip("gfloat", reason='needs pip install -e ".[peers]"')
-    (path,) = results.glob("rounding-cpu-*.json")
-    found = json.loads(path.read_text())["workloads"]
+    found = written(results, "rounding")["workloads"]
     assert list(found) == ["fp16", "bf16", "fp8 E5M2", "fp8 E4M3"]
     for values in found.values():
         assert values["same_results"]
@@ -116,8 +113,7 @@ def test_rounding_agrees_with_its_peers(results: Path) -> None:
 
 def test_scaler_ends_as_pytorchs_does(results: Path) -> None:
     assert "the scaler alone" in run("scaler", *SMALL, "--out", results)
-    (path,) = results.glob("scaler-cpu-*.json")
-    found = json.loads(path.read_text())["workloads"]
+    found = written(results, "scaler")["workloads"]
     assert list(found) == ["the scaler alone", "a whole step with AdamW"]
     for values in found.values():
         assert values["same_results"] and values["parameters"] == 2 * (16 * 16 + 16)
@@ -126,8 +122,7 @@ def test_scaler_ends_as_pytorchs_does(results: Path) -> None:
 
 @pytest.mark.usefixtures("for_a_gpu")
 def test_recipes_class_ends_as_the_plain_cells_do(results: Path) -> None:
-    (path,) = results.glob("recipes-cpu-*.json")
-    found = json.loads(path.read_text())["workloads"]
+    found = written(results, "recipes")["workloads"]
     assert list(found) == ["SimpleNet", "SimpleNet in fp16", "next to nothing"]
     for values in found.values():
         assert values["same_results"]
@@ -147,9 +142,8 @@ def test_everything_for_a_gpu_runs_in_one_call(results: Path, for_a_gpu: str) ->
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert (
-        done.returncode == 1 and "finds none here" in done.stderr and not list(tmp_path.iterdir())
-    )
+    assert done.returncode == 1 and "finds none here" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_survival_map_can_be_read_back(tmp_path: Path) -> None:
@@ -162,8 +156,7 @@ def test_survival_map_can_be_read_back(tmp_path: Path) -> None:
 
 def test_the_auditor_accuses_nobody(results: Path) -> None:
     assert "may take" in run("auditor", *SMALL, "--rounds", 1, "--steps", 1, "--out", results)
-    (path,) = results.glob("auditor-cpu-*.json")
-    found = json.loads(path.read_text())["workloads"]
+    found = written(results, "auditor")["workloads"]
     assert list(found) == ["AMP fp16", "AMP bf16", "fp32"]
     for values in found.values():
         assert values["faults"] == [] and values["limit_seconds"] >= 2
@@ -172,8 +165,7 @@ def test_the_auditor_accuses_nobody(results: Path) -> None:
 
 def test_the_watches_of_chapter_11_change_nothing(results: Path) -> None:
     assert "watch_ranges" in run("debugging", *SMALL, "--out", results)
-    (path,) = results.glob("debugging-cpu-*.json")
-    found = json.loads(path.read_text())["workloads"]
+    found = written(results, "debugging")["workloads"]
     assert len(found) == 3
     for values in found.values():
         assert values["same_results"]
@@ -182,34 +174,27 @@ def test_the_watches_of_chapter_11_change_nothing(results: Path) -> None:
 
 def test_launchers_are_started_in_turn(results: Path) -> None:
     assert "| torchrun |" in run("launchers", *SMALL, "--rounds", 1, "--out", results)
-    (path,) = results.glob("launchers-cpu-*.json")
-    found = json.loads(path.read_text())
+    found = written(results, "launchers")
     assert set(found["launchers"]["seconds"]) == {"torchrun", "spawn", "by hand"}
     assert "**Start-up**" in tables({"launchers": [found]})
 
 
 def test_explain_tries_planted_causes(results: Path) -> None:
     assert "planted causes named first" in run("explain", *SMALL, "--out", results)
-    (path,) = results.glob("explain-cpu-*.json")
-    found = json.loads(path.read_text())
+    found = written(results, "explain")
     assert len(found["planted"]) == 3 and len(found["workloads"]) == 1
     for tried in found["planted"].values():
         assert sum(tried["kinds"].values()) == pytest.approx(tried["explained_seconds"])
-        assert tried["first_is_planted"] == (
-            tried["named"][:1] != [] and tried["named"][0] in tried["expected"]
-        )
-        assert tried["cured_is_accused"] == bool(
-            {*tried["named_when_cured"]} & {*tried["expected"]}
-        )
-    assert "Planted causes" in tables({"explain": [found]}) and "Predicted speed-up" in tables(
-        {"explain": [found]}
-    )
+        expected = {*tried["expected"]}
+        assert tried["first_is_planted"] == bool(expected & {*tried["named"][:1]})
+        assert tried["cured_is_accused"] == bool(expected & {*tried["named_when_cured"]})
+    shown = tables({"explain": [found]})
+    assert "Planted causes" in shown and "Predicted speed-up" in shown
 
 
 def test_blocks_are_gfloats(results: Path) -> None:
     assert "times as fast" in run("blocks", *SMALL, "--out", results)
-    (path,) = results.glob("blocks-cpu-*.json")
-    found = json.loads(path.read_text())["workloads"]
+    found = written(results, "blocks")["workloads"]
     assert len(found) == 5
     for values in found.values():
         assert values["same_results"] and set(values["times_as_fast"]) == SPREAD
@@ -219,7 +204,6 @@ def test_trainings_below_16_bits_are_recorded(results: Path) -> None:
     assert "MXFP4" in run("low_bits", "--seeds", 1, "--steps", 2, "--out", results)
     (path,) = results.glob("low_bits-cpu-*.json")
     found = load_trainings(path)
-    assert {run.variant for run in found["gpt"].runs} == {
-        one.name for one in (*VARIANTS, *OPTIMIZERS)
-    }
+    names = {one.name for one in (*VARIANTS, *OPTIMIZERS)}
+    assert {run.variant for run in found["gpt"].runs} == names
     assert len({run.variant for run in found["resnet"].runs}) == len(VARIANTS) + 4

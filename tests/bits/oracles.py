@@ -24,11 +24,11 @@ TORCH = {
 }
 
 
-def all_values(fmt, library):
-    """The value of every pattern from 0 to 2^bits − 1, as the library reads it."""
+def all_values(fmt):
+    """The value of every pattern from 0 to 2^bits − 1, as torch reads it, or else ml_dtypes."""
     unsigned = np.uint16 if fmt.bits > 8 else np.uint8
     patterns = np.arange(2**fmt.bits, dtype=unsigned)
-    if library is TORCH:
+    if fmt in TORCH:
         signed = torch.from_numpy(patterns.view(np.int16 if fmt.bits > 8 else np.int8))
         return signed.view(TORCH[fmt]).to(torch.float64).numpy()
     with np.errstate(invalid="ignore"):  # a signalling NaN

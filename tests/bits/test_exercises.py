@@ -3,7 +3,6 @@
 import math
 import random
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,23 +12,13 @@ from amp_course.checking.differences import show_number
 from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
 
-def test_decoding_is_asked_of_every_pattern():
-    asked = []
-    assert (
-        decode_fp16.check(lambda pattern: asked.append(pattern) or decode(pattern, FP16)).state
-        == "correct"
-    )
-    assert set(asked) == set(range(2**16))
-
-
 def test_one_wrong_pattern_of_65536_is_found():
-    spoilt = random.randrange(2**16)
+    corrupted = random.randrange(2**16)
     outcome = decode_fp16.check(
-        lambda pattern: 0.12345 if pattern == spoilt else decode(pattern, FP16)
+        lambda pattern: 0.12345 if pattern == corrupted else decode(pattern, FP16)
     )
-    assert (
-        outcome.state == "not yet" and f"for 0x{spoilt:04X}, you return 0.12345" in outcome.message
-    )
+    told = f"for 0x{corrupted:04X}, you return 0.12345"
+    assert outcome.state == "not yet" and told in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -51,11 +40,8 @@ def test_what_was_right_once_is_wrong_the_next_time(exercise, right):
     ("value", "words"),
     [
         (2049.0, "2049"),
-        (65519.99, "65519.99"),
         (1e-3, "0.001"),
-        (-0.0, "-0.0"),
         (-math.inf, "-inf"),
-        (2.0**127, "2^127"),
         (-(2.0**-24), "-2^-24"),
         (1.5 * 2**-15, "1.5 · 2^-15"),
     ],
@@ -64,43 +50,27 @@ def test_numbers_are_shown_as_a_reader_writes_them(value, words):
     assert show_number(value) == words
 
 
-ODD = {
-    "None": None,
-    "text": "1.0",
-    "bytes": b"\x00",
-    "a list": [1],
-    "an object": object(),
-    "a class": int,
-    "complex": 1j,
-    "two numbers": torch.ones(2),
-    "an array": np.zeros(3),
-    "no numbers": torch.ones(0),
-    "True": True,
-    "NaN": math.nan,
-    "inf": math.inf,
-    "a huge int": 10**400,
-    "a dict": {},
-    "a dict of None": dict.fromkeys(("eps", "max", "smallest_normal", "smallest_subnormal")),
-    "bool tensor": torch.tensor(True),
-    "meta tensor": torch.ones(1, device="meta"),
-    "a sparse tensor": torch.eye(2).to_sparse(),
-}
+ODD = [None, "1.0", [1], 1j, True, math.nan, 10**400, {}, torch.ones(2), torch.ones(0)]
 
 
 @pytest.mark.usefixtures("draw")
-@pytest.mark.parametrize("given", ODD.values(), ids=ODD.keys())
 @pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
-def test_odd_returns_are_told_clearly(exercise, given):
-    def answer(*_):
-        return given
+def test_odd_returns_are_told_clearly(exercise):
+    for given in ODD:
 
-    outcome = exercise.check(
-        {"differs": 1.1, "round_bf16": answer} if exercise is round_bf16 else answer
-    )
-    assert outcome.state == "not yet" and "could not continue" not in outcome.message
-    if exercise is round_bf16:  # and in place of the number
-        outcome = exercise.check({"differs": given, "round_bf16": torch.Tensor.bfloat16})
-        assert outcome.state == "not yet" and "could not continue" not in outcome.message
+        def answer(*_, given=given):
+            return given
+
+        answers = [answer]
+        if exercise is round_bf16:  # and in place of the number
+            answers = [
+                {"differs": 1.1, "round_bf16": answer},
+                {"differs": given, "round_bf16": torch.Tensor.bfloat16},
+            ]
+        for one in answers:
+            outcome = exercise.check(one)
+            assert outcome.state == "not yet", given
+            assert "could not continue" not in outcome.message, given
 
 
 @pytest.mark.parametrize(

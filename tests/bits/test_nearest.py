@@ -5,45 +5,16 @@ and against exact fractions.
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_course.bits import formats as f
-from amp_course.bits.formats import FORMATS, FloatFormat
-from amp_course.bits.nearest import exact_value, is_finite, nearest, pattern_for, step
+from amp_course.bits.formats import FORMATS
+from amp_course.bits.nearest import is_finite, nearest, pattern_for, step
 from amp_course.bits.scalar import decode, encode
-from tests.bits.oracles import ML_DTYPES
 
 ID = {"ids": lambda fmt: fmt.name}
-fp32_numbers = st.floats(
-    width=32, allow_nan=False, allow_infinity=False
-)  # torch and ml_dtypes cast through fp32
-
-
-def as_float(value):
-    return float(value)
-
-
-@given(fp32_numbers)
-def test_values_are_those_of_the_casts(number):
-    exact = Fraction(number)
-    oracle = {
-        f.FP64: number,
-        f.FP32: float(np.float32(number)),
-        f.FP16: float(torch.tensor(number, dtype=torch.float32).half()),
-        f.BF16: float(torch.tensor(number, dtype=torch.float32).bfloat16()),
-    }
-    with np.errstate(all="ignore"):
-        oracle |= {fmt: float(np.float32(number).astype(dtype)) for fmt, dtype in ML_DTYPES.items()}
-    for fmt, expected in oracle.items():
-        if math.isnan(
-            expected
-        ):  # ml_dtypes' E4M3 past the largest; the course, like torch, saturates
-            expected = math.copysign(fmt.max, number)
-        assert as_float(nearest(exact, fmt).value) == expected, fmt.name
 
 
 @given(st.fractions(), st.sampled_from(FORMATS))
@@ -95,17 +66,7 @@ def test_nan_is_kept_or_has_no_pattern():
         pattern_for(math.nan, f.FP4_E2M1)
 
 
-@pytest.mark.parametrize(
-    "fmt", [f.FP16, f.FP8_E4M3, f.FP4_E2M1, FloatFormat.of(3, 0, "finite")], **ID
-)
-def test_exact_value_round_trips_with_the_sign_of_zero(fmt):
-    for pattern in range(2**fmt.bits):
-        value = exact_value(pattern, fmt)
-        if value == value:
-            assert encode(value, fmt) == pattern
-
-
-@pytest.mark.parametrize("fmt", [f.FP16, f.FP8_E5M2, f.FP8_E4M3, f.FP6_E3M2, f.FP4_E2M1], **ID)
+@pytest.mark.parametrize("fmt", [f.FP8_E5M2, f.FP8_E4M3, f.FP4_E2M1], **ID)
 def test_steps_visit_every_value_in_order_and_end_with_a_reason(fmt):
     low = encode(-math.inf, fmt)
     values, pattern = [decode(low, fmt)], low

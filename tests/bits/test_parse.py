@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from amp_course.bits import formats as f
-from amp_course.bits.formats import FORMATS, FloatFormat
+from amp_course.bits.formats import FORMATS
 from amp_course.bits.nearest import exact_value
 from amp_course.bits.parse import clip, hex_text, read
 from amp_course.bits.scalar import encode
@@ -19,24 +19,18 @@ from amp_course.bits.scalar import encode
 @pytest.mark.parametrize(
     ("text", "exact"),
     [
-        ("2049", 2049),
         ("  0.1 ", Fraction(1, 10)),
         ("+.5", Fraction(1, 2)),
         ("5.", 5),
         ("6.1E-5", Fraction(61, 10**6)),
         ("−3", -3),
         ("1_000", 1000),
-        ("1/3", Fraction(1, 3)),
         ("-1.5/1e2", Fraction(-3, 200)),
-        ("2^-24", Fraction(1, 2**24)),
         ("-2**10", -1024),
         ("3*2^-24", Fraction(3, 2**24)),
         ("3 × 2^4", 48),
         ("1e999", Fraction(10) ** 999),
-        pytest.param("9" * 400, 10**400 - 1, id="400 digits"),
-        pytest.param("0." + "1" * 400, Fraction(int("1" * 400), 10**400), id="400 decimals"),
         ("0e99999999999", 0),
-        ("inf", math.inf),
         ("-Infinity", -math.inf),
         ("+∞", math.inf),
     ],
@@ -47,25 +41,22 @@ def test_numbers_are_read_exactly(text, exact):
     assert isinstance(entry.exact, Fraction) or exact in (math.inf, -math.inf)
 
 
-@pytest.mark.parametrize("text", ["-0", "−0.0", "-0e5", "-0/7", "-0*2^3"])
+@pytest.mark.parametrize("text", ["-0", "−0.0", "-0/7", "-0*2^3"])
 def test_zero_keeps_its_sign(text):
     entry = read(text, f.FP16)
     assert entry.pattern == 0x8000 and math.copysign(1, entry.exact) == -1
 
 
-@pytest.mark.parametrize("text", ["nan", "NaN", "-nan"])
-def test_nan(text):
-    assert read(text, f.FP16).pattern == 0x7E00
+def test_nan():
+    assert read("NaN", f.FP16).pattern == read("-nan", f.FP16).pattern == 0x7E00
     with pytest.raises(ValueError, match="fp4 E2M1 has no NaN"):
-        read(text, f.FP4_E2M1)
+        read("nan", f.FP4_E2M1)
 
 
 @pytest.mark.parametrize(
     ("text", "pattern"),
     [
-        ("0x3C00", 0x3C00),
         ("0X3c", 0x3C),
-        ("0b11", 3),
         ("0b0 11110 0000_0000_00", 0x7800),
         ("0x7E01", 0x7E01),
     ],
@@ -80,7 +71,6 @@ def test_patterns(text, pattern):
     ("text", "words"),
     [
         ("", "field is empty: type a number such as"),
-        ("   ", "field is empty"),
         ("hello", "“hello” cannot be read as a number: type a number such as"),
         ("1,5", "write the decimal point as a point, 1.5"),
         ("1,000", "1.000, or thousands without a comma, 1000"),
@@ -89,21 +79,16 @@ def test_patterns(text, pattern):
         ("½", "write the fraction as 1/2 or 0.5"),
         ("3C00", "a hex pattern starts with 0x: 0x3C00"),
         ("0x", "is not a bit pattern: 0x is followed by 0-9 and A-F"),
-        ("0xXYZ", "is not a bit pattern: 0x is followed by 0-9 and A-F"),
         ("0b2", "0b only by 0 and 1"),
         ("-0x1", "no sign goes in front: the first bit is the sign"),
         ("0x10000", "needs 17 bits and fp16 has 16: choose tf32, or type one up to 0xFFFF"),
-        ("0x40490FDB", "needs 31 bits and fp16 has 16: choose fp32, or type one up to 0xFFFF"),
         ("0x" + "F" * 99, "needs 396 bits and fp16 has 16: type one up to 0xFFFF"),
         ("1e9999999999", "is beyond 10^±5000, the limit here: type 1e999, which rounds to inf"),
         ("-1e9999999999", "type -1e999, which rounds to -inf"),
         ("1e-999999", "type 1e-999, which rounds to 0"),
-        ("1e" + "9" * 900, "is beyond 10^±5000"),
         ("2^99999", "is beyond 2^±16384"),
         ("1/0", "divides by zero"),
-        ("1.2.3", "cannot be read as a number"),
         ("--1", "cannot be read as a number"),
-        ("1__0", "cannot be read as a number"),
         ("٣", "cannot be read as a number"),
         ("1" * 1001, "1,001 characters are too many"),
     ],
@@ -118,12 +103,9 @@ def test_what_cannot_be_read_is_refused_with_cause_and_cure(text, words):
 @pytest.mark.parametrize(
     "text",
     [
-        "1e9999999999",
         "1e-9999999999",
-        "9" * 1000 + "e5000",
         "1e5000/1e-5000",
         "9" * 900 + "*2^16384",
-        "0x" + "f" * 998,
     ],
 )
 def test_nothing_hangs(text):
@@ -164,14 +146,8 @@ def test_python_s_own_floats_come_back(number):
 
 
 def test_hex_has_all_digits_of_the_format():
-    assert [hex_text(1, fmt) for fmt in (f.FP64, f.TF32, f.FP16, f.FP6_E3M2, f.FP4_E2M1)] == [
-        "0x0000000000000001",
-        "0x00001",
-        "0x0001",
-        "0x01",
-        "0x1",
-    ]
-    assert hex_text(1, FloatFormat.of(2, 2)) == "0x01"
+    formats = (f.TF32, f.FP16, f.FP6_E3M2, f.FP4_E2M1)
+    assert [hex_text(1, fmt) for fmt in formats] == ["0x00001", "0x0001", "0x01", "0x1"]
 
 
 def test_long_texts_are_cut_in_the_middle():

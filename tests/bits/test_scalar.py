@@ -3,7 +3,6 @@ the rest against exact fractions.
 """
 
 import math
-from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -26,7 +25,6 @@ from amp_course.bits.scalar import (
 )
 from tests.bits.oracles import (
     ML_DTYPES,
-    TORCH,
     all_values,
     midpoints,
     same,
@@ -34,46 +32,33 @@ from tests.bits.oracles import (
     torch_saturates_e4m3,
 )
 
-SMALL = [f.FP16, f.BF16, f.FP8_E4M3, f.FP8_E5M2]
+FP8 = [f.FP8_E4M3, f.FP8_E5M2]
 OCP = [f.FP6_E3M2, f.FP6_E2M3, f.FP4_E2M1]
 ID = {"ids": lambda fmt: fmt.name}
 
 
-@pytest.mark.parametrize("fmt", SMALL, **ID)
-def test_every_pattern_decodes_as_in_torch(fmt):
-    assert same([decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt, TORCH))
+@pytest.mark.parametrize("fmt", [f.FP16, f.BF16, *FP8, *OCP], **ID)
+def test_every_pattern_decodes_as_in_torch_or_else_ml_dtypes(fmt):
+    assert same([decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt))
 
 
-@pytest.mark.parametrize("fmt", SMALL[1:] + OCP, **ID)
-def test_every_pattern_decodes_as_in_ml_dtypes(fmt):
-    assert same(
-        [decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt, ML_DTYPES)
-    )
-
-
-def test_every_fp16_pattern_decodes_as_in_numpy():
-    """ml_dtypes leaves fp16 to numpy."""
-    values = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
-    assert same([decode(pattern, f.FP16) for pattern in range(2**16)], values)
-
-
-@pytest.mark.parametrize("fmt", SMALL + OCP, **ID)
-def test_every_pattern_encodes_back(fmt):
-    for pattern in range(2**fmt.bits):
+@pytest.mark.parametrize("fmt", [f.FP16, f.BF16, *FP8, *OCP], **ID)
+def test_patterns_encode_back(fmt):
+    """Every pattern of a small format, and every seventh of one of 16 bits."""
+    for pattern in range(0, 2**fmt.bits, 7 if fmt.bits == 16 else 1):
         value = decode(pattern, fmt)
         assert encode(value, fmt) == (nan_pattern(fmt) if math.isnan(value) else pattern)
 
 
 @pytest.mark.parametrize("fmt", [f.FP16, f.BF16], **ID)
-def test_every_midpoint_and_its_fp32_neighbours_encode_as_torch_casts(fmt):
-    numbers = midpoints(fmt)  # 3 × 2 × 31,744 for fp16, 3 × 2 × 32,640 for bf16
-    assert len(numbers) == 6 * (fmt.max_pattern + 1)
-    integer = {2: torch.int16}[fmt.dtype.itemsize]
-    wanted = (torch.tensor(numbers).to(fmt.dtype).view(integer).int() & 0xFFFF).tolist()
+def test_midpoints_and_their_fp32_neighbours_encode_as_torch_casts(fmt):
+    """Every seventh of them: `round_to`, the fast twin, is tested on all."""
+    numbers = midpoints(fmt)[::7]
+    wanted = (torch.tensor(numbers).to(fmt.dtype).view(torch.int16).int() & 0xFFFF).tolist()
     assert [encode(number, fmt) for number in numbers.tolist()] == wanted
 
 
-@pytest.mark.parametrize("fmt", [f.FP8_E4M3, f.FP8_E5M2, *OCP], **ID)
+@pytest.mark.parametrize("fmt", [*FP8, *OCP], **ID)
 def test_every_midpoint_and_its_fp32_neighbours_encode_as_ml_dtypes_casts(fmt):
     numbers = midpoints(fmt)
     if fmt is f.FP8_E4M3:
@@ -101,12 +86,6 @@ def test_fp32_and_fp64_are_read_as_the_machine_reads_them():
         assert [encode(float(v), fmt) for v in values[finite]] == [int(p) for p in patterns[finite]]
 
 
-def test_tf32_is_fp32_without_its_last_13_bits():
-    for pattern in range(0, 2**f.TF32.bits, 97):
-        fp32 = np.array([pattern << 13], dtype=np.uint32).view(np.float32)[0]
-        assert same([decode(pattern, f.TF32)], [float(fp32)])
-
-
 def test_specials():
     assert decode(0x8000, f.FP16) == 0 and math.copysign(1, decode(0x8000, f.FP16)) == -1
     assert encode(-0.0, f.FP16) == 0x8000 and encode(0, f.FP16) == encode(Fraction(0), f.FP16) == 0
@@ -131,22 +110,15 @@ def test_past_464_e4m3_saturates_here_and_is_nan_in_ml_dtypes_and_torch_does_one
 
 
 def test_kinds():
-    kinds = [
-        kind(pattern, f.FP16)
-        for pattern in (0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0xFC00, 0x7C01)
-    ]
-    expected = [
-        "zero",
-        "zero",
-        "subnormal",
-        "subnormal",
-        "normal",
-        "normal",
-        "infinity",
-        "infinity",
-        "NaN",
-    ]
-    assert kinds == expected
+    expected = {
+        "zero": (0, 0x8000),
+        "subnormal": (1, 0x3FF),
+        "normal": (0x400, 0x7BFF),
+        "infinity": (0x7C00, 0xFC00),
+        "NaN": (0x7C01,),
+    }
+    for what, patterns in expected.items():
+        assert {kind(pattern, f.FP16) for pattern in patterns} == {what}
     assert kind(0x7E, f.FP8_E4M3) == "normal" and kind(0xFF, f.FP8_E4M3) == "NaN"
     assert kind(0xF, f.FP4_E2M1) == "normal"
 
@@ -180,7 +152,7 @@ def test_any_widths_round_to_the_nearest_value(exponent_bits, significand_bits, 
             assert distance < others or (distance == others and pattern % 2 == 0)
 
 
-@pytest.mark.parametrize("fmt", SMALL + OCP, **ID)
+@pytest.mark.parametrize("fmt", [*FP8, *OCP], **ID)
 def test_neighbours_stand_in_order(fmt):
     last = fmt.max_pattern + (fmt.specials == "ieee")
     half = 2 ** (fmt.bits - 1)
@@ -214,23 +186,13 @@ def test_ulp_is_the_machines_for_fp64_and_torch_nextafter_for_fp16():
 def test_ulp_doubles_at_powers_of_two_and_is_flat_below_the_smallest_normal():
     just_below = float(np.nextafter(2048.0, 0))
     assert (ulp(2048, f.FP16), ulp(just_below, f.FP16)) == (2.0, 1.0)
-    assert (
-        ulp(1e-6, f.FP16)
-        == ulp(0, f.FP16)
-        == ulp(f.FP16.smallest_normal, f.FP16)
-        == f.FP16.smallest_subnormal
-    )
-    assert (
-        ulp(65519, f.FP16) == 32.0
-        and ulp(65520, f.FP16) == math.inf
-        and ulp(math.inf, f.FP16) == math.inf
-    )
+    for small in (0, 1e-6, f.FP16.smallest_normal):
+        assert ulp(small, f.FP16) == f.FP16.smallest_subnormal
+    assert ulp(65519, f.FP16) == 32.0
+    assert ulp(65520, f.FP16) == ulp(math.inf, f.FP16) == math.inf
     assert math.isnan(ulp(math.nan, f.FP16))
     assert ulp(500, f.FP8_E4M3) == ulp(math.inf, f.FP8_E4M3) == 32.0 and ulp(1e9, f.FP4_E2M1) == 2.0
-    assert (
-        ulp(10**400, f.FP64) == ulp(Fraction(10) ** 400, f.FP16) == math.inf
-        and ulp(10**400, f.FP4_E2M1) == 2.0
-    )
+    assert ulp(10**400, f.FP64) == math.inf
     assert ulp(1 - Fraction(1, 10**30), f.FP16) == 2.0**-11  # exact: a float would be 1
 
 
@@ -245,56 +207,23 @@ def test_a_pattern_outside_the_format_is_refused():
 
 
 def test_numbers_of_any_kind_are_taken_and_nothing_else():
-    for one_and_a_half in (
-        np.float32(1.5),
-        np.float16(1.5),
-        torch.tensor(1.5),
-        Decimal("1.5"),
-        Fraction(3, 2),
-    ):
-        assert (
-            encode(one_and_a_half, f.FP16) == 0x3E00 and ulp(one_and_a_half, f.FP16) == f.FP16.eps
-        )
+    for one_and_a_half in (np.float32(1.5), torch.tensor(1.5), Fraction(3, 2)):
+        assert encode(one_and_a_half, f.FP16) == 0x3E00
+        assert ulp(one_and_a_half, f.FP16) == f.FP16.eps
     assert encode(np.int64(7), f.FP16) == encode(7, f.FP16) == 0x4700
-    assert encode(np.float32(-0.0), f.FP16) == encode(Decimal("-0"), f.FP16) == 0x8000
-    assert encode(Decimal("Infinity"), f.FP16) == 0x7C00
-    just_above = Decimal(1) + Decimal(2) ** -11 + Decimal("1e-25")  # a float would be the tie
-    assert decode(encode(just_above, f.FP16), f.FP16) == 1 + f.FP16.eps
-    for nonsense in ("1.5", None, 1j, [1.0], torch.ones(2), b"1"):
+    assert encode(np.float32(-0.0), f.FP16) == 0x8000
+    for nonsense in ("1.5", None, 1j, [1.0], torch.ones(2)):
         with pytest.raises(TypeError, match="a number is needed here, not a"):
             encode(nonsense, f.FP16)
 
 
 def test_without_significand_bits_a_tie_goes_up():
     fmt = FloatFormat.of(2, 0, "finite")
-    assert [decode(encode(value, fmt), fmt) for value in (1.0, 1.5, 2.0, 3.0)] == [
-        1.0,
-        2.0,
-        2.0,
-        4.0,
-    ]
-    assert (
-        decode(encode(0.5, fmt), fmt) == 0.0
-    )  # below the smallest number there is zero, and it is even
+    # below the smallest number there is zero, and it is even
+    for value, nearest in ((0.5, 0.0), (1.0, 1.0), (1.5, 2.0), (3.0, 4.0)):
+        assert decode(encode(value, fmt), fmt) == nearest
 
 
 def test_floor_log2():
-    for value, exponent in (
-        (1, 0),
-        (Fraction(1, 3), -2),
-        (Fraction(1, 4), -2),
-        (255, 7),
-        (256, 8),
-        (Fraction(7, 2), 1),
-    ):
+    for value, exponent in ((Fraction(1, 3), -2), (Fraction(1, 4), -2), (255, 7), (256, 8)):
         assert floor_log2(Fraction(value)) == exponent
-
-
-def test_torch_and_ml_dtypes_agree_with_each_other_where_both_have_a_format():
-    """Else the tests above would compare with two different truths."""
-    rng = np.random.default_rng(0)
-    numbers = (rng.standard_normal(20_000) * 2.0 ** rng.integers(-20, 8, 20_000)).astype(np.float32)
-    for fmt in (f.BF16, f.FP8_E4M3, f.FP8_E5M2):
-        inside = numbers[np.abs(numbers) <= fmt.max]
-        theirs = inside.astype(ML_DTYPES[fmt]).astype(np.float64)
-        assert same(torch_cast(inside, fmt), theirs)

@@ -1,6 +1,5 @@
 """Run axe over a page of JupyterLab, for the rules of WCAG 2.2 A and AA."""
 
-import functools
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
@@ -14,27 +13,13 @@ OURS = (
 )
 TALLEST = 12_000  # pixels; Chromium cannot draw windows of any height
 
-# What axe finds in JupyterLab 4 and its editor whatever a notebook holds: rule → where → why it is
-# theirs.
+# What axe finds in JupyterLab 4 and its editor whatever a notebook holds: rule → where
 JUPYTERLAB = {
-    (
-        "aria-allowed-attr",
-        "jp-button",
-    ): "its buttons are custom elements without a role, and tell a pressed state",
-    (
-        "aria-input-field-name",
-        ".cm-content",
-    ): "the editor of a cell has the role of a text box and no name",
-    (
-        "aria-required-children",
-        ".jp-WindowedPanel-viewport",
-    ): "the notebook is a feed, and its cells are no articles",
+    "aria-allowed-attr": "jp-button",  # custom elements without a role, which tell a pressed state
+    "aria-input-field-name": ".cm-content",  # a cell's editor is a text box without a name
+    # the notebook is a feed, and its cells are no articles
+    "aria-required-children": ".jp-WindowedPanel-viewport",
 }
-
-
-@functools.cache
-def axe() -> Axe:
-    return Axe()
 
 
 def show_all(page: Page) -> None:
@@ -78,22 +63,14 @@ def pale(page: Page, within: str) -> list[str]:
 
 
 def _run(page: Page, context: Any, options: Any) -> Any:
-    return axe().run(page, context=context, options=options).response
+    return Axe().run(page, context=context, options=options).response
 
 
 def _is_jupyterlabs(page: Page, rule: str, html: str) -> bool:
-    return any(rule == known and _matches(page, html, where) for known, where in JUPYTERLAB)
-
-
-def _matches(page: Page, html: str, selector: str) -> bool:
-    """Say whether an element's opening tag fits a selector."""
-    return bool(
-        page.evaluate(
-            """([html, selector]) => {
-                const box = document.createElement("template");
-                box.innerHTML = html;
-                return box.content.firstElementChild.matches(selector);
-            }""",
-            [html, selector],
-        )
-    )
+    """Return True if the element with this opening tag is one of `JUPYTERLAB`."""
+    matches = """([html, selector]) => {
+        const box = document.createElement("template");
+        box.innerHTML = html;
+        return box.content.firstElementChild.matches(selector);
+    }"""
+    return rule in JUPYTERLAB and page.evaluate(matches, [html, JUPYTERLAB[rule]])

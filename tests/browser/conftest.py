@@ -34,14 +34,13 @@ def pytest_addoption(parser):
 
 
 def place(item):
-    places = {"test_panels.py": 0, "test_bits.py": 1, "test_keyboard.py": 3, "test_lab.py": 4}
+    """So that the two halves of `make test`, and all workers of the slow part, end together."""
+    places = {"test_panels.py": 0, "test_keyboard.py": 3, "test_lab.py": 4}
     if item.path.parent != HERE:
         return 2
-    return (
-        0
-        if item.path.name == "test_lab.py" and item.get_closest_marker("slow")
-        else places.get(item.path.name, 2)
-    )
+    if item.path.name == "test_lab.py" and item.get_closest_marker("slow"):
+        return 0
+    return places.get(item.path.name, 2)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -54,7 +53,6 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(
             pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
         )
-    # So that the two halves of `make test`, and all workers of the slow part, end together
     items.sort(key=place)
     if not config.getoption("--screenshots", default=False):
         pictures = [item for item in ours if item.get_closest_marker("screenshots")]

@@ -1,7 +1,11 @@
 """Every panel of the course, and how a cell makes it with what is quick to make."""
 
-from tests.browser.test_speed import MACHINE
-
+# Fixed rates, so that the words of a prediction are the same on every machine.
+MACHINE = """
+from amp_course.speed.machine import Machine, Rate
+from amp_course.speed.panel import RooflineExplorer
+machine = Machine("cpu", (Rate("fp32", 512, 2e11), Rate("bf16", 512, 1e12), Rate("fp16", 512, 2e10)), 1.5e10, 2e-6)
+"""
 _SPEED_UPS = """
 from amp_course.loop.panel import Measured, StepExplorer
 panel = StepExplorer()

@@ -138,18 +138,20 @@ class Lab:
             next((cell.source for cell in cells if text in cell.source), None) for text in texts
         ]
         assert None not in chosen, f"{chapter} has no cell with {texts[chosen.index(None)]!r}"
-        book = v4.new_notebook(
-            cells=[v4.new_code_cell(source) for source in [setup, *chosen] if source]
-        )
+        return self.write(f"small/{chapter}.ipynb", *filter(None, [setup, *chosen]))
+
+    def write(self, notebook: str, *sources: str) -> str:
+        """Write a notebook of code cells; return its URL."""
+        book = v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
         book.metadata["kernelspec"] = {
             "display_name": "Python 3 (ipykernel)",
             "language": "python",
             "name": "python3",
         }
-        path = self.folder / "small" / f"{chapter}.ipynb"
+        path = self.folder / notebook
         path.parent.mkdir(exist_ok=True)
         nbformat.write(book, path)
-        return self.url(f"small/{path.name}")
+        return self.url(notebook)
 
 
 def free_port() -> int:

@@ -38,6 +38,7 @@ def panel(lab, page):
     return cell_with(page, "BitExplorer()").locator(".amp-bits")
 
 
+@pytest.mark.slow  # `make test` tries it in test_panels.py
 def test_bit_explorer_answers(panel, page, portray):
     value, status = panel.locator(".amp-value"), panel.get_by_role("status")
     expect(value).to_have_text("0.0999755859375")
@@ -63,16 +64,6 @@ def test_bit_explorer_answers(panel, page, portray):
     expect(panel.get_by_role("row", name="fp32")).to_contain_text("exact")
     portray(panel, "01_bits")
 
-    text.fill("1,5")
-    text.press("Enter")
-    expect(status).to_contain_text(
-        "Nothing changed. “1,5” cannot be read as a number: write the decimal point as a point, 1.5"
-    )
-    expect(value).to_have_text("2048")
-
-    text.fill("2049")
-    text.press("Enter")
-    expect(status).to_contain_text("2049 is not in fp16")
     choose_format(panel, "fp32")
     expect(status).to_contain_text("2049 is in fp32 exactly")
     expect(value).to_have_text("2049")
@@ -87,15 +78,12 @@ def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
         page.set_viewport_size({"width": width, "height": 1000})
         settle(page)
         frame = panel.bounding_box()
+        left, right = frame["x"], frame["x"] + frame["width"]
         for weight in (63, 52, 51, 24, 0):
             box = bit(panel, weight).bounding_box()
-            assert (
-                frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"]
-            ), (width, weight)
+            assert left <= box["x"] and box["x"] + box["width"] <= right, (width, weight)
         clipped = "e => e.scrollWidth > e.clientWidth + 1"
-        assert not panel.locator(".amp-bits-view").evaluate(clipped), (
-            f"a table is cut at {width} pixels"
-        )
+        assert not panel.locator(".amp-bits-view").evaluate(clipped), f"cut at {width} pixels"
     portray(panel, "01_bits_fp64")
 
 

@@ -92,6 +92,8 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     )
     page.keyboard.press("Enter")
     expect_notebook(page, "notebooks/02_underflow.ipynb")
+    figure = page.locator(".jp-OutputArea-output img[alt^='Running totals of 10,000 additions']")
+    expect(figure).to_have_count(1)  # as it is stored
 
     # Run it all.
     confirm = page.get_by_role("button", name="Confirm Kernel Restart")
@@ -101,6 +103,7 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     expect(prompts.last).to_have_text("[*]:")
     expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=3 * MINUTE)
     expect(errors(page)).to_have_count(1)  # the one that the chapter shows on purpose
+    expect(figure).to_have_count(1)  # as it is drawn
 
     # Into the panel: the arrow keys belong to its menu and its sliders, and Escape leads back to
     # the notebook.
@@ -120,7 +123,9 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     chosen.press("ArrowDown")
     expect(told).to_contain_text("lost 10.6 %")
     tab_to(page, centre)
+    expect(centre).to_have_attribute("aria-description", re.compile("the typical size"))
     centre.press("ArrowLeft")
+    expect(centre).to_have_attribute("aria-valuetext", "−21")
     expect(status).to_contain_text(re.compile(r"lost 1[5-9]\.\d %"))
     expect(told).to_contain_text(re.compile(r"lost 1[5-9]\.\d %"))
     page.keyboard.press("Escape")

@@ -4,7 +4,6 @@ and with less motion.
 
 import itertools
 
-import nbformat
 import pytest
 from playwright.sync_api import expect
 
@@ -50,24 +49,10 @@ MOVES = """panel => panel.querySelectorAll(".noUi-target").forEach(one => one.cl
 }).map(one => one.outerHTML.slice(0, 120))"""
 
 
-def write(lab, path, sources):
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    book.metadata["kernelspec"] = {
-        "name": "python3",
-        "display_name": "Python 3",
-        "language": "python",
-    }
-    nbformat.write(book, lab.folder / path)
-
-
 def open_all(lab, page):
     """Open a notebook with one panel in each cell, and return the panels by class."""
-    write(
-        lab,
-        "notebooks/every_panel.ipynb",
-        [f"{before}\n{line}" for before, line in PANELS.values()],
-    )
-    open_notebook(page, lab.url("notebooks/every_panel.ipynb"))
+    cells = [f"{before}\n{line}" for before, line in PANELS.values()]
+    open_notebook(page, lab.write("notebooks/every_panel.ipynb", *cells))
     run_all(page)
     expect(errors(page)).to_have_count(0)
     expect(page.locator(".amp-panel")).to_have_count(len(PANELS))
@@ -105,15 +90,13 @@ HALVES = [
 @pytest.mark.slow
 def test_what_cells_show_is_for_everyone(lab, quick_page):
     page = quick_page
-    write(lab, "notebooks/every_output.ipynb", [*TOLD, STORED, *HALVES])
-    open_notebook(page, lab.url("notebooks/every_output.ipynb"))
+    open_notebook(page, lab.write("notebooks/every_output.ipynb", *TOLD, STORED, *HALVES))
     told = page.locator(".amp-announcer")
     cells = code_cells(page)
-    for place, words in enumerate(
-        ("", "Not attempted", "Not quite", "", "", "Correct.", "", "", ""), 1
-    ):
+    said = ("", "Not attempted", "Not quite", "", "", "Correct.", "", "", "")
+    for place, words in enumerate(said):
         page.locator(".jp-Notebook .jp-Cell.jp-mod-active").press("Shift+Enter")
-        expect(cells.locator(".jp-InputPrompt").nth(place - 1)).to_have_text(f"[{place}]:")
+        expect(cells.locator(".jp-InputPrompt").nth(place)).to_have_text(f"[{place + 1}]:")
         if words:
             expect(told).to_contain_text(words)
     expect(errors(page)).to_have_count(0)
@@ -121,19 +104,12 @@ def test_what_cells_show_is_for_everyone(lab, quick_page):
     for theme in THEMES:
         use_theme(page, f"JupyterLab {theme}")
         show_all(page)
-        for first, last in (
-            (0, 5),
-            (7, 7),
-            (8, 8),
-        ):  # what the exercise said, then half the pages and the other half
-            cells.nth(first).evaluate("cell => cell.scrollIntoView()")
-            places = ", ".join(
-                f"[data-windowed-list-index='{place}']" for place in range(first, last + 1)
-            )
-            found += [
-                f"{theme}: pale: {html}"
-                for html in pale(page, f":is({places}) .jp-OutputArea-output")
-            ]
+        # what the exercise said, then half the pages and the other half
+        for shown in (range(6), [7], [8]):
+            cells.nth(shown[0]).evaluate("cell => cell.scrollIntoView()")
+            places = ", ".join(f"[data-windowed-list-index='{place}']" for place in shown)
+            faint = pale(page, f":is({places}) .jp-OutputArea-output")
+            found += [f"{theme}: pale: {html}" for html in faint]
         page.set_viewport_size({"width": 1500, "height": 1000})
     found += violations(page)
     assert not found, "\n".join(found)
@@ -148,15 +124,11 @@ def test_every_panel_is_for_everyone(lab, quick_page):
         show_all(page)
         found += [f"{theme}: pale: {html}" for html in pale(page, ".amp-panel")]
         for name, panel in panels.items():
-            found += [
-                f"{theme}: {name}: pale in a picture: {html}" for html in panel.evaluate(PALE_TEXTS)
-            ]
+            faint = panel.evaluate(PALE_TEXTS)
+            found += [f"{theme}: {name}: pale in a picture: {html}" for html in faint]
         page.set_viewport_size({"width": 1500, "height": 1000})
-        found += [
-            f"{theme}: {name}: {fault}"
-            for name, panel in panels.items()
-            for fault in ill_shaped(panel, theme)
-        ]
+        for name, panel in panels.items():
+            found += [f"{theme}: {name}: {fault}" for fault in ill_shaped(panel, theme)]
     found += violations(page)
     use_theme(page, "JupyterLab Light")
     page.emulate_media(reduced_motion="reduce")
@@ -173,10 +145,17 @@ def test_every_panel_is_for_everyone(lab, quick_page):
     centre.press("ArrowLeft")
     expect(told).to_contain_text("lost")
     expect(panels["RangeExplorer"].get_by_role("status")).to_have_attribute("aria-live", "off")
-    bit = panels["BitExplorer"].locator(".amp-bit").first
+    explorer = panels["BitExplorer"]
+    bit, number = explorer.locator(".amp-bit").first, explorer.get_by_role("textbox").first
     expect(bit).to_have_attribute("aria-pressed", "false")
     bit.press("Space")
     expect(bit).to_have_attribute("aria-pressed", "true")
+    expect(explorer.locator(".amp-value")).to_have_text("−0.0999755859375")
+    for typed, words in (("2049", "rounded to 2048"), ("1,5", "Nothing changed.")):
+        number.fill(typed)
+        number.press("Enter")
+        expect(explorer.locator(".amp-message")).to_contain_text(words)
+        expect(explorer.locator(".amp-value")).to_have_text("2048")
 
 
 def ill_shaped(panel, theme):

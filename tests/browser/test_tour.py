@@ -9,7 +9,6 @@ from tests.browser.conftest import SCREENSHOTS
 from tests.browser.every_panel import PANELS
 from tests.browser.notebook import cell_with, errors, open_notebook, run_all, settle
 from tests.browser.pictures import few_colours
-from tests.browser.test_panels import write
 
 FOLDER = SCREENSHOTS / "tour"
 STATES = {  # a picture → its panel, and what is chosen in it
@@ -32,9 +31,7 @@ def save(name, screenshot):
 def test_tour_of_panels(lab, quick_page):
     cells = [(*PANELS[panel], choice) for panel, choice in STATES.values()]
     sources = [f"{before}\npanel = {line}\n{choice}\npanel" for before, line, choice in cells]
-    (lab.folder / "small").mkdir(exist_ok=True)
-    write(lab, "small/tour.ipynb", sources)
-    open_notebook(quick_page, lab.url("small/tour.ipynb"))
+    open_notebook(quick_page, lab.write("small/tour.ipynb", *sources))
     run_all(quick_page)
     expect(errors(quick_page)).to_have_count(0)
     for place, name in enumerate(STATES):

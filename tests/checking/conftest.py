@@ -2,6 +2,7 @@
 and a look at the state that a process shares.
 """
 
+import functools
 import random
 import signal
 import sys
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from amp_course.checking import Card, Exercise
+import amp_course
+from amp_course.checking import Card, Exercise, within
+from amp_course.checking.limit import PATIENCE
 from amp_course.checking.warmup import load_lazy_modules
 
 # Torch's compiler brings warning filters of its own, which would look like somebody's doing in a
@@ -27,6 +30,29 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my_work"
     monkeypatch.setenv("AMP_COURSE_WORK", str(folder))
     return folder
+
+
+def of_the_course(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that is written here pass for one of a chapter's,
+    in whose lines no reader looks.
+    """
+    file = str(Path(amp_course.__file__).with_name("judges.py"))
+    function.__code__ = function.__code__.replace(co_filename=file)
+    return function
+
+
+class Calling:
+    """A judge that only calls a function with the answer, which raises Wrong or does not."""
+
+    right = None
+    mistakes = ()
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    @of_the_course
+    def __call__(self, answer: Any, left: Any, seconds: float) -> None:
+        within(seconds, functools.partial(self.function, answer), PATIENCE)
 
 
 @pytest.fixture
@@ -63,7 +89,7 @@ def make() -> Callable[..., Exercise]:
             Card(**given), **({"right": None, "cases": None, "mistakes": ()} | judged)
         )
         if not judged:
-            exercise.judge = judge
+            exercise.judge = Calling(judge)
         return exercise
 
     return build

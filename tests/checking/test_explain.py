@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_course.checking.explain import _KNOWN, explain, short, signature, where
+from amp_course.checking.explain import _KNOWN, explain, signature, where
 from amp_course.checking.workplace import NoInput
 
 
@@ -170,10 +170,6 @@ def two_devices():
     nn.Linear(2, 2, device="meta")(torch.ones(1, 2))
 
 
-def model_on_the_gpu():
-    nn.Linear(2, 2, device="cuda")(torch.ones(1, 2))
-
-
 def takes_two(model, inputs, *, key): ...
 
 
@@ -226,7 +222,6 @@ def asks_for_a_gpu():
 
 
 MINE = explain.__code__.co_filename.replace("amp_course/", "amp_course_mine/")
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def asks() -> None:
@@ -263,7 +258,6 @@ PROVOKED: list[Any] = [
     (mask_beyond_range, "beyond fp16's range"),
     (bf16_to_numpy, "NumPy has no bf16"),
     (two_devices, "different devices"),
-    pytest.param(model_on_the_gpu, "different devices", marks=gpu),
     (too_few_arguments, "compare its signature"),
     (too_many_arguments, "compare its signature"),
     (keyword_missing, "compare its signature"),
@@ -304,10 +298,7 @@ def test_known_message_is_explained(function: Callable[[], Any], words: str) -> 
 
 def test_every_known_pattern_is_provoked() -> None:
     seen = set()
-    for case in PROVOKED:
-        function, _ = getattr(case, "values", case)
-        if function is model_on_the_gpu:
-            continue
+    for function, _ in PROVOKED:
         error = raised_by(function)
         told = f"{type(error).__name__}: {error}".strip()
         seen.add(next(n for n, pattern in enumerate(_KNOWN) if re.search(pattern, told)))
@@ -356,14 +347,6 @@ def test_readers_files(file: str) -> None:
     names: dict[str, Any] = {}
     exec(compile("\n\ndef f(): 1 / 0", file, "exec"), names)
     assert where(raised_by(names["f"])) == " in line 3"
-
-
-def test_an_error_in_the_check_itself_is_put_down_to_the_answer() -> None:
-    told = explain(TypeError("float() argument must be a string or a real number, not 'NoneType'"))
-    assert told.startswith(
-        "the check could not continue with your answer (TypeError: float() argument"
-    )
-    assert "shape and dtype" in told
 
 
 def test_a_function_that_cannot_be_called_as_the_task_says() -> None:
@@ -423,11 +406,6 @@ def test_unusual_errors(error: BaseException, words: str) -> None:
     assert words in told
     assert len(told) < 500
     told.encode()
-
-
-def test_short() -> None:
-    assert short("aaaaaaaa", 4) == "aaa…"
-    assert short("aaaa", 4) == "aaaa"
 
 
 def test_errors_of_one_cause_are_alike_in_any_folder(tmp_path: Path) -> None:

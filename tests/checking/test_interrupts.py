@@ -18,7 +18,6 @@ from amp_course.checking import (
     call_answer,
     differences,
     judging,
-    limit,
     progress,
     sandbox,
 )
@@ -135,47 +134,3 @@ def test_an_answer_that_swallows_ctrl_c_is_interrupted_when_it_ends(exercise: Ex
     with pytest.raises(Interrupted):
         exercise.check(swallows)
     assert progress.load().attempts(exercise.id) == 1
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
-def test_an_endless_answer_that_swallows_ctrl_c_is_ended(
-    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limit, "_LEAVING", 0.1)
-    exercise.seconds = 1000.0
-
-    def swallows(x: float) -> float:
-        interrupt_once = iter([interrupt])
-        while True:
-            with contextlib.suppress(BaseException):
-                next(interrupt_once, lambda: None)()
-
-    with pytest.raises(Interrupted):
-        exercise.check(swallows)
-
-
-def test_ctrl_c_while_an_object_is_thrown_away(
-    exercise: Exercise, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Dropped:
-        def __del__(self) -> None:
-            interrupt()
-
-    def drops(x: float) -> float:
-        Dropped()
-        while True:
-            pass
-
-    with pytest.raises(Interrupted):
-        exercise.check(drops)
-    assert "KeyboardInterrupt" not in capsys.readouterr().err
-
-
-def test_somebody_elses_handler_stays(exercise: Exercise) -> None:
-    rung: list[int] = []
-    old = signal.signal(signal.SIGINT, lambda number, frame: rung.append(number))
-    try:
-        assert exercise.check(lambda x: [interrupt()] and 2 * x)
-        assert rung
-    finally:
-        signal.signal(signal.SIGINT, old)

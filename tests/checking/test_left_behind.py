@@ -2,14 +2,12 @@
 told once, and put back.
 """
 
-import contextlib
 import functools
 import io
 import itertools
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -130,12 +128,6 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         FAULT,
     ),
     "dispatch mode": (lambda: enter(Counting()), counts, "`Counting` on", FAULT),
-    "fake tensors": (
-        lambda: enter(FakeTensorMode()),
-        lambda: type(torch.ones(1)).__name__,
-        "`FakeTensorMode` on",
-        FAULT,
-    ),
     "fake tensors, twice": (
         lambda: (enter(FakeTensorMode()), enter(FakeTensorMode())),
         lambda: (type(torch.ones(1)).__name__, torch._C._only_lift_cpu_tensors()),
@@ -144,12 +136,6 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
     ),
     "forward hook": (
         lambda: nn.modules.module.register_module_forward_hook(note_hook),
-        hook_runs,
-        "a hook",
-        FAULT,
-    ),
-    "forward pre-hook": (
-        lambda: nn.modules.module.register_module_forward_pre_hook(note_hook),
         hook_runs,
         "a hook",
         FAULT,
@@ -178,22 +164,10 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "anomaly detection on",
         NOTE,
     ),
-    "torch printing": (
-        lambda: torch.set_printoptions(precision=2, sci_mode=True),
-        lambda: repr(torch.ones(1) / 3),
-        "how torch prints",
-        NOTE,
-    ),
     "benchmark": (
         set_backend("cudnn.benchmark", True),
         backend("cudnn.benchmark"),
         "`torch.backends.cudnn.benchmark`",
-        NOTE,
-    ),
-    "cudnn off": (
-        set_backend("cudnn.enabled", False),
-        backend("cudnn.enabled"),
-        "`torch.backends.cudnn.enabled`",
         NOTE,
     ),
     "mkldnn off": (
@@ -235,41 +209,19 @@ if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
         "hooks for saved tensors on",
         FAULT,
     )
-    TORCH["saved tensors, twice"] = (
-        lambda: [
-            enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x * 3))
-            for _ in range(2)
-        ],
-        saved_is_packed,
-        "hooks for saved tensors on",
-        FAULT,
-    )
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     for _name, _value in {
         "mkldnn.matmul.fp32_precision": "bf16",
         "cuda.matmul.fp32_precision": "tf32",
         "cudnn.conv.fp32_precision": "ieee",
-        "mkldnn.fp32_precision": "tf32",
-        "fp32_precision": "tf32",
     }.items():
-        _set = (
-            set_backend(_name, _value)
-            if "." in _name
-            else lambda: setattr(torch.backends, "fp32_precision", "tf32")
-        )
-        TORCH[_name] = (_set, all_precisions, "float32 matmul", NOTE)
+        TORCH[_name] = (set_backend(_name, _value), all_precisions, "float32 matmul", NOTE)
 
 PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
     "stdout": (
         lambda: setattr(sys, "stdout", io.StringIO()),
         lambda: type(sys.stdout),
         "`sys.stdout`",
-        NOTE,
-    ),
-    "stderr": (
-        lambda: setattr(sys, "stderr", io.StringIO()),
-        lambda: type(sys.stderr),
-        "`sys.stderr`",
         NOTE,
     ),
     "folder": (other_folder, os.getcwd, "working directory; that is put back", NOTE),
@@ -294,40 +246,14 @@ def test_is_seen_told_and_undone(name: str) -> None:
         change()
         during = probe()
     assert during != before, "the change does nothing here, so this test shows nothing"
-    told = {FAULT: left.leaks, NOTE: left.remarks}
-    assert words in " / ".join(told.pop(kind)), left
+    assert probe() == before
+    told = left.leaks if kind == FAULT else left.remarks
+    assert words in " / ".join(told), left
     allowed = {"function mode over a device": 2}.get(name, 1)
     assert len(left.leaks) + len(left.remarks) == allowed, left
-    after = probe()
-    assert after == before
-    with sandbox() as left:
-        probe()
-    assert left.leaks == left.remarks == []
-
-
-def test_every_sentence_names_a_cause_or_a_cure_and_ends_well() -> None:
-    for change, _, _, kind in EVERYTHING.values():
-        with sandbox() as left:
-            change()
-        for sentence in left.leaks:  # continues "Not quite: …", and others may follow it
-            assert (
-                sentence.startswith("your code ")
-                and not sentence.endswith(".")
-                and ". " in sentence + ". "
-            ), sentence
-        for sentence in left.remarks:
-            assert sentence.startswith("your code ") and sentence.endswith("."), sentence
-        assert left.leaks or kind == NOTE
-
-
-def test_all_of_it_at_once() -> None:
-    changes = [change for change, *_ in EVERYTHING.values()]
-    before = [probe() for _, probe, *_ in EVERYTHING.values()]
-    with sandbox():
-        for change in changes:
-            with contextlib.suppress(Exception):  # some cannot work any more after others
-                change()
-    assert [probe() for _, probe, *_ in EVERYTHING.values()] == before
+    for sentence in left.leaks + left.remarks:  # a leak continues "Not quite: …"
+        assert sentence.startswith("your code ")
+        assert sentence.endswith(".") == (sentence in left.remarks)
 
 
 @pytest.mark.parametrize("kinds", list(itertools.permutations([Counting, FakeTensorMode])))
@@ -371,15 +297,6 @@ def test_a_process_that_goes_on_is_named() -> None:
     assert len(left.remarks) == 1 and "left the process `my child` running" in left.remarks[0]
 
 
-def test_closed_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with sandbox() as left:
-        sys.stdout.close()
-    assert left.remarks == [
-        "your code closed `sys.stdout`: restart the kernel to see output again."
-    ]
-
-
 def test_what_refuses_to_be_put_back_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,16 +330,11 @@ def saves_and_restores_precisions() -> None:
     torch.backends.cudnn.allow_tf32 = conv
 
 
-class MySGD(torch.optim.SGD):
-    pass
-
-
 @pytest.mark.parametrize(
     "harmless",
     [
         trains,
         saves_and_restores_precisions,
-        lambda: MySGD([nn.Parameter(torch.ones(1))], lr=0.1),
         lambda: (
             torch.utils.checkpoint.checkpoint(
                 nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False
@@ -431,80 +343,12 @@ class MySGD(torch.optim.SGD):
             .backward()
         ),
         lambda: random.random() + np.random.rand() + torch.rand(1).item(),
-        lambda: repr(torch.ones(3)),
     ],
 )
 def test_ordinary_work_is_not_accused(harmless: Callable[[], Any]) -> None:
     with sandbox() as left:
         harmless()
     assert left.leaks == left.remarks == []
-
-
-@pytest.mark.slow
-def test_the_first_optimizer_of_a_process_is_not_accused() -> None:
-    """PyTorch wraps the `step` of each optimizer's class when the first is made."""
-    code = """
-import torch
-from amp_course.checking.sandbox import sandbox
-from amp_course.checking.warmup import load_lazy_modules
-load_lazy_modules()
-class Mine(torch.optim.SGD):
-    pass
-with sandbox() as left:
-    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam, Mine):
-        weight = torch.nn.Parameter(torch.ones(2))
-        optimizer = kind([weight], lr=0.1)
-        weight.sum().backward()
-        optimizer.step()
-print(left.leaks, left.remarks)
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100
-    )
-    assert done.stdout == "[] []\n", done.stderr
-
-
-class Clinging:
-    """An object that does not let go: its `__del__` never returns."""
-
-    def __call__(self, *_: Any) -> None: ...
-
-    def __del__(self) -> None:
-        while True:
-            pass
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_object_that_will_not_die_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_course.checking.sandbox._SECONDS", 0.2)
-    with sandbox() as left:
-        nn.modules.module.register_module_forward_hook(Clinging())
-        torch.set_default_dtype(torch.float64)
-    assert not nn.modules.module._global_forward_hooks
-    assert torch.get_default_dtype() == torch.float32
-    assert len(left.leaks) == 2
-
-
-def test_ctrl_c_while_things_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    rung: list[int] = []
-    really = torch.set_default_dtype
-
-    def interrupted(dtype: Any) -> None:
-        if not rung:
-            rung.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
-        really(dtype)
-
-    item = next(
-        item for item in sys.modules["amp_course.checking.sandbox"].STATE if item.put is really
-    )
-    monkeypatch.setattr(
-        "amp_course.checking.sandbox.STATE", (type(item)(item.get, interrupted, item.tell),)
-    )
-    with pytest.raises(KeyboardInterrupt), sandbox() as left:
-        torch.set_default_dtype(torch.float64)
-    assert torch.get_default_dtype() == torch.float32 and len(left.leaks) == 1
 
 
 def test_a_sandbox_in_a_sandbox_that_found_something() -> None:

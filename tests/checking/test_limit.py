@@ -5,7 +5,6 @@ and the process's own timers go on as they were.
 # ruff: noqa: E722, SIM105  (code that swallows all there is, is what these tests are about)
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -44,12 +43,6 @@ def short_sleeps():
         time.sleep(0.01)
 
 
-def waiting_for_a_lock():
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
 def bare_except():
     while True:
         try:
@@ -66,44 +59,6 @@ def except_base_exception():
             continue
 
 
-def nested_excepts():
-    while True:
-        try:
-            try:
-                try:
-                    time.sleep(1000)
-                except BaseException:
-                    pass
-            except BaseException:
-                pass
-        except BaseException:
-            pass
-
-
-def finally_that_continues():
-    while True:
-        try:
-            time.sleep(0.01)
-        finally:
-            continue  # noqa: B012
-
-
-def suppressed():
-    while True:
-        with contextlib.suppress(BaseException):
-            time.sleep(1000)
-
-
-def nested_finally():
-    try:
-        try:
-            busy()
-        finally:
-            time.sleep(0.01)
-    finally:
-        time.sleep(0.01)
-
-
 def numbers() -> Iterator[int]:
     while True:
         yield 1
@@ -111,11 +66,6 @@ def numbers() -> Iterator[int]:
 
 def endless_generator():
     return sum(numbers())
-
-
-def endless_iterator():
-    for _ in itertools.count():
-        pass
 
 
 def gives_up_when_stopped():
@@ -136,20 +86,11 @@ EVERYWHERE = [
     busy,
     short_sleeps,
     bare_except,
-    nested_finally,
     endless_generator,
-    endless_iterator,
     gives_up_when_stopped,
     makes_another_error_of_it,
 ]
-MAIN_THREAD = [
-    sleeping,
-    waiting_for_a_lock,
-    except_base_exception,
-    nested_excepts,
-    finally_that_continues,
-    suppressed,
-]
+MAIN_THREAD = [sleeping, except_base_exception]
 
 
 @pytest.fixture
@@ -166,8 +107,9 @@ def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_endless_code_is_stopped(endless: Callable[[], Any]) -> None:
     began = time.monotonic()
     with pytest.raises(TimeUp):
-        within(0.1, endless)
-    assert 0.1 <= time.monotonic() - began < 5
+        within(0.05, endless)
+    assert 0.05 <= time.monotonic() - began < 5
+    assert not issubclass(TimeUp, Exception)  # which answers catch
 
 
 @needs_timer
@@ -186,86 +128,36 @@ def test_no_exception_counts_as_handled_afterwards(endless: Callable[[], Any]) -
     assert sys.exception() is None
 
 
-@pytest.mark.slow
-@needs_timer
-@pytest.mark.usefixtures("no_record")
-def test_a_library_that_is_imported_once_the_time_is_up_comes_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "slow_to_import.py").write_text(
-        "import time\nfor _ in range(100): time.sleep(0.01)\nwhole = True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        "amp_course.checking.limit.is_readers", lambda name: "slow_to_import" not in name
-    )
+def in_another_thread(work: Callable[[], Any]) -> Any:
+    """Return what work returns, or the exception that it raises; no watchdog may be left."""
+    found: list[Any] = []
 
-    def imports() -> None:
-        import slow_to_import  # type: ignore[import-not-found]  # noqa: F401
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
 
-        busy()
-
-    with pytest.raises(TimeUp):
-        within(0.1, imports)
-    assert sys.modules.pop("slow_to_import").whole
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join(20)
+    assert "amp_course time limit" not in {thread.name for thread in threading.enumerate()}
+    return found[0]
 
 
 @pytest.mark.parametrize("endless", EVERYWHERE)
 def test_endless_code_is_stopped_in_another_thread(endless: Callable[[], Any]) -> None:
-    caught: list[object] = []
-
-    def run() -> None:
-        try:
-            caught.append(within(0.1, endless))
-        except BaseException as error:
-            caught.append(error)
-
-    worker = threading.Thread(target=run)
-    worker.start()
-    worker.join(10)
-    assert [type(result) for result in caught] == [TimeUp]
-    assert not [
-        thread for thread in threading.enumerate() if thread.name == "amp_course time limit"
-    ]
-
-
-def test_no_except_exception_meets_it() -> None:
-    met: list[Exception] = []
-
-    def work() -> None:
-        while True:
-            try:
-                busy()
-            except Exception as error:
-                met.append(error)
-
-    with pytest.raises(TimeUp):
-        within(0.1, work)
-    assert met == []
+    assert type(in_another_thread(lambda: within(0.05, endless))) is TimeUp
 
 
 def test_work_that_ends_with_the_exception_pending_in_another_thread() -> None:
     """`recv` waits in C past the limit and raises: the watchdog's exception is set by then,
     and nobody has looked.
     """
-    caught: list[BaseException] = []
-
-    def run() -> None:
-        left, right = socket.socketpair()
-        with left, right:
-            left.settimeout(0.3)
-            try:
-                within(0.1, lambda: left.recv(1))
-            except BaseException as error:
-                caught.append(error)
-
-    worker = threading.Thread(target=run)
-    worker.start()
-    worker.join(10)
-    assert [type(error) for error in caught] == [TimeUp]
-    assert not [
-        thread for thread in threading.enumerate() if thread.name == "amp_course time limit"
-    ]
+    left, right = socket.socketpair()
+    with left, right:
+        left.settimeout(0.2)
+        assert type(in_another_thread(lambda: within(0.05, lambda: left.recv(1)))) is TimeUp
 
 
 def lines_of(error: BaseException) -> list[tuple[str, int]]:
@@ -290,31 +182,20 @@ def test_the_traceback_leads_to_the_loop(endless: Callable[[], Any]) -> None:
 def test_code_that_waits_for_its_turn_has_more_time_and_an_endless_loop_has_not(
     in_main: bool,
 ) -> None:
-    ended: list[Any] = []
-
-    def work() -> None:
-        ended.append(within(0.05, lambda: time.sleep(0.3) or "waited", patience=1000))
+    def work() -> str:
+        waited = within(0.05, lambda: time.sleep(0.2) or "waited", patience=1000)
         with pytest.raises(TimeUp):
             within(0.05, busy, patience=1000)
         with pytest.raises(TimeUp):
             within(0.05, short_sleeps, patience=4)
-        ended.append("stopped")
+        return waited
 
-    if in_main:
-        work()
-    else:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert ended == ["waited", "stopped"]
+    assert (work() if in_main else in_another_thread(work)) == "waited"
 
 
 def test_the_limit_of_a_check_is_what_chapter_00_says() -> None:
     text = (Path(__file__).parents[2] / "notebooks/00_start.ipynb").read_text(encoding="utf-8")
     usual, most = f"{Exercise.seconds:g}", f"{Exercise.seconds * PATIENCE:g}"
-    assert (
-        f"stops an endless loop after about {usual} seconds ({most} if the machine is busy" in text
-    )
     assert "or your code only waits), or as soon as you press ■" in text
     assert (
         f"stops an endless loop after about {usual} seconds ({most} if the machine is busy or the "
@@ -328,27 +209,15 @@ def test_what_ends_in_time_is_handed_on() -> None:
         within(5, lambda: 1 / 0)
 
 
-def test_nothing_rings_after_the_work_is_done() -> None:
-    assert within(0.05, lambda: 1) == 1
-    time.sleep(0.2)
-
-
 def test_nothing_is_thrown_in_another_thread_after_the_work_is_done() -> None:
-    ends: list[str] = []
-
-    def run() -> None:
-        for n in range(60):
+    def run() -> str:
+        for n in range(20):  # the end of the work and of the time, at once
             with contextlib.suppress(TimeUp):
-                within(
-                    0.01, lambda n=n: time.sleep(0.0095 + n * 1e-5)
-                )  # the end of the work and of the time, at once
+                within(0.01, lambda n=n: time.sleep(0.0095 + n * 3e-5))
         time.sleep(0.05)
-        ends.append("whole")
+        return "whole"
 
-    worker = threading.Thread(target=run)
-    worker.start()
-    worker.join(20)
-    assert ends == ["whole"]
+    assert in_another_thread(run) == "whole"
 
 
 @needs_timer
@@ -356,7 +225,7 @@ def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then nothing may go on ringing: not the watchdog, not the timer."""
-    start, setitimer, ends = threading.Thread.start, signal.setitimer, []
+    start, setitimer = threading.Thread.start, signal.setitimer
 
     def slow_start(thread: threading.Thread) -> None:
         start(thread)
@@ -369,31 +238,25 @@ def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(
             time.sleep(0.05)
         return found
 
-    def run() -> None:
+    def run() -> str:
         with contextlib.suppress(TimeUp):
             within(0.01, lambda: None)
-        time.sleep(0.3)
-        ends.append("whole")
+        time.sleep(0.15)
+        return "whole"
 
     monkeypatch.setattr(threading.Thread, "start", slow_start)
     monkeypatch.setattr(signal, "setitimer", slow_setitimer)
     before = signal.getsignal(signal.SIGALRM)
-    run()
+    assert run() == "whole"
     assert signal.getsignal(signal.SIGALRM) == before
-    worker = threading.Thread(target=run)
-    worker.start()
-    worker.join(20)
-    assert ends == ["whole"] * 2
-    assert not [
-        thread for thread in threading.enumerate() if thread.name == "amp_course time limit"
-    ]
+    assert in_another_thread(run) == "whole"
 
 
 @needs_timer
 def test_the_end_of_the_work_and_of_the_time_at_once() -> None:
-    for n in range(100):
+    for n in range(30):
         with contextlib.suppress(TimeUp):
-            within(0.005, lambda n=n: time.sleep(0.0045 + n * 1e-5))
+            within(0.005, lambda n=n: time.sleep(0.0045 + n * 3e-5))
         assert signal.getitimer(signal.ITIMER_REAL)[1] != 0.1
     time.sleep(0.15)
 
@@ -430,21 +293,11 @@ def test_another_timer_goes_on_where_it_stood(rung: list[float], work: Callable[
 @needs_timer
 def test_another_timer_that_was_due_meanwhile_rings_at_once(rung: list[float]) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.05)
-    within(5, lambda: time.sleep(0.2))
+    within(5, lambda: time.sleep(0.1))
     ended = time.monotonic()
-    time.sleep(0.3)
+    time.sleep(0.1)
     assert len(rung) == 1
     assert ended - 0.02 < rung[0] < ended + 0.25
-
-
-@needs_timer
-def test_pytests_own_timeout_is_armed_still(request: pytest.FixtureRequest) -> None:
-    before = signal.getitimer(signal.ITIMER_REAL)[0]
-    if not before:
-        pytest.skip("pytest-timeout is off, or does not use the timer")
-    with pytest.raises(TimeUp):
-        within(0.1, busy)
-    assert 0.1 <= before - signal.getitimer(signal.ITIMER_REAL)[0] < 5
 
 
 @needs_timer

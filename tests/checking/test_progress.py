@@ -2,21 +2,17 @@
 nothing is lost.
 """
 
-import contextlib
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from amp_course.checking import progress
 from amp_course.checking.progress import load, progress_file, record, record_help
@@ -79,15 +75,6 @@ def test_what_was_met_and_what_helped(path: Path) -> None:
     assert load().state("loop.a") == "correct"
 
 
-@pytest.mark.parametrize("odd", ["two", None, [], {"steps twice": "often"}, True])
-def test_a_history_with_odd_values(path: Path, odd: Any) -> None:
-    write(path, **{"loop.a": {"attempts": odd, "hints": odd, "solution": odd, "mistakes": odd}})
-    history = load().history("loop.a")
-    assert history["mistakes"] == {} and history["solution"] is (odd is True)
-    record("loop.a", "not yet", "steps twice")
-    assert load().history("loop.a")["mistakes"] == {"steps twice": 1}
-
-
 def test_a_blank_is_not_recorded(work: Path) -> None:
     assert record("loop.a", "not attempted") is None
     assert not work.exists()
@@ -117,7 +104,7 @@ def test_what_else_stands_in_the_file_is_kept(path: Path) -> None:
             "loop.a": {"note": "mine", "state": "not yet", "attempts": 4},
         },
     }
-    path.write_text(json.dumps(data), encoding="utf-8")
+    path.write_text(json.dumps(data), encoding="utf-8-sig")  # as some editors on Windows do
     assert record("loop.a", "correct") is None
     now = json.loads(path.read_text())
     entry = now["exercises"].pop("loop.a")
@@ -126,42 +113,17 @@ def test_what_else_stands_in_the_file_is_kept(path: Path) -> None:
     assert (entry["note"], entry["state"], entry["attempts"]) == ("mine", "correct", 5)
 
 
-@pytest.mark.parametrize("state", ["perfect", "", None, 5, ["correct"], {"a": 1}])
-@pytest.mark.parametrize("attempts", ["many", None, 1.5, [], 1e400])
-def test_an_entry_with_odd_values(path: Path, state: Any, attempts: Any) -> None:
-    write(path, **{"loop.a": {"state": state, "attempts": attempts}})
-    assert load().state("loop.a") == "not attempted"
-    assert load().attempts("loop.a") == 0
-    assert record("loop.a", "not yet") is None
-    assert (load().state("loop.a"), load().attempts("loop.a")) == ("not yet", 1)
-
-
-def test_a_mark_of_windows_editors_is_no_damage(path: Path) -> None:
-    path.write_text('{"exercises": {"loop.a": {"state": "correct"}}}', encoding="utf-8-sig")
-    assert load().state("loop.a") == "correct"
-    assert record("loop.b", "not yet") is None
-
-
 # --- a damaged file
 # --------------------------------------------------------------------------------------------------
 WHOLE = json.dumps({"version": 1, "exercises": {"loop.a": {"state": "correct"}}}, indent=1)
 DAMAGED = {
     "empty": b"",
-    "blank": b"\n",
     "no JSON": b"hello",
     "not UTF-8": b"\xff\xfe\x00{",
-    "zeros": bytes(100),
     "a list": b"[]",
-    "null": b"null",
-    "a number": b"3",
-    "no exercises": b"{}",
-    "exercises are a list": b'{"exercises": []}',
     "exercises are null": b'{"exercises": null}',
-    "an entry is a string": b'{"exercises": {"loop.a": "correct"}}',
-    "nested without end": b"[" * 100_000,
-    "a number without end": b'{"exercises": {}, "n": ' + b"9" * 5000 + b"}",
     "two in one": WHOLE.encode() * 2,
-    **{f"cut at {n}": WHOLE.encode()[:n] for n in range(1, len(WHOLE), 13)},
+    "cut": WHOLE.encode()[:-13],
 }
 
 
@@ -182,17 +144,6 @@ def test_damaged_file_is_set_aside_whole(path: Path, kind: str) -> None:
     )
     assert aside.read_bytes() == DAMAGED[kind]
     assert (load().state("loop.a"), load().note) == ("correct", None)
-
-
-def test_no_file_set_aside_replaces_another(path: Path) -> None:
-    contents = [f"damage {n}" for n in range(5)]
-    for content in contents:
-        path.write_text(content)
-        assert "kept as" in str(record("loop.a", "not yet"))
-    assert (
-        sorted(aside.read_text() for aside in path.parent.glob("progress.damaged-*.json"))
-        == contents
-    )
 
 
 # --- a file out of reach
@@ -221,8 +172,10 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("code", CAUSES)
-@pytest.mark.parametrize("call", ["replace", "fsync", "open"])
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [*(("replace", code) for code in CAUSES), ("fsync", errno.EIO), ("open", errno.EACCES)],
+)
 def test_disk_that_takes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
@@ -283,43 +236,11 @@ def test_folder_without_the_right_to_write(strict_folder: Path, mode: int) -> No
     assert list(json.loads(progress_file().read_text())["exercises"]) == ["loop.a"]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have other rights here")
-def test_file_that_cannot_be_read_is_not_replaced(strict_folder: Path) -> None:
-    strict_folder.chmod(0o777)
-    progress_file().chmod(0o000)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    assert "could not be saved" in str(record("loop.b", "correct"))
-    if os.getuid() == 0:
-        os.seteuid(0)
-    progress_file().chmod(0o644)
-    assert list(json.loads(progress_file().read_text())["exercises"]) == ["loop.a"]
-
-
 def test_no_course_and_no_folder_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AMP_COURSE_WORK")
     monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path / "gone"))
     assert "has no folder notebooks/" in str(load().note)
     assert "could not be saved: AMP_COURSE_ROOT" in str(record("loop.a", "correct"))
-
-
-def test_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMP_COURSE_WORK", "~no_such_user_here/work")
-    assert load().note
-    assert "could not be saved" in str(record("loop.a", "correct"))
-
-
-def test_a_file_behind_a_link_is_replaced_and_the_link_stays(path: Path, tmp_path: Path) -> None:
-    real = tmp_path / "in the cloud" / "mine.json"
-    real.parent.mkdir()
-    write(real, **{"loop.a": {"state": "correct"}})
-    path.symlink_to(real)
-    assert record("loop.b", "correct") is None
-    assert path.is_symlink() and list(json.loads(real.read_text())["exercises"]) == [
-        "loop.a",
-        "loop.b",
-    ]
-    assert os.listdir(real.parent) == ["mine.json"]
 
 
 def test_a_link_to_nowhere(path: Path, tmp_path: Path) -> None:
@@ -329,96 +250,6 @@ def test_a_link_to_nowhere(path: Path, tmp_path: Path) -> None:
     assert "mine.json does not exist. Create the folder it belongs in" in said and path.is_symlink()
     (tmp_path / "unplugged").mkdir()
     assert record("loop.b", "correct") is None and load().state("loop.a") == "correct"
-
-
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a disk, and not everywhere")
-    try:
-        monkeypatch.setenv("AMP_COURSE_WORK", str(disk))
-        assert record("loop.a", "correct") is None
-        with contextlib.suppress(OSError):
-            (disk / "film").write_bytes(bytes(100_000))
-        said = str(record("loop.b", "correct"))
-        assert said.startswith(
-            "your progress could not be saved: the disk is full. Delete something from it"
-        )
-        assert (load().state("loop.a"), load().state("loop.b")) == ("correct", "not attempted")
-        (disk / "film").unlink()
-        assert record("loop.c", "correct") is None
-        assert load().state("loop.b") == "correct"
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    monkeypatch.setenv("AMP_COURSE_WORK", "work")
-    gone.rmdir()
-    assert "the current folder no longer exists" in str(record("loop.a", "correct"))
-    assert "the current folder no longer exists" in str(load().note)
-
-
-NOBODY = """
-import sys, torch
-from amp_course.checking import Card, Exercise
-def trains():
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    weight.sum().backward()
-    optimizer.step()
-    import matplotlib.pyplot
-card = Card(
-    chapter="loop", name="probe", number=1, title="Probe", task="Write it.",
-    difficulty=1, importance=1, minutes=1, lines=1,
-    hints=("look", "closer"), why="why", alternative="other"
-)
-exercise = Exercise(card, None, None, ())
-exercise.judge = lambda answer: answer()
-exercise.check(trains)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not shutil.which("setpriv") or os.geteuid() != 0, reason="needs root, to become somebody else"
-)
-def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
-    """A check needs neither: it judges, and says why the progress is not saved."""
-    user = [
-        "setpriv",
-        "--reuid=12345",
-        "--regid=12345",
-        "--clear-groups",
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-    ]
-    environment = os.environ | {
-        "HOME": "/proc/nowhere",
-        "AMP_COURSE_WORK": "/proc/nowhere/work",
-        "PYTHONPATH": str(ROOT),
-    }
-    if subprocess.run(
-        [*user, "import torch"], env=environment, capture_output=True, cwd="/"
-    ).returncode:
-        pytest.skip("other users cannot run this Python")
-    done = subprocess.run(
-        [*user, NOBODY], env=environment, capture_output=True, text=True, cwd="/", timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    verdict, alternative, *notes = done.stdout.splitlines()
-    assert (verdict, alternative) == ("Correct. why", "Also right: other")
-    assert len(notes) == 1 and notes[0].startswith("Note: your progress could not be saved: "), (
-        notes
-    )
-    assert "Traceback" not in done.stderr
 
 
 # --- locks
@@ -448,46 +279,10 @@ def test_lock_held_by_another_is_waited_for_and_then_told(
     )  # the first was not lost
 
 
-def test_lock_is_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left"))
-        )
-        assert record("loop.a", "correct")
-    with FileLock(path.with_name(".progress.json.lock"), timeout=0.1):
-        pass
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no flock here")]
-)
-def test_file_system_without_locks(
-    path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(FileLock, "acquire", fails)
-    assert record("loop.a", "correct") is None
-    assert load().state("loop.a") == "correct"
-
-
-def test_threads_of_one_process_lose_nothing(path: Path) -> None:
-    threads = [
-        threading.Thread(target=lambda n=n: [record(f"loop.{n}", "not yet") for _ in range(20)])
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [load().attempts(f"loop.{n}") for n in range(4)] == [20] * 4
-
-
 # --- real processes: one import of torch, then forks
 # ---------------------------------------------------------
 PROCESSES = """
-import contextlib, json, os, pathlib, random, signal, sys, time
+import json, os, pathlib, random, signal, sys, time
 from amp_course.checking import progress
 
 def child(work):
@@ -540,20 +335,13 @@ def run(name, task, *args):
     progress.progress_file().unlink()
     return task(*args)
 
-found = {"kills": run("kills", kills, 60), "together": run("together", together, 4, 25)}
-progress.locked = lambda path, seconds: contextlib.nullcontext()
-found["together, no lock"] = run("together_no_lock", together, 4, 25)
-progress.write_text = lambda path, text: path.write_text(text)
-found["kills, plain write"] = run("kills_plain_write", kills, 60)
-print(json.dumps(found))
+print(json.dumps({"kills": run("kills", kills, 40), "together": run("together", together, 4, 25)}))
 """
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What processes left that were killed, or wrote at once;
-    and what they would leave without our precautions.
-    """
+    """What processes left that were killed, or wrote at once."""
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -567,10 +355,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_killed_in_the_middle_of_writing(found: dict[str, Any]) -> None:
     assert found["kills"]["torn"] == 0
     assert found["kills"]["amid"] > 0  # some did come in the middle; on a busy machine, all
-    assert found["kills, plain write"]["torn"] > 0  # so this would have been seen
 
 
 @pytest.mark.slow
 def test_processes_at_once_lose_nothing(found: dict[str, Any]) -> None:
     assert found["together"] == [50, 50]
-    assert found["together, no lock"] != [50, 50]  # so this would have been seen

@@ -28,17 +28,6 @@ def draws_everywhere() -> None:
     random.random()
 
 
-def messes_up_all() -> None:
-    seeds_everything()
-    torch.set_default_dtype(torch.float16)
-    torch.set_grad_enabled(False)
-    torch.autocast("cpu").__enter__()
-    torch.set_num_threads(torch.get_num_threads() + 1)
-    torch.use_deterministic_algorithms(True)
-    torch.set_default_device("meta")
-    warnings.simplefilter("ignore")
-
-
 @pytest.mark.parametrize(("run", "remarks"), [(seeds_everything, 1), (draws_everywhere, 0)])
 def test_random_states_go_on_as_if_nothing_had_been(run: Callable[[], None], remarks: int) -> None:
     with sandbox() as left:
@@ -47,19 +36,20 @@ def test_random_states_go_on_as_if_nothing_had_been(run: Callable[[], None], rem
     assert len(left.remarks) == remarks
 
 
-def test_all_at_once() -> None:
-    with sandbox() as left:
-        messes_up_all()
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+def test_all_at_once_and_after_an_exception(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), sandbox() as left:
+        seeds_everything()
+        torch.set_default_dtype(torch.float16)
+        torch.set_grad_enabled(False)
+        torch.autocast("cpu").__enter__()
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.use_deterministic_algorithms(True)
+        torch.set_default_device("meta")
+        warnings.simplefilter("ignore")
+        raise kind
     assert len(left.leaks) == 4  # dtype, device, grad, autocast
     assert len(left.remarks) == 4  # threads, deterministic, seed, filters
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
-def test_after_an_exception(kind: type[BaseException]) -> None:
-    with pytest.raises(kind), sandbox() as left:
-        messes_up_all()
-        raise kind
-    assert len(left.leaks) == 4
 
 
 def test_what_is_put_back_in_time_is_no_leak() -> None:
@@ -86,12 +76,9 @@ def test_the_cache_of_autocast_is_emptied() -> None:
         assert torch.mm(torch.ones(2, 2), weight).tolist() == [[6, 6], [6, 6]]
 
 
-@pytest.mark.parametrize(
-    "change", [lambda: warnings.simplefilter("ignore"), warnings.resetwarnings]
-)
-def test_warning_filters(change: Callable[[], None]) -> None:
+def test_warning_filters() -> None:
     with sandbox() as left:
-        change()
+        warnings.simplefilter("ignore")
     assert left.leaks == []
     assert left.remarks == ["your code changed the warning filters; they are as before again."]
 

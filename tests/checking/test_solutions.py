@@ -95,14 +95,6 @@ def test_other_lines_before_the_answer_stay(course: Path) -> None:
     )
 
 
-def test_the_solution_runs(course: Path) -> None:
-    names: dict[str, Any] = {}
-    exec(solution_code("loop", "double"), names)
-    assert names["f"](3) == 6
-    exec(solution_code("loop", "table"), names)
-    assert names["bytes_per_parameter"] == {"fp32": 16, "amp": 16}
-
-
 def test_exercise_that_has_no_answer(course: Path) -> None:
     with pytest.raises(
         LookupError, match=r"06_loop\.ipynb holds no cell with the tag answer-doub: fetch"

@@ -10,6 +10,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from amp_course.checking.solutions import BEGIN, END
+from amp_course.classroom import gradebook
 from amp_course.classroom.folder import ClassFolder
 from amp_course.course import Chapter
 
@@ -67,3 +68,16 @@ def hand_in(
     else:
         file.write_text(what if isinstance(what, str) else json.dumps(what), encoding="utf-8")
     return file
+
+
+def points(root: Path, name: str) -> dict[str, dict[str, float]]:
+    """Return student → cell → points as the gradebook has them, given by hand or not."""
+    with gradebook._open(root) as (book, _):
+        return {
+            submission.student.id: {
+                grade.cell.name: float(grade.score)
+                for notebook in submission.notebooks
+                for grade in notebook.grades
+            }
+            for submission in book.find_assignment(name).submissions
+        }

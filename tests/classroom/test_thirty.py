@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_course.classroom import bubblewrap, command, gradebook, grading
+from amp_course.classroom import bubblewrap, command, grading
 from amp_course.classroom.folder import ClassFolder
 from amp_course.course import Chapter
-from tests.classroom.students import hand_in, mistaken, notebook, right_answers
+from tests.classroom.students import hand_in, mistaken, notebook, points, right_answers
 
 pytestmark = [pytest.mark.classroom, pytest.mark.timeout(900)]
 
@@ -52,7 +52,7 @@ def test_thirty_students_each_with_a_mistake_of_their_own(
         print(capsys.readouterr().out)
     assert seconds < 600 and reported < 10
 
-    kept = gradebook.points(place.root, "06_loop")
+    kept = points(place.root, "06_loop")
     results = grading.load(place, loop)
     assert len(results) == 30
     for result, (exercise, number) in zip(results, chosen, strict=True):

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import nn
-
 from amp_course.debugging.headroom import DivergingRun
-from amp_course.debugging.ranges import Reading, watch_ranges
-from amp_course.watching.readings import Kind
+from amp_course.watching.readings import Kind, Ranges, Reading
 
 
 def reading(
@@ -26,12 +22,9 @@ def reading(
 
 
 def made_run(
-    readings: list[Reading], losses: list[float], skipped: tuple[int, ...] = (), every: int = 1
+    readings: list[Reading], losses: list[float], skipped: tuple[int, ...] = ()
 ) -> DivergingRun:
-    ranges = watch_ranges(nn.Linear(1, 1), torch.float16, every=every)
-    ranges.readings.extend(readings)
-    ranges.passes = len(losses)
-    return DivergingRun(ranges, tuple(losses), skipped)
+    return DivergingRun(Ranges("fp16", 1, readings), tuple(losses), skipped)
 
 
 def dying() -> DivergingRun:

@@ -1,6 +1,4 @@
-"""The recorded run: it learns, gets hot from the last block on, dies, and stays dead;
-each seed does.
-"""
+"""The recorded run: it learns, gets hot from the last block on, dies, and stays dead."""
 
 from __future__ import annotations
 
@@ -10,21 +8,13 @@ import math
 import pytest
 import torch
 
-from amp_course.debugging.dying import (
-    STEPS_AFTER_DEATH,
-    DivergingRun,
-    record_dying_run,
-    start_dying_run,
-)
-from amp_course.debugging.ranges import watch_ranges
-from amp_course.watching.readings import KINDS
-
-ANY = watch_ranges(torch.nn.Linear(1, 1))
+from amp_course.debugging.dying import STEPS_AFTER_DEATH, record_dying_run, start_dying_run
+from amp_course.debugging.headroom import DivergingRun
+from amp_course.watching.readings import KINDS, Ranges
 
 
 @pytest.fixture(
-    scope="module",
-    params=[0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))],
+    scope="module", params=[0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
 def run(request: pytest.FixtureRequest) -> DivergingRun:
     return record_dying_run(seed=request.param)
@@ -50,9 +40,7 @@ def test_it_lives_for_thirty_steps_and_more_and_dies_for_good(run: DivergingRun)
     assert not any(map(math.isfinite, run.losses[run.death - 1 :]))
     assert run.skipped == tuple(range(run.death, len(run.losses) + 1))
     weights = run.ranges.of("weight")["block4.shrink.weight"]
-    assert (
-        len({one.largest for one in weights[run.death - 1 :]}) == 1
-    )  # nothing is learned any more
+    assert len({one.largest for one in weights[run.death - 1 :]}) == 1  # learns nothing any more
     assert len({one.largest for one in weights[: run.death]}) > run.death / 2
 
 
@@ -60,10 +48,8 @@ def test_it_learns_until_it_dies(run: DivergingRun) -> None:
     assert run.death is not None
     alive = run.losses[: run.death - 1]
     assert alive[0] == pytest.approx(1.0, abs=0.01)  # outputs near 0, and so a relative error of 1
-    assert (
-        all(after <= before + 1e-6 for before, after in itertools.pairwise(alive))
-        and alive[-1] < 0.5
-    )
+    assert all(after <= before + 1e-6 for before, after in itertools.pairwise(alive))
+    assert alive[-1] < 0.5
 
 
 def test_it_is_hot_for_some_ten_steps_first_in_the_last_block(run: DivergingRun) -> None:
@@ -72,19 +58,17 @@ def test_it_is_hot_for_some_ten_steps_first_in_the_last_block(run: DivergingRun)
     assert run.death - four >= 7 and 2 <= run.death - two < run.death - four
     warm = [first_within(run, 10, f"block{number}") for number in (4, 3, 2, 1)]
     known = [step for step in warm if step is not None]
-    assert (
-        known == warm[: len(known)] == sorted(set(known)) and len(known) >= 3
-    )  # one block after the other
+    # one block after the other
+    assert known == warm[: len(known)] == sorted(set(known)) and len(known) >= 3
     assert first_within(run, 4, "block4") == four
 
 
-def test_all_kinds_are_measured_in_every_step() -> None:
-    run = record_dying_run(steps=7, every=3)
-    assert len(run.losses) == 7 and run.death is None and run.skipped == ()
+def test_all_kinds_are_measured_in_every_step(run: DivergingRun) -> None:
+    every_step = [*range(1, len(run.losses) + 1)]
     for kind in KINDS:
         found = run.ranges.of(kind)
         assert found and all(
-            [one.number for one in readings] == [1, 4, 7] for readings in found.values()
+            [one.number for one in readings] == every_step for readings in found.values()
         )
 
 
@@ -104,21 +88,10 @@ def test_the_unit_of_the_targets_is_what_kills_it() -> None:
     assert all(map(math.isfinite, losses)) and losses[-1] < 0.1
 
 
-def test_a_lower_rate_lives_longer() -> None:
-    assert record_dying_run(0.001).death is None
-
-
 @pytest.mark.parametrize(
-    ("losses", "death"),
-    [
-        ((), None),
-        ((1.0, -2.0), None),
-        ((1.0, math.nan, 1.0), 2),
-        ((-math.inf,), 1),
-        ((1.0, 1.0, math.inf), 3),
-    ],
+    ("losses", "death"), [((1.0, 2.0), None), ((1.0, math.nan, 1.0), 2), ((1.0, 1.0, math.inf), 3)]
 )
 def test_death_is_the_first_loss_that_is_not_finite(
     losses: tuple[float, ...], death: int | None
 ) -> None:
-    assert DivergingRun(ANY, losses, ()).death == death
+    assert DivergingRun(Ranges("fp16", 1, []), losses, ()).death == death

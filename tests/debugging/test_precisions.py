@@ -36,11 +36,7 @@ FAULTS: list[tuple[str, float, Callable[[nn.Module, Tensor], Tensor], set[str], 
     (
         "exp",
         100.0,
-        lambda model, x: (
-            model(x).float().exp().sum()
-            if model.weight.dtype != torch.float64
-            else model(x).exp().sum()
-        ),
+        lambda model, x: model(x).to(model.weight.dtype).exp().sum(),
         {"fp64"},
         "a value leaves the range of fp32",
     ),
@@ -81,31 +77,24 @@ def test_errors_are_those_of_the_gradients() -> None:
         F.cross_entropy(own(inputs), y).backward()
         return torch.cat([weight.grad.double().flatten() for weight in own.parameters()])
 
-    exact, single = (
-        gradient(copy.deepcopy(model).double(), x.double()),
-        gradient(copy.deepcopy(model), x),
-    )
+    exact = gradient(copy.deepcopy(model).double(), x.double())
+    single = gradient(copy.deepcopy(model), x)
     assert found["fp32"].error == pytest.approx(float((single - exact).norm() / exact.norm()))
     assert found["fp64"].error == 0.0
     assert found["fp32"].error < 1e-6 < found["amp_fp16"].error < found["amp_bf16"].error < 0.02
 
 
-def test_the_model_its_gradients_and_the_random_numbers_are_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+def test_dropout_is_the_same_in_each_way_and_all_is_left_alone() -> None:
+    model, x = (
+        nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Dropout(0.5)),
+        torch.randn(8, 64),
+    )
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    compare_precisions(lambda model, x: model(x).square().mean(), model, torch.randn(8, 4))
+    found = compare_precisions(lambda model, x: model(x).square().mean(), model, x)
+    assert found["amp_bf16"].error < 0.05
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
-    random_after = torch.get_rng_state()
-    torch.set_rng_state(random)
-    torch.randn(8, 4)
-    assert torch.equal(torch.get_rng_state(), random_after)
-
-
-def test_dropout_is_the_same_in_each_way() -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
-    found = compare_precisions(lambda model, x: model(x).square().mean(), model, torch.randn(8, 64))
-    assert found["amp_bf16"].error < 0.05
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 def test_a_small_loss_is_scaled_in_fp16() -> None:
@@ -113,18 +102,10 @@ def test_a_small_loss_is_scaled_in_fp16() -> None:
         lambda model, x: model(x).float().square().mean() * 1e-7, linear(), torch.ones(2, 1)
     )
     assert found["amp_fp16"].scale == 65536 and found["amp_fp16"].error < 0.01
-    assert (
-        compare_precisions(
-            lambda model, x: model(x).float().square().mean() * 1e-9,
-            linear(),
-            torch.ones(2, 1),
-            scale=1.0,
-        )["amp_fp16"].zero
-        == 1.0
+    found = compare_precisions(
+        lambda model, x: model(x).float().square().mean() * 1e-14, linear(), torch.ones(2, 1)
     )
-
-
-def test_a_large_loss_takes_a_smaller_scale() -> None:
+    assert found["amp_fp16"].zero == 1.0  # too small even so
     found = compare_precisions(
         lambda model, x: model(x).square().mean() * 1e3, linear(), torch.ones(2, 1)
     )
@@ -140,12 +121,3 @@ def test_what_one_way_raises_is_told_in_its_row() -> None:
     found = compare_precisions(loss, linear(), torch.ones(2, 1))
     assert found["fp64"].raised == "TypeError: no doubles here" and "no doubles here" in str(found)
     assert math.isnan(found["fp32"].error)
-
-
-def test_some_ways_alone_and_unknown_ones() -> None:
-    found = compare_precisions(
-        lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp32"]
-    )
-    assert [one.way for one in found.outcomes] == ["fp64", "fp32"]
-    with pytest.raises(ValueError, match="ways has fp8: choose some of fp64, fp32"):
-        compare_precisions(lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp8"])

@@ -59,17 +59,17 @@ def test_a_skipped_step_does_no_harm(fused):
 
 
 @pytest.mark.parametrize(
-    "results",
+    ("results", "counts"),
     [
-        lambda loss: {"loss": loss, "recall": loss[loss > 99].mean()},
-        lambda loss: (loss, torch.exp(loss * 1000)),
-        lambda loss: {"train_loss": loss, "best": loss * math.inf},
+        (lambda loss: {"loss": loss, "recall": loss[loss > 99].mean()}, False),
+        (lambda loss: (loss, torch.exp(loss * 1000)), False),
+        (lambda loss: {"loss": loss * math.inf}, True),
     ],
 )
-def test_only_the_loss_among_results_counts(results):
+def test_only_the_loss_among_results_counts(results, counts):
     training = Training()
-    assert training.first(lambda x, y: results(training.plain(x, y))).first is None
-    assert training.first(lambda x, y: {"loss": training.plain(x, y) * math.inf}).first is not None
+    found = training.first(lambda x, y: results(training.plain(x, y)), steps=1)
+    assert (found.first is not None) is counts
 
 
 def test_inf_in_the_data_is_the_datas_and_in_a_weight_the_weights():
@@ -77,6 +77,7 @@ def test_inf_in_the_data_is_the_datas_and_in_a_weight_the_weights():
     training.batches[0][0][0, 0] = math.inf
     found = training.first(training.plain)
     assert (found.first, found.given) == (None, ("the data",))
+    assert "There was inf or NaN before the step began, in the data." in str(found)
     assert "nan-in-data" in training.doctor(training.plain).names
     training = Training()
     training.model[0].weight.data[0, 0] = math.inf
@@ -109,13 +110,8 @@ def test_reading_batches_draws_no_random_number():
     training = Training()
     data = TensorDataset(torch.randn(70, 8), torch.randint(0, 3, (70,)))
     before = torch.get_rng_state()
-    doctor(
-        training.model,
-        training.plain,
-        DataLoader(data, 8, shuffle=True),
-        training.optimizer,
-        timing=0,
-    )
+    loader = DataLoader(data, 8, shuffle=True)
+    doctor(training.model, training.plain, loader, training.optimizer, timing=0)
     assert torch.equal(before, torch.get_rng_state())
 
 

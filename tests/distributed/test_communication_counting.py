@@ -3,6 +3,7 @@ and nothing of the group is left.
 """
 
 import sys
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -10,16 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.distributed.communication import (
-    SETUPS,
-    CollectiveCall,
-    count_collectives,
-    setups,
-    total_bytes,
-)
-from amp_course.distributed.communication.counting import PHASES, _fake_group
+from amp_course.distributed.communication import SETUPS, count_collectives, total_bytes
+from amp_course.distributed.communication.counting import CollectiveCall, _fake_group
 from amp_course.distributed.communication.setups import (
     FSDP2_ON_CPU,
     MICRO_BATCHES,
@@ -33,23 +27,20 @@ RANKS = 64
 fsdp2 = pytest.mark.skipif(not FSDP2_ON_CPU, reason="torch 2.6 has no FSDP2 for a CPU")
 
 
-def of_step(name, ranks=RANKS):
+def of_step(name):
     setup = SETUPS[name]
-    return [
-        call
-        for call in count_collectives(setup.build, setup.step, ranks)
-        if call.phase != "construction"
-    ]
+    calls = count_collectives(setup.build, setup.step, RANKS)
+    return [call for call in calls if call.phase != "construction"]
 
 
 def summed(calls):
     """{(phase, kind, dtype): (calls, elements)}"""
-    totals = {}
+    numbers, elements = Counter(), Counter()
     for call in calls:
         key = (call.phase, call.kind, call.dtype)
-        number, elements = totals.get(key, (0, 0))
-        totals[key] = (number + 1, elements + call.elements)
-    return totals
+        numbers[key] += 1
+        elements[key] += call.elements
+    return {key: (number, elements[key]) for key, number in numbers.items()}
 
 
 @pytest.mark.parametrize(
@@ -67,8 +58,7 @@ def summed(calls):
 def test_ddp_all_reduces_each_parameter_once_a_backward_pass(name, dtype, times):
     calls = of_step(name)
     assert summed(calls) == {("backward", "all_reduce", dtype): (times, times * PARAMETERS)}
-    width = {"float32": 4, "float16": 2, "bfloat16": 2}[dtype]
-    assert total_bytes(calls) == {dtype: times * PARAMETERS * width}
+    assert total_bytes(calls) == {dtype: times * PARAMETERS * (4 if dtype == "float32" else 2)}
     assert {call.ranks for call in calls} == {RANKS}
 
 
@@ -92,49 +82,29 @@ def test_fsdp2_gathers_twice_and_reduces_once_in_the_dtypes_of_its_policy(name, 
 @fsdp2
 def test_clipping_a_sharded_norm_adds_one_all_reduce_of_a_norm_for_each_parameter():
     plain, clipped = summed(of_step("FSDP2, fp32")), summed(of_step("FSDP2, fp32, clipped"))
-    added = dict(clipped.items() - plain.items())
-    assert plain.items() <= clipped.items()
-    assert added.keys() == {("other", "all_reduce", "float32")}
-    number, elements = added["other", "all_reduce", "float32"]
+    number, elements = clipped.pop(("other", "all_reduce", "float32"))
+    assert clipped == plain
     assert elements == 6  # three weights, three biases
     assert number in (1, 6)  # stacked first, in newer versions of torch
 
 
 @fsdp2
-@pytest.mark.parametrize("ranks", [2, 5, 64])
-def test_fsdp2_pads_each_parameter_to_equal_pieces(ranks):
-    rows = -(-24 // ranks) * ranks  # of 24 rows, or 24 numbers of the bias
-    calls = count_collectives(partial(build_fsdp2, 24), train_step, ranks)
-    assert {call.elements for call in calls} == {rows * 24 + rows}
+def test_fsdp2_pads_each_parameter_to_equal_pieces():
+    calls = count_collectives(build_fsdp2, train_step, 5)
+    assert {call.elements for call in calls} == {65 * 64 + 65}  # of 64 rows, 64 numbers of the bias
     assert len(calls) == 9
 
 
 def test_the_construction_of_ddp_broadcasts_the_weights():
     calls = count_collectives(build_ddp, train_step)
     made = [call for call in calls if call.phase == "construction"]
-    assert (
-        sum(call.elements for call in made if (call.kind, call.dtype) == ("broadcast", "float32"))
-        == PARAMETERS
-    )
+    assert summed(made)["construction", "broadcast", "float32"][1] == PARAMETERS
     assert calls[: len(made)] == tuple(made)
 
 
-def test_buckets_are_all_reduces_of_their_own_and_add_up():
-    def build():
-        training = build_ddp()
-        training.model = DistributedDataParallel(
-            training.model.module, bucket_cap_mb=1e-4
-        )  # 105 bytes: full with any parameter
-        return training
-
-    calls = [call for call in count_collectives(build, train_step) if call.phase == "backward"]
-    assert sorted(call.elements for call in calls) == [64] * 3 + [64 * 64] * 3
-
-
 @fsdp2
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # torch warns of the hooks that CommDebugMode puts on modules
+# torch warns of the hooks that CommDebugMode puts on modules
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_counts_are_those_of_torchs_own_comm_debug_mode():
     with _fake_group(RANKS):
         training = build_fsdp2()
@@ -147,14 +117,10 @@ def test_counts_are_those_of_torchs_own_comm_debug_mode():
 
 
 def test_phases_of_a_step_written_by_hand():
-    class Talking(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(2))
-
+    class Talking(nn.Linear):
         def forward(self, x):
             dist.all_reduce(torch.ones(1))
-            return (x * self.weight).sum()
+            return super().forward(x)
 
     class Optimizer(torch.optim.SGD):
         def step(self, closure=None):
@@ -163,7 +129,7 @@ def test_phases_of_a_step_written_by_hand():
 
     def build():
         dist.broadcast(torch.ones(5), src=0)
-        model = Talking()
+        model = Talking(2, 1)
         model.weight.register_hook(lambda gradient: dist.all_reduce(torch.ones(2)))
         return model, Optimizer(model.parameters(), lr=0.1)
 
@@ -175,14 +141,10 @@ def test_phases_of_a_step_written_by_hand():
         optimizer.zero_grad()
 
     calls = count_collectives(build, step, ranks=3)
-    assert {call.elements: call.phase for call in calls} == dict(
-        zip(
-            (5, 1, 2, 3, 4),
-            ("construction", "forward", "backward", "other", "optimizer"),
-            strict=True,
-        )
+    phases = ["construction", "forward", "backward", "other", "optimizer"]
+    assert [(call.elements, call.phase) for call in calls] == list(
+        zip((5, 1, 2, 3, 4), phases, strict=True)
     )
-    assert len(calls) == 5 == len(PHASES)
 
 
 def test_sent_bytes_are_those_of_a_ring():
@@ -190,29 +152,20 @@ def test_sent_bytes_are_those_of_a_ring():
         return CollectiveCall(kind, "float32", 100, 400, "backward", ranks).sent_bytes
 
     assert call("all_gather") == call("reduce_scatter") == 300
-    assert call("all_reduce") == 600
-    assert call("broadcast") == 400
-    assert call("all_reduce", ranks=1) == 0
+    assert (call("all_reduce"), call("broadcast"), call("all_reduce", ranks=1)) == (600, 400, 0)
 
 
 def test_nothing_is_left_behind():
     hook, threads, random_state = sys.excepthook, torch.get_num_threads(), torch.get_rng_state()
-    count_collectives(build_ddp, train_step, ranks=2)
+    count = partial(count_collectives, build_ddp, train_step, ranks=2)
+    # No hook of ours on modules or optimizers either: those of the first would see the second.
+    assert count() == count()
     assert not dist.is_initialized()
     assert (sys.excepthook, torch.get_num_threads()) == (hook, threads)
     assert torch.equal(torch.get_rng_state(), random_state)
-    # No hook of ours on modules or optimizers either: those of the first count would see the
-    # second.
-    assert count_collectives(build_ddp, train_step, ranks=2) == count_collectives(
-        build_ddp, train_step, ranks=2
-    )
-    assert (
-        not nn.modules.module._global_forward_pre_hooks
-        and not nn.modules.module._global_forward_hooks
-    )
 
 
-@pytest.mark.parametrize("where", ["build", "forward", "backward", "step"])
+@pytest.mark.parametrize("where", ["build", "backward"])
 def test_an_error_leaves_no_group_and_comes_out_unchanged(where):
     def fail(*_):
         raise ZeroDivisionError(where)
@@ -221,18 +174,11 @@ def test_an_error_leaves_no_group_and_comes_out_unchanged(where):
         training = build_ddp()
         if where == "build":
             fail()
-        if where == "forward":
-            training.model.register_forward_pre_hook(fail)
-        if where == "backward":
-            next(training.model.parameters()).register_hook(fail)
+        next(training.model.parameters()).register_hook(fail)
         return training
 
-    def step(training):
-        train_step(training)
-        fail()
-
     with pytest.raises(ZeroDivisionError, match=where):
-        count_collectives(build, step)
+        count_collectives(build, train_step)
     assert not dist.is_initialized()
     assert len(of_step("DDP, fp32")) == 1
 
@@ -242,23 +188,3 @@ def test_a_group_of_the_callers_is_neither_used_nor_closed():
         with pytest.raises(RuntimeError, match="has a default process group already"):
             count_collectives(build_ddp, train_step)
         assert dist.get_world_size() == 2
-
-
-def test_fsdp2_on_a_cpu_needs_a_newer_torch(monkeypatch):
-    monkeypatch.setattr(setups, "FSDP2_ON_CPU", False)
-    with pytest.raises(RuntimeError, match="FSDP2 needs torch"):
-        count_collectives(build_fsdp2, train_step)
-    assert not dist.is_initialized()
-
-
-def test_ranks_have_to_be_positive():
-    with pytest.raises(ValueError, match="at least 1 rank"):
-        count_collectives(build_ddp, train_step, ranks=0)
-    assert not dist.is_initialized()
-
-
-@fsdp2
-def test_total_bytes_of_a_phase():
-    calls = count_collectives(SETUPS["FSDP2, bf16, reduce fp32"].build, train_step)
-    assert total_bytes(calls, "forward") == {"bfloat16": 2 * PARAMETERS}
-    assert total_bytes(calls) == {"bfloat16": 4 * PARAMETERS, "float32": 4 * PARAMETERS}

@@ -8,17 +8,15 @@ from torch import nn
 
 from amp_course.distributed.equality import compare, gradient_bound
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_two_ranks_equal_one_process(dtype: torch.dtype) -> None:
-    for seed in range(5):
-        found = compare(dtype, seed=seed, steps=10)
-        assert found.same_bits
-        assert found.difference <= found.bound < 0.1 * found.largest
-        if dtype != torch.float32:
-            assert 0 < found.difference > found.bound / 100  # it says something
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_ranks_equal_one_process(dtype: torch.dtype, seed: int) -> None:
+    found = compare(dtype, seed=seed, steps=8)
+    assert found.same_bits
+    assert found.difference <= found.bound < 0.1 * found.largest
+    if dtype != torch.float32:
+        assert 0 < found.difference > found.bound / 100  # it says something
 
 
 def drawn_gradient(
@@ -39,18 +37,16 @@ def drawn_gradient(
 
 def test_the_bound_holds_for_roundings_that_are_drawn() -> None:
     generator, unit = torch.Generator().manual_seed(3), torch.finfo(torch.float16).eps / 2
-    largest = 0.0
+    ratios = []
     for _ in range(50):
         x, y = torch.rand(32, 12, generator=generator), torch.randint(4, (32,), generator=generator)
         layer = nn.Linear(12, 4)
         layer.weight.data *= 8  # large logits, whose roundings move the errors
         whole = drawn_gradient(x, y, layer, 0.0, generator)
-        halves = tuple(
+        halves = [
             drawn_gradient(x[rows], y[rows], layer, unit, generator)
             for rows in (slice(16), slice(16, None))
-        )
-        ratio = ((halves[0] + halves[1]) / 2 - whole).abs() / gradient_bound(
-            x, y, layer, halves, whole, torch.float16
-        )
-        largest = max(largest, ratio.max().item())
-    assert 0.05 < largest <= 1
+        ]
+        bound = gradient_bound(x, y, layer, halves, whole, torch.float16)
+        ratios.append((((halves[0] + halves[1]) / 2 - whole).abs() / bound).max().item())
+    assert 0.05 < max(ratios) <= 1

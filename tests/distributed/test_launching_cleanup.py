@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from amp_course.distributed.launching import ScriptRun, run_script
+from amp_course.distributed.launching import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +28,7 @@ while len(os.listdir(sys.argv[1])) < 2:
     time.sleep(0.01)
 if sys.argv[2] == "fail" and os.environ["RANK"] == "1":
     raise ValueError("planned")
-if sys.argv[2] in ("wait", "hang"):
-    time.sleep(600)
+time.sleep(600)
 """
 CALLER = """
 import sys
@@ -84,63 +82,23 @@ def callers(
     started = {}
     for name in KILLS:
         script = write_script(tmp_path_factory.mktemp("caller"))
-        started[name] = (
-            subprocess.Popen(
-                [sys.executable, "-c", CALLER, str(script), str(script.parent / "pids"), "wait"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            ),
-            script,
-        )
+        command = [sys.executable, "-c", CALLER, str(script), str(script.parent / "pids"), "wait"]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started[name] = subprocess.Popen(command, **streams), script  # type: ignore[call-overload]
     yield started
     for caller, _ in started.values():  # those whose tests ran in another process
         caller.kill()
         caller.communicate()
 
 
-RUNS = {
-    "end": [60.0],
-    "fail": [60.0],
-    "hang": [12.0, 30.0, 60.0],
-}  # how the script goes → the seconds it gets
-
-
-def run_until_it_starts(script: Path, how: str) -> ScriptRun:
-    """Run the script; once more, with more seconds, if its ranks had not started when time was
-    up.
-    """
-    for seconds in RUNS[how]:
-        run = run_script(script, script.parent / "pids", how, seconds=seconds)
-        if len(recorded(script)) == 4:
-            break
-        for one in (script.parent / "pids").iterdir():
-            one.unlink()
-    return run
-
-
-@pytest.fixture(scope="module")
-def runs(
-    callers: object, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, tuple[Future[ScriptRun], Path]]]:
-    """Run three scripts meanwhile, from this process."""
-    with ThreadPoolExecutor(3) as pool:
-        started = {}
-        for how in RUNS:
-            script = write_script(tmp_path_factory.mktemp("run"))
-            started[how] = (pool.submit(run_until_it_starts, script, how), script)
-        yield started
-
-
 @pytest.mark.parametrize("name", KILLS)
 def test_nothing_is_left_after_a_kill(
-    callers: dict[str, "tuple[subprocess.Popen[str], Path]"], runs: object, name: str
+    callers: dict[str, "tuple[subprocess.Popen[str], Path]"], name: str
 ) -> None:
     caller, script = callers[name]
     until(lambda: len(recorded(script)) == 4, "the ranks never started")
-    processes = psutil.Process(caller.pid).children(
-        recursive=True
-    )  # torchrun, ranks and their children
+    # torchrun, ranks and their children
+    processes = psutil.Process(caller.pid).children(recursive=True)
     assert len(processes) >= 5
     above, number, told = KILLS[name]
     chain = psutil.Process(recorded(script)[0]).parents()
@@ -151,17 +109,13 @@ def test_nothing_is_left_after_a_kill(
     assert told in said
 
 
-@pytest.mark.parametrize("how", RUNS)
-def test_nothing_is_left_after_a_run(
-    runs: dict[str, "tuple[Future[ScriptRun], Path]"], how: str
-) -> None:
-    future, script = runs[how]
-    run = future.result()
-    assert run.ok == (how == "end"), run
-    assert how == "end" or ("ValueError: planned" if how == "fail" else "time was up") in str(
-        run.problem
-    )
-    assert run.seconds < max(RUNS[how]) + 5
+@pytest.mark.parametrize(
+    ("how", "told", "seconds"), [("fail", "ValueError: planned", 60), ("hang", "time was up", 25)]
+)
+def test_nothing_is_left_after_a_run(tmp_path: Path, how: str, told: str, seconds: int) -> None:
+    script = write_script(tmp_path)
+    run = run_script(script, tmp_path / "pids", how, seconds=seconds)
+    assert told in str(run.problem)
+    assert run.seconds < seconds + 5
     pids = recorded(script)
-    assert len(pids) == 4
-    assert not [pid for pid in pids if alive(pid)]
+    assert len(pids) == 4 and not any(map(alive, pids))

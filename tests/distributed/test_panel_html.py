@@ -10,110 +10,85 @@ from xml.etree import ElementTree
 import pytest
 
 from amp_course.distributed.panel_html import (
-    RANKS,
     describe,
     name_ranks,
     run_view,
-    scale_text,
     verdict,
 )
 from amp_course.distributed.simulation import RankRun, simulate
 
 
-def made(skipped, scales, distances=None, agreement="nothing", overflowed=None):
-    """A run of given skips and last scales, by rank."""
+def made(skipped, scales, distances=None, agreement="nothing"):
+    """A run of given skips, and last scales and distances, by rank."""
     skipped = tuple(tuple(map(bool, of_rank)) for of_rank in skipped)
-    steps = len(skipped[0])
-    distances = distances or [0.0] * len(skipped)
+    before = len(skipped[0]) - 1
     return RankRun(
         agreement,
-        scales=tuple((1024.0,) * (steps - 1) + (float(scale),) for scale in scales),
-        overflowed=overflowed or skipped,
+        scales=tuple((1024.0,) * before + (scale,) for scale in scales),
+        overflowed=skipped,
         skipped=skipped,
-        distances=tuple((0.0,) * (steps - 1) + (distance,) for distance in distances),
-        norms=((),) * len(skipped),
+        distances=tuple((0.0,) * before + (each,) for each in distances or [0.0] * len(skipped)),
+        norms=(),
     )
 
 
-NEVER = [[0, 0, 0]] * 4
+TOGETHER = "step 2 together, and keep one scale and equal"
 
 
 @pytest.mark.parametrize(
     ("run", "words"),
     [
+        (made([[0, 0]] * 4, [1024] * 4), "all 4 ranks keep one scale and equal layer norms."),
         (
-            made(NEVER, [1024] * 4),
-            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and "
-            "equal layer norms.",
-        ),
-        (
-            made(NEVER, [1024] * 4, agreement="gradients all-reduced"),
-            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and "
-            "equal weights.",
+            made([[0]] * 4, [1] * 4, agreement="gradients all-reduced"),
+            "one scale and equal weights.",
         ),
         (
             made([[0, 1, 0]] * 4, [512] * 4, agreement="gradients all-reduced"),
-            "**The all-reduce of the gradients spreads the inf or NaN:** all 4 ranks skip step 2 "
-            "together, and keep one scale and equal weights.",
+            f"spreads the inf or NaN:** all 4 ranks skip {TOGETHER} weights.",
         ),
         (
             made([[0, 1, 1]] * 2, [512] * 2, agreement="found_inf agreed"),
-            "**One all-reduce of found_inf keeps the ranks together:** both ranks skip 2 steps "
-            "together, and keep one scale and equal layer norms.",
+            "keeps the ranks together:** both ranks skip 2 steps together, and keep",
         ),
         (
             made([[0, 1, 0]] * 4, [512] * 4),
-            "Every rank overflows in the same steps, so all 4 ranks skip step 2 together, and "
-            "keep one scale and equal layer norms. **That is luck:** nothing makes them agree.",
+            f"so all 4 ranks skip {TOGETHER} layer norms. **That is luck:** nothing makes them",
         ),
         (
-            made(
-                [[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]],
-                [1024, 512, 1024, 1024],
-                [0.0, 0.0312, 0.0, 0.0],
-            ),
-            "In step 2 rank 1 skips and the others step: **from step 3 on their scales differ**, "
+            made([[0, 0], [1, 0], [0, 0], [0, 0]], [1024, 512, 1024, 1024], [0, 0.0312, 0, 0]),
+            "In step 1 rank 1 skips and the others step: **from step 2 on their scales differ**, "
             "and with them the units of the gradients that they add up. At the end the scale is "
             "512 on rank 1 and 1,024 on ranks 0, 2 and 3, and the layer norms differ from rank "
             "0's by up to 0.031.",
         ),
         (
             made([[0, 1, 0], [0, 0, 0]], [0.5, 1], [0.0, 250.0]),
-            "In step 2 rank 0 skips and rank 1 steps: **from step 3 on their scales differ**, and "
-            "with them the units of the gradients that they add up. At the end the scale is 1/2 "
-            "on rank 0 and 1 on rank 1, and the layer norms differ from rank 0's by up to 250.",
+            "the scale is 1/2 on rank 0 and 1 on rank 1, and the layer norms differ from rank 0's "
+            "by up to 250.",
         ),
         (
             made([[1, 1, 0], [1, 0, 0], [0, 0, 0]], [256, 512, 1024], [0.0, 0.1, 2.0]),
-            "In step 1 ranks 0 and 1 skip and rank 2 steps: **from step 2 on their scales "
-            "differ**, and with them the units of the gradients that they add up. At the end the "
-            "scale ranges from 256 to 1,024, and the layer norms differ from rank 0's by up to 2.",
+            "At the end the scale ranges from 256 to 1,024, and the layer norms differ",
         ),
         (
             made([[1, 0, 0], [0, 1, 0]], [512, 512], [0.0, 0.2]),
-            "In step 1 rank 0 skips and rank 1 steps: **from step 2 on their scales differ**, and "
-            "with them the units of the gradients that they add up. At the end the scales happen "
-            "to be equal again, but the layer norms differ from rank 0's by up to 0.2.",
+            "the scales happen to be equal again, but the layer norms differ from rank 0's by up",
         ),
         (
             made([[0, 0, 1], [0, 0, 0]], [1024, 1024], [0.0, 0.01]),
-            "In step 3 rank 0 skips and rank 1 steps: **their layer norms now differ from rank "
-            "0's by up to 0.01**, and their scales will differ in the next step.",
+            "and rank 1 steps: **their layer norms now differ from rank 0's by up to 0.01**, and",
         ),
     ],
 )
 def test_the_verdict(run, words):
-    assert verdict(run) == words
+    assert words in verdict(run)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_verdict_of_real_runs_is_true(ranks):
-    run = simulate(ranks, "nothing", {4: [1], 7: [0]}, steps=12)
+def test_the_verdict_of_a_real_run_is_true():
+    run = simulate(4, "nothing", {4: [1], 7: [0]}, steps=12)
     assert "from step 6 on their scales differ" in verdict(run)
-    assert (
-        len({scales[4] for scales in run.scales}) == 1
-        and len({scales[5] for scales in run.scales}) == 2
-    )
+    assert [len({scales[step] for scales in run.scales}) for step in (4, 5)] == [1, 2]
     assert f"by up to {max(each[-1] for each in run.distances):.2g}." in verdict(run)
 
 
@@ -123,7 +98,6 @@ def test_the_verdict_of_real_runs_is_true(ranks):
         ([3], "rank 3"),
         ([0, 1], "ranks 0 and 1"),
         ([0, 2, 3, 4], "ranks 0 and 2–4"),
-        ([0, 2, 3], "ranks 0, 2 and 3"),
         ([0, 1, 2, 4, 6, 7], "ranks 0–2, 4, 6 and 7"),
         ([0, 1, 2, 3], "ranks 0–3"),
     ],
@@ -132,15 +106,10 @@ def test_names_of_ranks(ranks, name):
     assert name_ranks(ranks) == name
 
 
-def test_scales_in_full():
-    assert [scale_text(scale) for scale in (65536.0, 1.0, 0.25)] == ["65,536", "1", "1/4"]
-
-
 def parsed(run):
     """The view's picture, as XML: so it is well-formed, too."""
-    return ElementTree.fromstring(
-        re.search(r"<svg role.*?</svg>(?=<div>)", run_view(run), flags=re.S)[0]
-    )
+    svg = re.search(r"<svg role.*?</svg>(?=<div>)", run_view(run), flags=re.S)[0]
+    return ElementTree.fromstring(svg)
 
 
 NAMED = "{http://www.w3.org/2000/svg}"
@@ -148,18 +117,20 @@ NAMED = "{http://www.w3.org/2000/svg}"
 
 @pytest.mark.parametrize("agreement", ["nothing", "found_inf agreed"])
 def test_the_picture_marks_every_skip_and_whose_it_was(agreement):
-    run = simulate(8, agreement, {2: [0], 3: [0, 5]}, steps=10)
+    run = simulate(8, agreement, {1: [0], 2: [0, 5]}, steps=4)
     tips = [tip.text for tip in parsed(run).iter(f"{NAMED}title")]
-    for rank in range(8):
-        for step in range(10):
-            who = "it" if run.overflowed[rank][step] else "another rank"
-            tip = f"rank {rank}, step {step + 1}: skipped, as {who} overflowed"
-            assert (tip in tips) is run.skipped[rank][step]
-    assert len(tips) == sum(map(sum, run.skipped)) == (3 if agreement == "nothing" else 16)
+    assert tips == [
+        f"rank {rank}, step {step + 1}: skipped, as "
+        f"{'it' if run.overflowed[rank][step] else 'another rank'} overflowed"
+        for rank in range(8)
+        for step in range(4)
+        if run.skipped[rank][step]
+    ]
+    assert len(tips) == (3 if agreement == "nothing" else 16)
 
 
 def test_every_group_has_its_line_and_its_name_within_the_picture():
-    run = simulate(8, "nothing", {1: [1], 2: [3], 3: [4], 4: [6]}, steps=12)
+    run = simulate(8, "nothing", {1: [1], 2: [3], 3: [4], 4: [6]}, steps=6)
     picture = parsed(run)
     width, height = map(float, picture.get("viewBox").split()[2:])
     lines = list(picture.iter(f"{NAMED}polyline"))
@@ -171,29 +142,16 @@ def test_every_group_has_its_line_and_its_name_within_the_picture():
         (text.text, float(text.get("x")), float(text.get("y")))
         for text in picture.iter(f"{NAMED}text")
     ]
-    names = [(name, x, y) for name, x, y in words if name.startswith("rank")]
-    assert {name for name, *_ in names} >= {
-        "ranks 0, 2, 5 and 7",
-        "rank 1",
-        "rank 3",
-        "rank 4",
-        "rank 6",
-    }
-    heights = sorted(y for _, x, y in names if x > 500)
     assert all(0 <= x < width and 10 <= y < height - 4 for _, x, y in words)
+    names = {name: y for name, x, y in words if name.startswith("rank") and x > 500}
+    assert names.keys() == {"ranks 0, 2, 5 and 7", "rank 1", "rank 3", "rank 4", "rank 6"}
+    heights = sorted(y for name, x, y in words if name in names and x > 500)
     assert all(after - before > 12.9 for before, after in itertools.pairwise(heights))
 
 
-def test_ranks_are_told_apart_by_colour_and_without():
-    assert (
-        len({colour for colour, _ in RANKS}) == len({dash for _, dash in RANKS}) == len(RANKS) == 8
-    )
-
-
-@pytest.mark.parametrize(
-    "run", [simulate(2, "nothing", {}, steps=1), simulate(2, "nothing", {0: [0]}, steps=1)]
-)
-def test_a_run_of_one_step_is_drawn_too(run):
+@pytest.mark.parametrize("overflow_at", [{}, {0: [0]}])
+def test_a_run_of_one_step_is_drawn_too(overflow_at):
+    run = simulate(2, "nothing", overflow_at, steps=1)
     assert parsed(run).get("aria-label") == describe(run)
 
 

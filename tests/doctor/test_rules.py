@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from amp_course.diagnosis.rules.training import (
 )
 from amp_course.watching import taps
 from amp_course.watching.counting import DoctorsWatch
-from amp_course.watching.fp32_shadow import LostUpdates, Twin
+from amp_course.watching.fp32_shadow import Twin
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.origins import Line
 from amp_course.watching.process import Made, Saved
@@ -43,9 +45,7 @@ def clipped(norm: float, arrived: float) -> list[str]:
 
 def test_gradients_that_were_divided_by_hand_are_not_clipped_while_scaled() -> None:
     assert clipped(norm=2048.0, arrived=2048.0) == ["clipped-while-scaled"]
-    assert clipped(norm=1000.0, arrived=2048.0) == [
-        "clipped-while-scaled"
-    ]  # of half of the weights
+    assert clipped(norm=1000.0, arrived=2048.0) == ["clipped-while-scaled"]  # half of the weights
     assert clipped(norm=2.0, arrived=2048.0) == []
 
 
@@ -56,9 +56,8 @@ def waits(file: str, source: str, device: str, folder: Path) -> tuple[list[str],
     path.write_text(source)
     watch = DoctorsWatch()
     watch.reads[Line(str(path), 1), device] = 10
-    return [one.code for one in advise_speed(watch, None, 10)], [
-        *observe_reads(watch, 10, ["AdamW"])
-    ]
+    advice = [one.code for one in advise_speed(watch, None, 10)]
+    return advice, [*observe_reads(watch, 10, ["AdamW"])]
 
 
 def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> None:
@@ -79,12 +78,12 @@ def test_old_weights_are_those_that_no_module_holds(kind: str, expected: bool) -
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     spare = nn.Linear(2, 3)
     held = {
-        "replaced": model,
-        "unused": nn.ModuleList([model[1], spare]),
-        "copied": copy.deepcopy(model),
-    }[kind]
+        "replaced": lambda: model,
+        "unused": lambda: nn.ModuleList([model[1], spare]),
+        "copied": lambda: copy.deepcopy(model),
+    }[kind]()
     optimizer = torch.optim.SGD(held.parameters(), lr=0.1)
-    held = None  # type: ignore[assignment]
+    del held
     if kind == "replaced":
         model[1] = nn.Linear(3, 4)
     seen, training = ModulesSeen(), Training(lambda: None, [], [optimizer], [], [])
@@ -103,83 +102,51 @@ def test_micro_batches_that_no_step_used(unused: int, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "advised"),
+    ("saved", "expected"),
     [
-        (("model", "optimizer"), True),
-        (("model", "optimizer", "scaler"), False),
-        (("model",), False),
-        (("nested",), True),
-        (("both in a list",), False),
-        (("objects",), False),
-        (("trainer",), True),
+        (["model"], []),
+        (["model", "optimizer"], ["scaler-not-saved", "schedule-not-saved"]),
+        (["optimizer", "scaler"], ["schedule-not-saved"]),
+        (["optimizer", "schedule"], ["scaler-not-saved"]),
+        (["optimizer", "scaler", "schedule"], []),
+        (["schedule"], ["optimizer-not-saved"]),
+        (["nested", "scaler"], ["schedule-not-saved"]),
+        (["in a list", "schedule"], []),
+        (["objects"], []),
+        (["trainer", "schedule"], ["scaler-not-saved"]),
     ],
 )
-def test_a_checkpoint_to_go_on_from_holds_the_scaler(
-    parts: tuple[str, ...], advised: bool, tmp_path: Path
-) -> None:
-    model = nn.Linear(2, 2)
-    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
-    trainer = type("Trainer", (), {})()
-    trainer.model, trainer.state = model, {"optimizer": optimizer.state_dict()}
-    known = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scaler": scaler.state_dict(),
-        "nested": {"training": {"optimizers": [optimizer.state_dict()]}},
-        "both in a list": [optimizer.state_dict(), scaler.state_dict()],
-        "objects": (optimizer, scaler),
-        "trainer": trainer,
-    }
-    saved, kept = Saved(), []
-    assert (
-        saved.save(
-            lambda *given: kept.append(given), {one: known[one] for one in parts}, tmp_path / "a.pt"
-        )
-        is None
-    )
-    assert len(kept) == 1 and kept[0][1] == tmp_path / "a.pt"
-    made = Made(DoctorsWatch(), lambda: None)
-    made.optimizers, made.scalers = [optimizer], [scaler]
-    found = list(advise_saving(saved.states, made))
-    assert [one.name for one in found] == ["scaler-not-saved"] * advised
-    made.scalers = [torch.amp.GradScaler("cpu", enabled=False)]
-    assert not list(advise_saving(saved.states, made))
-    if advised:
-        assert "test_rules.py" in found[0].place
-
-
-@pytest.mark.parametrize(
-    ("saved", "resumed", "expected"),
-    [
-        (["optimizer"], False, ["schedule-not-saved"]),
-        (["optimizer"], True, []),
-        (["optimizer", "schedule"], False, []),
-        (["schedule"], False, ["optimizer-not-saved"]),
-        ([], False, []),
-    ],
-)
-def test_a_checkpoint_to_go_on_from_holds_the_schedule(
-    saved: list[str], resumed: bool, expected: list[str]
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_checkpoint_to_go_on_from_is_complete(
+    saved: list[str], expected: list[str], resumed: bool
 ) -> None:
     model, keep = nn.Linear(2, 2), Saved()
     made = Made(DoctorsWatch(), lambda: None)
-    made.optimizers = [torch.optim.AdamW(model.parameters())]
-    with taps.listening(made):
+    with taps.listening({"new_scheduler": made.new_scheduler}):
+        optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
         if resumed:
-            schedule = torch.optim.lr_scheduler.StepLR(
-                made.optimizers[0],
-                1,
-                last_epoch=-1,
-            )
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, last_epoch=-1)
         else:
-            schedule = torch.optim.lr_scheduler.StepLR(made.optimizers[0], 1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    made.optimizers, made.scalers = [optimizer], [scaler]
     states = {
-        "model": model,
-        "optimizer": made.optimizers[0].state_dict(),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict(),
         "schedule": schedule.state_dict(),
+        "nested": {"training": {"optimizers": [optimizer.state_dict()]}},
+        "in a list": [optimizer.state_dict(), scaler.state_dict()],
+        "objects": (optimizer, scaler, schedule),
+        "trainer": SimpleNamespace(model=model, state={"optimizer": optimizer.state_dict()}),
     }
-    keep.save(lambda *_: None, {"model": model} | {one: states[one] for one in saved})
-    assert [one.name for one in advise_saving(keep.states, made)] == expected
+    keep.save(lambda *_: None, {one: states[one] for one in saved})
+    found = [*advise_saving(keep.states, made)]
+    wanted = [name for name in expected if not (resumed and name == "schedule-not-saved")]
+    assert [one.name for one in found] == wanted
+    assert all("test_rules.py" in one.place for one in found)
+    made.scalers = [torch.amp.GradScaler("cpu", enabled=False)]
+    names = [one.name for one in advise_saving(keep.states, made)]
+    assert names == [name for name in wanted if name != "scaler-not-saved"]
 
 
 BF16, FP32 = {torch.bfloat16}, {torch.float32}
@@ -217,15 +184,7 @@ def test_groups_of_other_sizes_under_one_divisor(groups, share: float, expected:
     assert [one.name for one in rules.findings()] == expected
 
 
-@pytest.mark.parametrize(
-    ("plain", "dtype", "expected"), [(True, torch.bfloat16, True), (False, torch.bfloat16, False)]
-)
-def test_weights_and_state_in_16_bits(plain: bool, dtype: torch.dtype, expected: bool) -> None:
-    lost = LostUpdates(dtype, 8, 1.0, 1.0, 0.0, plain)
-    assert bool([*advise_16_bits([lost])]) == expected
-
-
-def test_a_twin_knows_whether_anything_is_in_fp32() -> None:
+def test_weights_and_state_in_16_bits_have_nothing_in_fp32() -> None:
     def plain(optimizer: torch.optim.Optimizer) -> bool:
         twin = Twin(optimizer)
         for p in optimizer.param_groups[0]["params"]:
@@ -233,6 +192,8 @@ def test_a_twin_knows_whether_anything_is_in_fp32() -> None:
         optimizer.step()
         lost = twin.lost()
         assert lost is not None
+        advised = advise_16_bits([replace(lost, steps=8, moved=1.0, wanted=1.0)])
+        assert bool([*advised]) == lost.plain
         return lost.plain
 
     class Own(torch.optim.AdamW):  # which may round at random

@@ -12,9 +12,14 @@ from amp_course.checking import Mistake
 from amp_course.checking.judging import Case, Judge
 from amp_course.distributed.ranks import cases_on_ranks
 
-_PLAYED: dict[
-    tuple[int, str, int], list[Case]
-] = {}  # (judge, mistake or "" for the right answer, seed) → its cases
+# (judge, mistake or "" for the right answer, seed) → its cases
+_PLAYED: dict[tuple[int, str, int], list[Case]] = {}
+_WRONG = (
+    "test_each_mistake_is_told_as_itself_whatever_is_drawn",
+    "test_wrong_answer_is_told_nothing_false",
+    "test_an_answer_that_does_what_a_mistake_does_and_is_spelt_otherwise",
+    "test_an_answer_that_raises_is_told_so",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks choose
@@ -22,18 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of one exercise next to one another: then, of two processes, one plays what
     they share.
 
-    Where each answer is played on ranks, in processes of their own, those tests that play many are
-    of the slow part.
+    Where each answer is played on ranks, in processes of their own, all but the right ones are of
+    the slow part.
     """
     places = [place for place, item in enumerate(items) if item.path.name == "test_answers.py"]
     together = sorted((items[place] for place in places), key=lambda item: exercise_of(item).id)
     for place, item in zip(places, together, strict=True):
         items[place] = item
-        plays_many = "whatever_is_drawn" in item.name or "told_nothing_false" in item.name
-        if (
-            plays_many
-            and cases_on_ranks in vars(inspect.getmodule(exercise_of(item).judge.cases)).values()
-        ):
+        names_used = vars(inspect.getmodule(exercise_of(item).judge.cases)).values()
+        if cases_on_ranks in names_used and item.originalname in _WRONG:
             item.add_marker(pytest.mark.slow)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amp_course.checking import Exercise, Mistake
-from amp_course.checking.judging import Case, Judge
+from amp_course.checking.judging import Case
 from amp_course.course import available
 from tests.conftest import DIAGNOSIS
 
@@ -59,17 +59,12 @@ def of_all(kind: str) -> list[Any]:
     ]
 
 
-def judge_of(exercise: Exercise) -> Judge:
-    assert isinstance(exercise.judge, Judge)
-    return exercise.judge
-
-
 @pytest.mark.usefixtures("draw")
 @each_exercise_and_draw()
 def test_each_mistake_is_told_as_itself_whatever_is_drawn(
     exercise: Exercise, seed: int, record_property: Any
 ) -> None:
-    judge = judge_of(exercise)
+    judge = exercise.judge
     right = judge.run(judge.right, seed)
 
     def played(mistake: Mistake) -> Generator[Case]:
@@ -101,7 +96,7 @@ def test_each_mistake_is_told_as_itself_whatever_is_drawn(
 )
 def test_the_check_tells_a_mistake_as_the_judge_does(exercise: Exercise) -> None:
     mistake = exercise.mistakes[-1]
-    outcome = exercise.check(mistake.made_of(judge_of(exercise).right))
+    outcome = exercise.check(mistake.made_of(exercise.judge.right))
     assert outcome.state == "not yet" and outcome.mistake == mistake.name
 
 
@@ -139,21 +134,6 @@ def test_an_answer_that_does_what_a_mistake_does_and_is_spelt_otherwise(
     assert outcome.mistake == mistake and false not in outcome.message, outcome.message
 
 
-@each_exercise
-def test_enough_answers_are_kept(exercise: Exercise) -> None:
-    assert len(exercise.mistakes) >= 4
-    assert len(answers(exercise).RIGHT) >= 3 and len(answers(exercise).WRONG) >= 3
-    assert len({one.name for one in exercise.mistakes}) == len(exercise.mistakes)
-
-
-@each_exercise
-def test_demands_of_the_card_are_tested(exercise: Exercise) -> None:
-    demands = [mistake.violates for mistake in exercise.mistakes if mistake.violates]
-    assert demands, "no mistake says which words of the card it goes against"
-    for words in demands:
-        assert words in exercise.task, words
-
-
 @pytest.mark.usefixtures("draw")
 @each_exercise
 def test_an_answer_that_raises_is_told_so(exercise: Exercise) -> None:
@@ -168,14 +148,6 @@ def test_an_answer_that_raises_is_told_so(exercise: Exercise) -> None:
 
 
 @each_exercise
-def test_card_is_filled_in(exercise: Exercise) -> None:
-    assert 1 <= exercise.difficulty <= 5 and 1 <= exercise.importance <= 5
-    assert len(exercise.hints) >= 2 and exercise.why and exercise.alternative
-    assert exercise.solution().code
-    assert exercise.name in exercise.task, "the card names what is to be written"
-
-
-@each_exercise
 def test_blank_is_not_attempted(exercise: Exercise) -> None:
     def blank(*arguments: Any) -> None:
         """A docstring is no attempt."""
@@ -187,9 +159,16 @@ def test_blank_is_not_attempted(exercise: Exercise) -> None:
 
 
 @each_exercise
-def test_file_and_object_bear_one_name(exercise: Exercise) -> None:
+def test_an_exercise_is_complete(exercise: Exercise) -> None:
+    assert 1 <= exercise.difficulty <= 5 and 1 <= exercise.importance <= 5
+    assert len(exercise.hints) >= 2 and exercise.why and exercise.alternative
+    assert exercise.name in exercise.task, "the card names what is to be written"
+    assert len({one.name for one in exercise.mistakes}) == len(exercise.mistakes) >= 4
+    assert len(answers(exercise).RIGHT) >= 3 and len(answers(exercise).WRONG) >= 3
+    demands = [mistake.violates for mistake in exercise.mistakes if mistake.violates]
+    assert demands, "no mistake says which words of the card it goes against"
+    assert [words for words in demands if words not in exercise.task] == []
     module = importlib.import_module(f"amp_course.{exercise.chapter}.exercises")
     assert getattr(module, exercise.name) is exercise
-    assert inspect.getsourcefile(judge_of(exercise).cases).endswith(
-        f"{exercise.chapter}/exercises/{exercise.name}.py"
-    )
+    file = inspect.getsourcefile(exercise.judge.cases)
+    assert file.endswith(f"{exercise.chapter}/exercises/{exercise.name}.py")

@@ -2,6 +2,7 @@
 stray files.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ EXERCISES = [(chapter, exercise) for chapter in CHAPTERS for exercise in chapter
 IDS = [exercise.id for _, exercise in EXERCISES]
 
 
+@functools.cache
 def book(folder, chapter):
     return nbformat.read(ROOT / folder / f"{chapter.stem}.ipynb", as_version=4)
 
@@ -40,39 +42,27 @@ def test_ids_and_numbers_are_in_order():
 
 
 @pytest.mark.parametrize(("chapter", "exercise"), EXERCISES, ids=IDS)
-def test_stored_solution_reports_correct(chapter, exercise):
-    outputs = answer_cell(chapter, exercise).outputs
-    assert outputs, "it was not run: `make notebooks`"
-    assert len(outputs) == 1 and outputs[0].data["text/plain"].startswith("Correct.")
+def test_the_stored_solution_is_correct_and_what_the_verb_shows(chapter, exercise):
+    cell = answer_cell(chapter, exercise)
+    assert cell.outputs, "it was not run: `make notebooks`"
+    assert len(cell.outputs) == 1 and cell.outputs[0].data["text/plain"].startswith("Correct.")
+    shown = exercise.solution().code
+    assert "SOLUTION" not in shown and f"{exercise.name}.check" not in shown and shown.strip()
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize(("chapter", "exercise"), EXERCISES, ids=IDS)
-def test_solution_is_judged_correct_and_its_blank_not_attempted(chapter, exercise):
+def test_the_blank_is_not_attempted_and_the_solution_correct(chapter, exercise):
     master = answer_cell(chapter, exercise)
     blank = next((c for c in book("exercises", chapter).cells if c.id == master.id), None)
     assert blank is not None, "it is not in exercises/: `make exercises`"
+    cells = [cell.source for cell in book("solutions", chapter).cells]
+    setup = "\n".join(cell for cell in cells if cell.startswith(("import ", "from ")))
     for source, state in ((master.source, "correct"), (blank.source, "not attempted")):
+        before, _, check = source.rpartition("\n")
         names = {}
-        setup = "\n".join(
-            c.source
-            for c in book("solutions", chapter).cells
-            if c.source.startswith(("import ", "from "))
-        )
-        exec(
-            compile(
-                f"{setup}\n{source.rsplit(chr(10), 1)[0]}\nresult = {source.rsplit(chr(10), 1)[1]}",
-                "cell",
-                "exec",
-            ),
-            names,
-        )
+        exec(compile(f"{setup}\n{before}\nresult = {check}", "cell", "exec"), names)
         assert names["result"].state == state
-
-
-@pytest.mark.parametrize(("chapter", "exercise"), EXERCISES, ids=IDS)
-def test_solution_verb_shows_the_answer_and_no_marker(chapter, exercise):
-    shown = exercise.solution().code
-    assert "SOLUTION" not in shown and f"{exercise.name}.check" not in shown and shown.strip()
 
 
 def test_regenerating_changes_nothing():

@@ -16,41 +16,6 @@ from tests.exercises.test_answers import EXERCISES
 pytestmark = pytest.mark.slow  # `make test` would take too long with it
 
 
-class Liar:
-    """Claims to be equal to everything."""
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-
-class LyingFloat(float):
-    """A number that claims to be equal to everything."""
-
-    __hash__ = float.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-class LyingTensor(torch.Tensor):
-    """A tensor that claims to be equal to everything."""
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return (
-            True
-            if function in (torch.equal, torch.allclose)
-            else super().__torch_function__(function, types, args, kwargs)
-        )
-
-
 class Callable_:
     def __call__(self, *given: Any, **named: Any) -> None:
         return None
@@ -61,16 +26,6 @@ class Callable_:
 
 class Inherited(Callable_):
     pass
-
-
-class Elusive:
-    """Raises whatever it is asked."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError("do not look at me")
-
-    def __call__(self, *given: Any) -> Any:
-        return Elusive()
 
 
 def generator(*given: Any, **named: Any) -> Iterator[Any]:
@@ -98,8 +53,6 @@ ODD: dict[str, Any] = {
     "None": None,
     "a type of Python": int,
     "a lock": threading.Lock(),
-    "an object that lies": Liar(),
-    "an object that hides": Elusive(),
     "an instance with __call__": Callable_(),
     "a bound method": Callable_().method,
     "a class whose code is inherited": Inherited,
@@ -110,9 +63,6 @@ ODD: dict[str, Any] = {
     "a lambda that takes anything": lambda *given, **named: given,
     "a function that exits": exits,
     "a function that changes global state": turns_off_gradients,
-    "it returns an object that lies": returns(Liar()),
-    "it returns a number that lies": returns(LyingFloat(7.25)),
-    "it returns a tensor that lies": returns(torch.zeros(2).as_subclass(LyingTensor)),
     "it returns a huge int": returns(10**400),
     "it returns a meta tensor": returns(torch.zeros(2, device="meta")),
 }

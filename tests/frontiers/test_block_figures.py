@@ -1,22 +1,13 @@
 """Figures draw what they are given: checked on the artists and in the alt texts, not on pixels."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from amp_course.bits import FP4_E2M1
 from amp_course.frontiers import MXFP4, MXFP8_E4M3, NVFP4
-from amp_course.frontiers.block_errors import (
-    block_line,
-    format_errors,
-    weight_row,
-)
-from amp_course.frontiers.block_figures import (
-    block_line_figure,
-    format_error_figure,
-)
+from amp_course.frontiers.block_errors import block_line, format_errors, weight_row
+from amp_course.frontiers.block_figures import block_line_figure, format_error_figure
 from amp_course.kit.style import png
 
 LINES = [block_line(weight_row(32), fmt) for fmt in (MXFP4, NVFP4, MXFP8_E4M3)]
@@ -41,14 +32,9 @@ def test_a_number_line_has_a_tick_for_each_number_and_a_stroke_for_each_value():
     texts = [axis.texts[0].get_text() for axis in figure.axes]
     assert texts[0] == "15 numbers, scale 2⁻⁷" and texts[1].startswith("15 numbers, scale 0.0077")
     assert texts[2].startswith("253 numbers")
-
-
-def test_the_alt_text_of_number_lines_says_what_is_lost():
     lost = [drawn.rounded.count(0) for drawn in LINES]
-    alt = block_line_figure(LINES).alt
-    assert lost[0] > lost[2] == 0
-    assert f"MXFP4 has 15 numbers up to 0.0469; values that become 0: {lost[0]}" in alt
-    assert "MXFP8 E4M3 has 253 numbers up to" in alt and "become 0: 0." in alt
+    assert f"MXFP4 has 15 numbers up to 0.0469; values that become 0: {lost[0]}" in figure.alt
+    assert "MXFP8 E4M3 has 253 numbers up to" in figure.alt and lost[0] > lost[2] == 0
 
 
 def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
@@ -59,12 +45,13 @@ def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
         of = [one for one in ERRORS if one.tensor == tensor]
         for axis, field in ((errors[column], "error"), (shares[column], "zeroed")):
             marks = [line for line in axis.lines if line.get_marker() not in ("", "None")]
-            assert [line.get_xdata()[0] for line in marks] == pytest.approx(
-                [100 * getattr(one, field) for one in of]
-            )
-            assert [round(line.get_ydata()[0]) for line in marks] == [
-                names.index(one.format) for one in of
-            ]
+            wanted = [100 * getattr(one, field) for one in of]
+            assert [line.get_xdata()[0] for line in marks] == pytest.approx(wanted)
+            rows = [round(line.get_ydata()[0]) for line in marks]
+            assert rows == [names.index(one.format) for one in of]
+            # roundings are told apart by marks that do not cover each other
+            assert len({line.get_marker() for line in marks[:3]}) == 3
+            assert len({line.get_ydata()[0] for line in marks[:3]}) == 3
     assert [label.get_text() for label in errors[0].get_yticklabels()][4:] == [
         "MXFP4 · 4.25 bits", "NVFP4 · 4.5 bits", "fp8 E4M3 per tensor · 8.03 bits", "int8 per "
         "tensor · 8.03 bits",
@@ -72,15 +59,6 @@ def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
     assert errors[0].get_title(loc="left") == "weights"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["scale down", "scale to nearest", "scale up", "scale not a power of two"]
-
-
-def test_roundings_are_told_apart_by_marks_that_do_not_cover_each_other():
-    axis = format_error_figure(ERRORS).axes[0]
-    marks = [line for line in axis.lines if line.get_marker() not in ("", "None")][:3]
-    assert (
-        len({line.get_marker() for line in marks}) == 3
-        and len({line.get_ydata()[0] for line in marks}) == 3
-    )
 
 
 def test_the_alt_text_of_errors_names_the_best_rounding_of_each():
@@ -97,17 +75,4 @@ def test_an_error_of_0_has_no_place_on_a_logarithmic_axis():
     figure = format_error_figure(format_errors({"ones": torch.ones(2, 32)}))
     marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("", "None")]
     assert any(math.isnan(line.get_xdata()[0]) for line in marks)
-    assert png(figure)
     assert png(format_error_figure(format_errors({"zeros": torch.zeros(2, 32)})))
-
-
-EVIL = "<img src=x onerror=alert(1)>"
-
-
-def test_a_name_is_text_and_never_markup():
-    own = replace(MXFP4, name=EVIL, element=FP4_E2M1.renamed(EVIL))
-    for figure in (
-        block_line_figure([block_line(weight_row(32), own)]),
-        format_error_figure(format_errors({EVIL: torch.ones(32)}, [own])),
-    ):
-        assert "<img src=x" in figure.alt and png(figure)

@@ -14,7 +14,6 @@ from amp_course.frontiers.fp8 import (
     E5M2,
     CurrentScaling,
     DelayedScaling,
-    from_fp8,
     multiply,
     product_error_bound,
     scale_for,
@@ -44,12 +43,8 @@ def arithmetic(request, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_numbers_are_stored_as_ml_dtypes_stores_them(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     largest = torch.finfo(dtype).max
-    x = torch.cat(
-        [
-            torch.randn(5000) * 10.0 ** torch.randint(-6, 3, (5000,)),
-            torch.tensor([0.0, -0.0, largest, -largest]),
-        ]
-    )
+    ends = torch.tensor([0.0, -0.0, largest, -largest])
+    x = torch.cat([torch.randn(5000) * 10.0 ** torch.randint(-6, 3, (5000,)), ends])
     inside = x.clamp(-largest, largest).numpy().astype(NUMPY[dtype]).astype(np.float32)
     assert np.array_equal(to_fp8(x, ONE, dtype).float().numpy(), inside)
 
@@ -60,19 +55,22 @@ def test_what_is_past_the_largest_is_clipped_and_inf_and_nan_stay() -> None:
     assert to_fp8(x, ONE, E4M3).float()[2:].isnan().all()
     stored = to_fp8(x, ONE, E5M2).float()
     assert stored[:4].tolist() == [57344.0, -448.0, torch.inf, -torch.inf] and stored[4].isnan()
+    far = to_fp8(torch.tensor([1e30, -1e30]), torch.tensor(1e-10))  # inf in fp32 on the way
+    assert far.float().tolist() == [448.0, -448.0]
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-@pytest.mark.parametrize("amax", [1e-40, 1e-30, 0.01, 3.0, 1e30, 3e38])
+@pytest.mark.parametrize("amax", [1e-40, 1e-30, 3.0, 3e38])
 def test_with_its_scale_the_largest_number_is_the_largest_of_the_format(
     amax: float, dtype: torch.dtype
 ) -> None:
     x = torch.tensor([amax, -amax / 2])
-    back = from_fp8(to_fp8(x, scale_for(x.amax(), dtype), dtype), scale_for(x.amax(), dtype))
+    scale = scale_for(x.amax(), dtype)
+    stored = to_fp8(x, scale, dtype).float()
     if amax > 1e-35:
-        assert to_fp8(x, scale_for(x.amax(), dtype), dtype)[0].float() == torch.finfo(dtype).max
-        assert torch.allclose(back, x, rtol=1e-6, atol=0)
-    assert back.isfinite().all()
+        assert stored[0] == torch.finfo(dtype).max
+        assert torch.allclose(stored * scale, x, rtol=1e-6, atol=0)
+    assert (stored * scale).isfinite().all()
 
 
 @pytest.mark.parametrize("amax", [0.0, torch.inf, torch.nan])
@@ -80,7 +78,7 @@ def test_an_amax_of_zero_inf_or_nan_leaves_the_scale_at_one(amax: float) -> None
     assert scale_for(torch.tensor(amax), E4M3) == 1.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float8_e4m3fnuz])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fnuz])
 def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=r"choose torch\.float8_e4m3fn or"):
         to_fp8(torch.ones(1), ONE, dtype)
@@ -108,9 +106,8 @@ def test_a_history_of_zeros_a_window_of_none_and_evaluation_mode() -> None:
         assert scale == 1.0 and stored.float().eq(0).all()
     scaling.eval()(torch.full((2,), 7.0))
     assert scaling.history.tolist() == [0.0, 0.0]
-    for window in (0, -1, 2.5, True):
-        with pytest.raises(ValueError, match="at least 1 amax"):
-            DelayedScaling(window)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1 amax"):
+        DelayedScaling(0)
 
 
 @pytest.mark.parametrize("sizes", [(16, 32, 48), (1, 1, 1), (5, 7, 3), (64, 1000, 8)])
@@ -120,68 +117,51 @@ def test_a_product_is_within_the_bound_of_the_float64_product(
 ) -> None:
     m, k, n = sizes
     generator = torch.Generator().manual_seed(sum(sizes))
-    x, y = (
-        torch.randn(m, k, generator=generator) * 3e-3,
-        torch.randn(k, n, generator=generator) * 50,
-    )
-    scales = [
-        scale_for(tensor.abs().amax(), dtype) for tensor, dtype in zip((x, y), dtypes, strict=True)
-    ]
+    x = torch.randn(m, k, generator=generator) * 3e-3
+    y = torch.randn(k, n, generator=generator) * 50
+    scales = scale_for(x.abs().amax(), dtypes[0]), scale_for(y.abs().amax(), dtypes[1])
     a, b = to_fp8(x, scales[0], dtypes[0]), to_fp8(y, scales[1], dtypes[1])
     got = multiply(a, b, *scales)
     exact = (a.double() * scales[0].double()) @ (b.double() * scales[1].double())
     bound = product_error_bound(a, b, *scales)
     assert got.dtype == torch.float32 and ((got.double() - exact).abs() <= bound).all()
-    assert (
-        bound <= 2e-4 * (a.double().abs() @ b.double().abs()) * float(scales[0] * scales[1]) + 1e-44
-    ).all()
-
-
-def test_an_empty_product(arithmetic: str) -> None:
-    assert multiply(torch.zeros(0, 4).to(E4M3), torch.zeros(4, 3).to(E4M3), ONE, ONE).shape == (
-        0,
-        3,
-    )
-    assert (
-        multiply(torch.zeros(2, 0).to(E4M3), torch.zeros(0, 3).to(E4M3), ONE, ONE).tolist()
-        == [[0.0] * 3] * 2
-    )
+    sums = (a.double().abs() @ b.double().abs()) * float(scales[0] * scales[1])
+    assert (bound <= 2e-4 * sums + 1e-44).all()
 
 
 def test_wrong_products_are_noticed(monkeypatch: pytest.MonkeyPatch, request) -> None:
     if not hasattr(torch.nn.functional, "scaled_mm"):
         pytest.skip("this torch has no scaled_mm")
     request.addfinalizer(fp8._problem.cache_clear)
-    fp8._problem.cache_clear()
-    monkeypatch.setattr(
-        torch.nn.functional, "scaled_mm", lambda a, b, *_, **__: torch.zeros(16, 16)
-    )
-    assert simulated_because() == "scaled_mm gives wrong products on this cpu"
-    fp8._problem.cache_clear()
 
     def unable(*_, **__):
         raise NotImplementedError("no kernel\nfor this")
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm", unable)
-    assert simulated_because() == "scaled_mm does not run on this cpu: no kernel"
+    for scaled_mm, problem in (
+        (lambda *_, **__: torch.zeros(16, 16), "scaled_mm gives wrong products on this cpu"),
+        (unable, "scaled_mm does not run on this cpu: no kernel"),
+    ):
+        fp8._problem.cache_clear()
+        monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm)
+        assert simulated_because() == problem
 
 
 @pytest.mark.parametrize("scaling", [CurrentScaling, DelayedScaling])
-@pytest.mark.parametrize("gradient_dtype", [E4M3, E5M2])
-def test_a_layer_is_the_float64_layer_of_its_fp8_numbers(
-    arithmetic: str, scaling, gradient_dtype: torch.dtype
-) -> None:
+def test_a_layer_is_the_float64_layer_of_its_fp8_numbers(arithmetic: str, scaling) -> None:
     torch.manual_seed(0)
-    layer = Fp8Linear(24, 12, scaling=scaling, gradient_dtype=gradient_dtype)
+    layer = Fp8Linear(24, 12, scaling=scaling)
     for _ in range(2):  # in the second, a delayed scale is that of the first
         layer.zero_grad()
         x = torch.randn(2, 5, 24, requires_grad=True)
         arriving = torch.randn(2, 5, 12) * 1e-4
-        scales = [(s.history.max() if scaling is DelayedScaling else None) for s in
-                  (layer.input_scaling, layer.weight_scaling, layer.gradient_scaling)]  # fmt: skip
+        scalings = (layer.input_scaling, layer.weight_scaling, layer.gradient_scaling)
+        scales = [s.history.max() if scaling is DelayedScaling else None for s in scalings]
         y = layer(x)
         y.backward(arriving)
-    (x64, w64, g64), bounds = _rounded(x, layer, arriving, scales), 1e-5
+    x64, w64, g64 = (
+        _rounded(*each)
+        for each in zip((x, layer.weight, arriving), scales, (E4M3, E4M3, E5M2), strict=True)
+    )
     wanted = {
         "y": (y, x64 @ w64.t() + layer.bias.double()),
         "x": (x.grad, (g64 @ w64)),
@@ -189,22 +169,16 @@ def test_a_layer_is_the_float64_layer_of_its_fp8_numbers(
         "bias": (layer.bias.grad, arriving.double().sum((0, 1))),
     }
     for name, (got, exact) in wanted.items():
-        assert (got.double() - exact).abs().max() <= bounds * exact.abs().max(), name
+        assert (got.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
 
 
-def _rounded(x, layer, arriving, scales):
-    """Round with ml_dtypes, by scales worked out here."""
-    rounded = []
-    for tensor, known, dtype in zip(
-        (x, layer.weight, arriving), scales, (E4M3, E4M3, layer.gradient_dtype), strict=True
-    ):
-        values = tensor.detach().numpy()
-        amax = np.float32(np.abs(values).max() if known is None else known)
-        largest = np.float32(torch.finfo(dtype).max)
-        scale = amax / largest
-        stored = np.clip(values / scale, -largest, largest).astype(NUMPY[dtype])
-        rounded.append(torch.from_numpy(stored.astype(np.float64) * np.float64(scale)))
-    return rounded
+def _rounded(tensor, known, dtype):
+    """Round with ml_dtypes, by a scale worked out here."""
+    values = tensor.detach().numpy()
+    largest = np.float32(torch.finfo(dtype).max)
+    scale = np.float32(np.abs(values).max() if known is None else known) / largest
+    stored = np.clip(values / scale, -largest, largest).astype(NUMPY[dtype])
+    return torch.from_numpy(stored.astype(np.float64) * np.float64(scale))
 
 
 def test_the_layer_keeps_a_byte_a_number_for_backward_and_follows_its_input() -> None:
@@ -216,18 +190,19 @@ def test_the_layer_keeps_a_byte_a_number_for_backward_and_follows_its_input() ->
     assert sorted(t.nbytes for t in kept if t.numel() > 1) == [16 * 64, 32 * 64]
 
 
-def test_it_shares_the_weights_of_the_layer_that_it_replaces() -> None:
+def test_it_shares_the_weights_of_the_layer_that_it_replaces_and_is_saved() -> None:
     linear = nn.Linear(8, 4).eval()
     layer = Fp8Linear.from_linear(linear, scaling=DelayedScaling)
     assert layer.weight is linear.weight and layer.bias is linear.bias and not layer.training
     assert layer.input_scaling.history.device.type == "cpu"
-    fresh = Fp8Linear(8, 4, scaling=DelayedScaling)
     layer.train()(torch.ones(1, 8))
+    fresh = Fp8Linear(8, 4, scaling=DelayedScaling)
     fresh.load_state_dict(layer.state_dict())
-    assert (
-        torch.equal(fresh.input_scaling.history, layer.input_scaling.history)
-        and fresh.input_scaling.history[0] == 1
-    )
+    assert fresh.input_scaling.history[0] == 1
+    half = Fp8Linear(16, 16, scaling=DelayedScaling).to(torch.bfloat16)
+    for _ in range(2):
+        half(torch.randn(4, 16, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    assert half.input_scaling.history.dtype is torch.float32 and half.weight.grad.isfinite().all()
     with pytest.raises(TypeError, match="this is a Conv2d"):
         Fp8Linear.from_linear(nn.Conv2d(1, 1, 1))  # type: ignore[arg-type]
 
@@ -240,12 +215,3 @@ def test_frozen_weights_and_inputs_get_no_gradient() -> None:
     layer.requires_grad_(True)
     layer(x.detach()).sum().backward()
     assert layer.weight.grad is not None
-
-
-def test_a_scale_that_is_far_too_small_still_clips() -> None:
-    assert to_fp8(torch.tensor([1e30, -1e30]), torch.tensor(1e-10)).float().tolist() == [
-        448.0,
-        -448.0,
-    ]
-    assert to_fp8(torch.tensor([1e39], dtype=torch.float64), ONE).float().tolist() == [448.0]
-    assert scale_for(torch.tensor(1e-3, dtype=torch.float16), E5M2) > 0

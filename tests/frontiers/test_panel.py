@@ -2,17 +2,16 @@
 and each control moves it.
 """
 
-import itertools
 import random
 import re
 
 import pytest
 import torch
 
-from amp_course.bits import FP4_E2M1, FP8_E4M3, FP8_E5M2
-from amp_course.frontiers import MXFP4, NVFP4, BlockFormat, quantize
+from amp_course.bits import FP4_E2M1, FP8_E5M2
+from amp_course.frontiers import MXFP4, BlockFormat, quantize
 from amp_course.frontiers.block_errors import spread, weight_row
-from amp_course.frontiers.panel import _SCALES, ELEMENTS, OUTLIERS, BlockExplorer
+from amp_course.frontiers.panel import _SCALES, ELEMENTS, BlockExplorer
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +32,11 @@ def verdict(panel):
 
 def cells(panel, first):
     """Return the texts of a row of the table, found by how its first cell begins."""
-    rows = re.findall(r"<tr>(.*?)</tr>", panel.html, flags=re.S)
-    texts = [
-        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-        for row in rows
-    ]
-    return next(row[1:] for row in texts if row and row[0].startswith(first))
+    for row in re.findall(r"<tr>(.*?)</tr>", panel.html):
+        texts = [re.sub(r"<[^>]+>", "", cell).strip() for cell in row.split("</td>")]
+        if texts[0].startswith(first):
+            return texts[1:-1]
+    raise LookupError(first)
 
 
 def own_row(place, times):
@@ -52,7 +50,7 @@ def own_row(place, times):
 @pytest.mark.parametrize("element", ELEMENTS, ids=lambda fmt: fmt.name)
 def test_what_is_shown_is_what_quantize_returns(panel, element, scale):
     panel.element.value, panel.scale.value = element, scale
-    for size, times, place in itertools.product((4, 16, 64), (1.0, 20.0, 1000.0), (0, 63)):
+    for size, times, place in ((4, 1.0, 0), (16, 1000.0, 63), (64, 20.0, 0)):
         panel.size.value, panel.outlier.value, panel.place.value = size, times, place
         x = own_row(place, times)
         fmt = BlockFormat("own", element, size, **_SCALES[scale])
@@ -74,91 +72,21 @@ def test_the_verdict_counts_the_neighbours_and_compares(panel):
             for size, start, stop in ((32, 32, 64), (8, 40, 48))}  # fmt: skip
     assert verdict(panel) == (
         f"The outlier sets the scale of 32 numbers: {lost[32]} of its 31 neighbours became 0. With "
-        f"blocks of 8, {lost[8]} of the "
-        "7 would. The scale is too small for the outlier itself: 20 σ is clipped to 16.7 σ."
+        f"blocks of 8, {lost[8]} of the 7 would. The scale is too small for the outlier itself: "
+        "20 σ is clipped to 16.7 σ."
     )
     panel.size.value = 8
     assert "With blocks of 4, " in verdict(panel)
     panel.size.value = 4
     assert "With E4M3 elements, none of the 3 would." in verdict(panel)
-
-
-def test_small_blocks_confine_the_outlier(panel):
-    lost = []
-    for size in panel.size.options:
-        panel.size.value = size
-        lost.append(int(cells(panel, "became 0")[0].split()[0]))
-    assert lost == sorted(lost) and lost[0] < lost[-1] / 2
-
-
-def test_only_a_scale_rounded_down_clips_the_outlier_and_up_doubles_the_step(panel):
-    lost = {}
-    for scale in _SCALES:
-        panel.scale.value = scale
-        assert ("is clipped" in verdict(panel)) == (scale == "E8M0, rounded down")
-        lost[scale] = int(cells(panel, "became 0")[0].split()[0])
-    assert lost["E8M0, rounded up"] > lost["E4M3, with one fp32"]
-
-
-def test_up_never_clips(panel):
-    panel.scale.value = "E8M0, rounded up"
-    for element, times in itertools.product(ELEMENTS, OUTLIERS):
-        panel.element.value, panel.outlier.value = element, times
-        assert cells(panel, "clipped") == ["0 of 64", "0 of 64"]
-
-
-def test_scales_of_e4m3_fill_their_blocks(panel):
-    panel.scale.value = "E4M3, with one fp32"
-    least, _, most, _ = cells(panel, "largest number")[0].split()
-    assert 93 < int(least) <= int(most) < 107  # 3 significand bits: within a sixteenth
-    panel.scale.value, panel.outlier.value = "E8M0, rounded up", 10.0
-    assert int(cells(panel, "largest number")[0].split()[0]) < 70
-
-
-def test_fp8_survives_what_fp4_does_not(panel):
-    panel.outlier.value = 1000.0
+    panel.size.value, panel.outlier.value = 32, 1000.0
     assert "all of its 31 neighbours became 0. With blocks of 8, all 7 would." in verdict(panel)
-    for element in (FP8_E4M3, FP8_E5M2):
-        panel.element.value = element
-        assert "none of its 31 neighbours became 0. With E2M1 elements, all 31 would." in verdict(
-            panel
-        )
-
-
-def test_a_small_outlier_sets_no_scale(panel):
+    panel.element.value = FP8_E5M2
+    words = "none of its 31 neighbours became 0. With E2M1 elements, all 31 would."
+    assert words in verdict(panel)
     panel.outlier.value = 1.0
-    assert verdict(panel).startswith(
-        "At 1 σ, the outlier is smaller than another number of its block"
-    )
+    assert verdict(panel).startswith("At 1 σ, the outlier is smaller than another number of its")
     assert "would" not in verdict(panel)
-
-
-def test_with_one_scale_for_all_there_is_one_column(panel):
-    panel.size.value = 64
-    assert len(cells(panel, "became 0")) == 1
-    panel.size.value = 16
-    assert len(cells(panel, "became 0")) == 2
-
-
-@pytest.mark.parametrize(
-    "scale, size, fmt", [("E8M0, rounded up", 32, MXFP4), ("E4M3, with one fp32", 16, NVFP4)]
-)
-def test_known_formats_are_named(panel, scale, size, fmt):
-    panel.scale.value, panel.size.value = scale, size
-    assert f">{fmt.name}: E2M1, blocks of {size}</th>" in panel.html
-    panel.size.value = 8
-    assert fmt.name not in panel.html
-
-
-def test_each_control_changes_what_is_shown(panel):
-    shown = [panel.html]
-    for control, value in (
-        (panel.outlier, 50.0), (panel.place, 3), (panel.size, 16), (panel.element, FP8_E5M2),
-        (panel.scale, "E4M3, with one fp32"), (panel.rounding, "stochastic"),
-    ):  # fmt: skip
-        control.value = value
-        shown.append(panel.html)
-    assert len(set(shown)) == len(shown)
 
 
 def test_the_same_choice_shows_the_same_and_draws_nothing_from_the_readers_generator(panel):
@@ -198,12 +126,6 @@ def test_numbers_of_ones_own():
 def test_what_is_not_a_row_is_refused_with_a_reason(wrong, error, words):
     with pytest.raises(error, match=words):
         BlockExplorer(wrong)
-
-
-def test_controls_have_names_and_explanations(panel):
-    controls = (panel.outlier, panel.place, panel.size, panel.element, panel.scale, panel.rounding)
-    assert all(control.label and control.tip for control in controls)
-    assert len({control.label for control in controls}) == 6
 
 
 def test_the_chapters_questions_have_the_answers_that_it_gives(panel):

@@ -27,8 +27,7 @@ from amp_course.frontiers import (
     blocks_of,
     quantize,
 )
-from amp_course.frontiers.quantizing import tensor_scale_of
-from amp_course.frontiers.reference import quantize_block
+from amp_course.frontiers.reference import fp32_scale, quantize_block
 
 GFLOAT = {
     MXFP8_E5M2: gfloat.formats.format_info_mxfp8_e5m2,
@@ -56,11 +55,10 @@ def edge_blocks() -> dict[str, torch.Tensor]:
         "signed zeros": torch.cat([torch.full((16,), -0.0), torch.ones(16)]),
     }
     sized = {
-        f"2^{e}": (torch.randn(32).double() * 2.0**e).float()
-        for e in (-149, -140, -127, -126, -60, 60, 124)
+        f"2^{e}": (torch.randn(32).double() * 2.0**e).float() for e in (-149, -140, -127, -126, 124)
     }
     drawn = {
-        f"drawn {n}": torch.randn(32) * 2.0 ** int(torch.randint(-40, 40, ())) for n in range(60)
+        f"drawn {n}": torch.randn(32) * 2.0 ** int(torch.randint(-40, 40, ())) for n in range(15)
     }
     return blocks | sized | drawn
 
@@ -82,14 +80,11 @@ def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt: BlockFormat
     for name, block in edge_blocks().items():
         wanted = torch.tensor(quantize_block(block.tolist(), fmt), dtype=torch.float64).float()
         got = quantize(block, fmt)
-        assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit()), (
-            name,
-            got,
-            wanted,
-        )
+        assert torch.equal(got, wanted), (name, got, wanted)
+        assert torch.equal(got.signbit(), wanted.signbit()), name
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
     st.sampled_from([*GFLOAT]),
@@ -122,17 +117,10 @@ def test_nvfp4_equals_a_float64_reference(spread: int) -> None:
     x = torch.randn(64, 128) * 2.0 ** torch.randint(-spread, spread + 1, (64, 1))
     x[0] = 0
     assert np.array_equal(quantize(x, NVFP4).numpy(), nvfp4_in_float64(x.numpy()))
-    whole = tensor_scale_of(x.double().reshape(-1, 16).abs().amax(1), NVFP4)
-    exact = [quantize_block(row, NVFP4, whole) for row in x.double().reshape(-1, 16)[:64].tolist()]
-    assert torch.equal(quantize(x, NVFP4).reshape(-1, 16)[:64], torch.tensor(exact).float())
-
-
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS, **ID)
-def test_what_is_rounded_once_stays(fmt: BlockFormat) -> None:
-    x = quantize(torch.randn(8, 64), fmt.rounding_scale("up"))
-    if not fmt.two_level:
-        assert torch.equal(quantize(x, fmt.rounding_scale("up")), x)
-    assert torch.equal(quantize(-x, fmt), -quantize(x, fmt))
+    whole = blocks_of(x, NVFP4).tensor_scale
+    assert whole == fp32_scale(x.flatten().tolist(), NVFP4)
+    exact = [quantize_block(row, NVFP4, whole) for row in x.double().reshape(-1, 16)[:32].tolist()]
+    assert torch.equal(quantize(x, NVFP4).reshape(-1, 16)[:32], torch.tensor(exact).float())
 
 
 def test_blocks_lie_along_any_dimension_and_the_last_may_be_shorter() -> None:
@@ -146,13 +134,9 @@ def test_blocks_lie_along_any_dimension_and_the_last_may_be_shorter() -> None:
     assert parts.elements.shape == (3, 5, 3, 32) and parts.scales.shape == (3, 5, 3)
 
 
-def test_empty_single_and_half_tensors() -> None:
-    for shape in ((0,), (3, 0), (0, 3)):
-        for fmt in (MXFP4, NVFP4):
-            assert quantize(torch.zeros(shape), fmt).shape == shape
-    assert (
-        quantize(torch.tensor(3.3), MXFP4) == 3.0
-    )  # 6.6 of half a unit is past the largest element, 6
+def test_single_and_half_tensors() -> None:
+    # 6.6 of half a unit is past the largest element, 6
+    assert quantize(torch.tensor(3.3), MXFP4) == 3.0
     half = torch.randn(4, 32).half()
     assert torch.equal(quantize(half, MXFP8_E4M3), quantize(half.float(), MXFP8_E4M3))
     assert quantize(half.double(), MXFP4).dtype == torch.float64
@@ -175,7 +159,9 @@ def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(
 def test_bad_input_is_refused_with_a_reason() -> None:
     with pytest.raises(TypeError, match="convert it with"):
         quantize(torch.arange(4), MXFP4)
-    with pytest.raises(IndexError, match="the tensor has 2 dimensions"):
+    with pytest.raises(TypeError, match="expected a tensor, not a list"):
+        quantize([6.0, 0.4], MXFP4)  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="Dimension out of range"):
         quantize(torch.ones(2, 2), MXFP4, dim=2)
     with pytest.raises(ValueError, match="unknown rounding"):
         quantize(torch.ones(2), MXFP4, rounding="up")  # type: ignore[arg-type]
@@ -197,66 +183,30 @@ def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(
     fmt: BlockFormat,
 ) -> None:
     fmt, generator = fmt.rounding_scale("up"), torch.Generator().manual_seed(0)
-    x = torch.randn(1, 64)
-    parts = blocks_of(x, fmt)
-    drawn = torch.stack(
-        [quantize(x, fmt, rounding="stochastic", generator=generator) for _ in range(4000)]
-    )
-    step = (
-        parts.scales.repeat_interleave(fmt.size, -1).float() * 2
-    )  # the widest gap of fp4's: from 4 to 6
-    largest = parts.scales.repeat_interleave(fmt.size, -1).float() * fmt.element.max
-    inside = x.abs() <= largest
+    x = torch.randn(64)
+    scales = blocks_of(x, fmt).scales.repeat_interleave(fmt.size, -1).float()
+    drawn = quantize(x.expand(4000, 64), fmt, rounding="stochastic", generator=generator)
+    step = scales * 2  # the widest gap of fp4's: from 4 to 6
+    inside = x.abs() <= scales * fmt.element.max
     assert ((drawn - x).abs() <= step)[:, inside].all()
     error = (drawn.double().mean(0) - x).abs() / step
     assert error[inside].max() < 5 * 0.5 / math.sqrt(4000)
-
-
-def test_bits_a_number() -> None:
-    assert (
-        MXFP4.bits == Fraction(17, 4)
-        and NVFP4.bits == Fraction(9, 2)
-        and MXFP8_E4M3.bits == Fraction(33, 4)
-    )
-    int2 = FloatFormat.of(1, 0, "finite")
-    assert BlockFormat("tiny", int2, 4).bits == 4
-
-
-def test_the_scale_rounded_down_cuts_what_up_keeps() -> None:
-    """Where amax is just below a power of two, the spec's scale makes the largest number of a
-    block too small by a quarter.
-    """
-    x = torch.tensor([7.9, 1.0])
-    assert quantize(x, MXFP4).tolist() == [6.0, 1.0]
-    assert quantize(x, MXFP4.rounding_scale("up")).tolist() == [8.0, 1.0]
-    assert quantize(x, MXFP4.rounding_scale("nearest")).tolist() == [8.0, 1.0]
 
 
 @pytest.mark.parametrize("scale", [FP32, BF16], **ID)
 def test_a_scale_with_the_range_of_fp32_needs_no_second_one(scale: FloatFormat) -> None:
     """As in DeepSeek-V3's recipe: E4M3, and an fp32 scale for each 128 numbers."""
     fmt = BlockFormat("E4M3 by 128", FP8_E4M3, 128, scale)
-    x = (
-        torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
-        * 10.0 ** torch.arange(-20, 20)[:, None]
-    )
+    x = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+    x = x * 10.0 ** torch.arange(-20, 20)[:, None]
+    dtype = torch.float32 if scale is FP32 else torch.bfloat16
     assert not fmt.two_level and fmt.bits == 8 + Fraction(scale.bits, 128)
     got = quantize(x, fmt)
     for start in (0, 128, 256):
-        block = x[:, start : start + 128].double()
-        scales = (
-            (block.abs().amax(1, keepdim=True) / 448)
-            .to(torch.float32 if scale is FP32 else torch.bfloat16)
-            .double()
-        )
-        stored = (
-            (block / scales)
-            .clamp(-448, 448)
-            .numpy()
-            .astype(ml_dtypes.float8_e4m3fn)
-            .astype(np.float64)
-        )
-        assert np.allclose(
-            got[:, start : start + 128].numpy(), stored * scales.numpy(), rtol=2e-7, atol=0
-        )
+        part = slice(start, start + 128)
+        block = x[:, part].double()
+        scales = (block.abs().amax(1, keepdim=True) / 448).to(dtype).double()
+        scaled = (block / scales).clamp(-448, 448).numpy()
+        stored = scaled.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        assert np.allclose(got[:, part].numpy(), stored * scales.numpy(), rtol=2e-7, atol=0)
     assert quantize(torch.zeros(3), fmt).tolist() == [0.0, 0.0, 0.0]

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from amp_course.kit.children import TOKEN, Child, ChildError, family
+from amp_course.kit.children import Child, ChildError, family
 
 # A process that ignores SIGTERM and starts another in a session of its own.
 CODE = """
@@ -55,10 +55,3 @@ def test_without_psutil_its_group_is_ended(started, monkeypatch):
 def test_what_cannot_be_started_is_said():
     with pytest.raises(ChildError, match="a new process could not be started: No such file"):
         Child(["/no/such/program"])
-
-
-def test_the_variables_are_those_passed_and_the_token(tmp_path):
-    code = "import os; print(sorted(os.environ))"
-    child = Child([sys.executable, "-c", code], {"ONE": "1"}, stdout=subprocess.PIPE)
-    said, _ = child.communicate()
-    assert TOKEN in said.decode() and "ONE" in said.decode() and "HOME" not in said.decode()

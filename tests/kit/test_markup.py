@@ -4,7 +4,7 @@ where they use no more than code and bold.
 
 import mistune  # nbconvert's, and so JupyterLab's
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_course.kit.markup import inline_html
@@ -24,6 +24,7 @@ def by_library(text):
     return page.removeprefix("<p>word").removesuffix("</p>\n").strip().replace("strong>", "b>")
 
 
+@settings(max_examples=40)
 @given(st.lists(PARTS, max_size=6).map(" ".join))
 def test_equals_a_markdown_library_on_code_and_bold(text):
     assert inline_html(text) == by_library(text)

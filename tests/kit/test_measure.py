@@ -2,7 +2,6 @@
 what StepTimer costs.
 """
 
-import statistics
 import subprocess
 import sys
 import threading
@@ -22,12 +21,9 @@ from amp_course.kit.measure import (
     busy_text,
     read_waits,
     seconds_text,
-    synchronize,
     time_step,
     too_busy,
 )
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @settings(deadline=None)
@@ -62,11 +58,6 @@ def test_seconds_text(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 
-def test_no_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one step"):
-        Timing(())
-
-
 def test_time_step_counts_its_calls() -> None:
     calls = []
     timing = time_step(lambda: calls.append(1), device="cpu", warmup=2, repeats=5)
@@ -74,28 +65,16 @@ def test_time_step_counts_its_calls() -> None:
     assert len(timing.samples) == 5
 
 
-def test_time_step_tells_the_time() -> None:
-    timing = time_step(lambda: time.sleep(0.02), device="cpu", warmup=0, repeats=3)
-    assert all(0.02 <= sample < 2 for sample in timing.samples)
-
-
 @pytest.mark.parametrize(
     ("costs", "limit", "clocked"),
     [
-        (
-            [9.0, 1.0, 1.0, 1.0, 1.0, 1.0],
-            11.5,
-            [1.0],
-        ),  # the warm-up counts: 9 + 1, one more, and no time left
-        ([1.0] * 6, 5.5, [1.0, 1.0, 1.0]),
+        # the warm-up counts: 9 + 1, one more, and no time left
+        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], 11.5, [1.0]),
         ([1.0] * 6, 60.0, [1.0] * 4),
         ([3.0, 2.0, 1.0], 6.5, [2.0]),  # it ends in the warm-up: the last step is all there is
         ([7.0], 0.0, [7.0]),
-        (
-            [3.0, 0.125, 0.125, 0.125, 0.125, 0.125],
-            4.0,
-            [0.125] * 4,
-        ),  # a slow first step says nothing of the others
+        # a slow first step says nothing of the others
+        ([3.0, 0.125, 0.125, 0.125, 0.125, 0.125], 4.0, [0.125] * 4),
     ],
 )
 def test_max_seconds_is_a_limit_for_all_steps(
@@ -125,19 +104,9 @@ def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(
     assert events == 3 * ["wait", "clock", "step", "wait", "clock"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"step": 3}, TypeError, "pass the function itself"),
-        ({"repeats": 0}, ValueError, "at least 1 clocked step"),
-        ({"warmup": -1}, ValueError, "0 or more"),
-    ],
-)
-def test_time_step_refuses(
-    arguments: dict[str, object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        time_step(**{"step": lambda: None, "device": "cpu", **arguments})  # type: ignore[arg-type]
+def test_time_step_refuses_what_a_step_returned() -> None:
+    with pytest.raises(TypeError, match="pass the function itself"):
+        time_step(3, device="cpu")  # type: ignore[arg-type]
 
 
 def test_step_timer_gives_each_step_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,21 +128,6 @@ def test_step_timer_refuses_misuse() -> None:
         timer.start()
     timer.stop()
     assert len(timer.seconds()) == 1
-
-
-def test_step_timer_costs_microseconds() -> None:
-    timer = StepTimer("cpu")
-    rounds = 2000
-    costs = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(rounds):
-            timer.start()
-            timer.stop()
-        costs.append((time.perf_counter() - start) / rounds)
-    assert (
-        statistics.median(costs) < 50e-6
-    )  # 1 % of a step of 5 ms, the smallest in the course; 2 µs seen
 
 
 class FakeEvent:
@@ -225,33 +179,6 @@ def test_step_timer_lets_a_gpu_fall_behind_by_so_many_steps(
     assert FakeEvent.waited_for == [14, 28]
 
 
-def test_step_timer_waits_at_each_mark_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[object] = []
-    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
-    timer = StepTimer("mps")
-    timer.start()
-    timer.stop()
-    assert len(waits) == 2
-
-
-def test_a_cpu_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "synchronize", pytest.fail)
-    synchronize("cpu")
-
-
-@needs_cuda
-def test_events_and_synchronised_clock_agree_on_cuda() -> None:
-    x = torch.randn(4096, 4096, device="cuda")
-    timer = StepTimer("cuda")
-    for _ in range(23):
-        timer.start()
-        x @ x
-        timer.stop()
-    by_events = statistics.median(timer.seconds()[3:])
-    by_clock = time_step(lambda: x @ x, device="cuda").median
-    assert by_events == pytest.approx(by_clock, rel=0.2)
-
-
 class FakeMachine:
     """A clock and the kernel's counts, both of which a test moves."""
 
@@ -276,19 +203,6 @@ def test_the_share_is_that_of_the_thread_that_waited_longest(
     with wait:
         machine.pass_time(2.0, main=0.1)
     assert wait.share == pytest.approx(1.6 / 4)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "waited", "share"),
-    [(-3.0, 0.5, None), (0.0, 0.5, None), (0.5, 3.0, 1.0), (1.0, -2.0, 0.0)],
-)
-def test_a_share_is_one_whatever_the_clock_does(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, waited: float, share: float | None
-) -> None:
-    machine, wait = FakeMachine(monkeypatch), CpuWait()
-    with wait:
-        machine.pass_time(seconds, main=waited)
-    assert wait.share == share
 
 
 def test_a_system_that_does_not_count_is_unknown_and_not_busy(

@@ -30,8 +30,3 @@ def test_small_dots_keep_their_colours_next_to_much_text():
             spot = x, before.height - y
             drawn, stored = (image.convert("RGB").getpixel(spot) for image in (before, after))
             assert max(abs(a - b) for a, b in zip(drawn, stored, strict=True)) < 25
-
-
-def test_axes_come_as_subplots_gives_them():
-    _, axes = new_figure(4, 2, columns=3, alt="A line.")
-    assert len(axes) == 3

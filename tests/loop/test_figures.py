@@ -5,12 +5,6 @@ from matplotlib.figure import Figure
 
 from amp_course.kit.memory import StepMemory
 from amp_course.loop import figures as f
-from amp_course.loop.train import RunRecord
-
-
-def record(recipe, seconds):
-    n = len(seconds)
-    return RunRecord(recipe, "cpu", (1.0,) * n, (1.0,) * n, (), tuple(seconds), 2, None, True)
 
 
 def test_fooled_bars_reach_from_one_to_the_ratio():
@@ -30,11 +24,3 @@ def test_scale_marks_the_skipped_steps():
     axis = f.scale_figure([8.0, 4.0, 4.0], [0]).axes[0]
     assert list(axis.lines[1].get_xdata()) == [0] and list(axis.lines[1].get_ydata()) == [8.0]
     assert isinstance(f.scale_figure([8.0, 8.0], []), Figure)
-
-
-def test_no_figure_is_made_through_pyplot():
-    import sys
-
-    f.fooled_figure({"late": (2.0, 1.0)})
-    if "matplotlib.pyplot" in sys.modules:
-        assert not sys.modules["matplotlib.pyplot"].get_fignums()

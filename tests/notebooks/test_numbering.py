@@ -68,14 +68,8 @@ def headings(folder, number):
 @cache
 def sections(number):
     """The sections of a chapter: {1: "Four zones"}."""
-    return {
-        int(n): title
-        for n, title in (
-            re.findall(r"^(\d+)\. (.+)", one)[0]
-            for one in headings("notebooks", number)
-            if one not in UNNUMBERED
-        )
-    }
+    numbered = [one.split(". ", 1) for one in headings("notebooks", number)]
+    return {int(one[0]): one[1] for one in numbered if one[0] not in UNNUMBERED}
 
 
 @cache
@@ -85,11 +79,10 @@ def exercises(number):
 
 def numbers(first, rest):
     """All that a reference names: ("3", " to 6") → [3, 4, 5, 6]."""
+    words = re.sub(r"\b(and|or|to)\b", "", f"{first} {rest}".lower())
     found = [
-        WORDS.index(one.lower()) + 1 if one.isalpha() else int(one)
-        for one in re.findall(
-            r"\d+|[a-z]+", re.sub(r"\b(and|or|to)\b", "", f"{first} {rest}".lower())
-        )
+        WORDS.index(one) + 1 if one.isalpha() else int(one)
+        for one in re.findall(r"\d+|[a-z]+", words)
     ]
     if re.fullmatch(r"( to|–|-) ?\w+", rest):
         return list(range(found[0], found[1] + 1))
@@ -114,10 +107,8 @@ def written(path):
             if cell.cell_type == "code":
                 yield cell.id, cell.source
                 for output in cell.outputs:
-                    yield (
-                        cell.id,
-                        output.get("text", "") + output.get("data", {}).get("text/plain", ""),
-                    )
+                    shown = output.get("data", {}).get("text/plain", "")
+                    yield cell.id, output.get("text", "") + shown
 
 
 def own_chapter(path):
@@ -144,18 +135,10 @@ def references(path):
                 continue
             for number in numbers(match["first"], match["rest"]):
                 yield place, around, kind, own if named is None else int(named), number
-        if (
-            path.suffix == ".py"
-            and re.fullmatch(r"\d\d\.\d\d?", text)
-            and int(text[:2]) < len(CHAPTERS)
-        ):
-            yield (
-                place,
-                text,
-                "section",
-                int(text[:2]),
-                int(text[3:]),
-            )  # where a fault is taught: "07.3"
+        if path.suffix == ".py" and re.fullmatch(r"\d\d\.\d\d?", text):
+            chapter, section = map(int, text.split("."))
+            if chapter < len(CHAPTERS):
+                yield place, text, "section", chapter, section  # where a fault is taught: "07.3"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
@@ -168,24 +151,17 @@ def test_sections_are_numbered_from_1_on(chapter):
 def test_solutions_are_headed_by_the_numbers_and_titles_of_their_exercises(chapter):
     expected = [f"{number}. {title}" for number, title in exercises(chapter.number).items()]
     assert [int(one.split(".")[0]) for one in expected] == list(range(1, len(expected) + 1))
-    assert headings("solutions", chapter.number) in (
-        expected,
-        [] if len(expected) == 1 else expected,
-    )
+    assert headings("solutions", chapter.number) == (expected if len(expected) > 1 else [])
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
 def test_an_exercise_s_file_says_which_one_it_is(chapter):
     for exercise in chapter.exercises():
         path = ROOT / "amp_course" / chapter.word / "exercises" / f"{exercise.name}.py"
-        said = (
-            re.match(r'"""Exercise (\d+) of chapter (\d\d): ', path.read_text("utf-8"))
-            if path.exists()
-            else None
-        )
-        assert said is None or (int(said[1]), int(said[2])) == (exercise.number, chapter.number), (
-            path
-        )
+        text = path.read_text("utf-8") if path.exists() else ""
+        said = re.match(r'"""Exercise (\d+) of chapter (\d\d): ', text)
+        wanted = exercise.number, chapter.number
+        assert said is None or (int(said[1]), int(said[2])) == wanted, path
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

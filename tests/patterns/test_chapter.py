@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.kit.data import digits
-from amp_course.patterns import audit, load_checkpoint, save_checkpoint
+from amp_course.patterns import load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +51,13 @@ class Loop:
         return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
 
 
-def test_stepping_by_hand_is_found_with_its_numbers(batches: list) -> None:
-    loop = Loop()
-
-    def by_hand(x: Tensor, y: Tensor) -> None:
-        loop.backward(x, y)
-        loop.optimizer.step()
-        loop.optimizer.zero_grad()
-
-    report = audit(
-        by_hand, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler, batches=batches
-    )
-    assert report.names == ("still-scaled",)
-    assert report.findings[0].evidence["loss scales"] == "65536 and 16384"
-
-
 def test_scaled_gradients_have_norms_of_tens_of_thousands(batches: list) -> None:
     loop = Loop()
     loop.backward(*batches[0])
     assert 1e4 < loop.gradient().norm() < 1e5
 
 
-@pytest.mark.parametrize("exponent", range(0, 13, 2))
+@pytest.mark.parametrize("exponent", [0, 12])
 def test_clipping_while_scaled_leaves_max_norm_over_the_scale(batches: list, exponent: int) -> None:
     seen = {}
     for unscale in (True, False):
@@ -99,17 +84,14 @@ def test_the_sum_and_the_mean_of_means_are_off_and_weights_are_not(batches: list
         return loop.gradient()
 
     big = gradient((slice(0, 64), 1))
-    off = {
-        name: ((gradient((slice(0, 48), a), (slice(48, 64), b)) - big).norm() / big.norm()).item()
-        for name, (a, b) in {
-            "sum": (1, 1),
-            "means": (0.5, 0.5),
-            "weighed": (48 / 64, 16 / 64),
-        }.items()
-    }
-    assert 0.9 < off["sum"] < 1.3  # about twice the gradient
-    assert off["means"] > 0.2
-    assert off["weighed"] < 1e-5
+
+    def off(one: float, other: float) -> float:
+        parts = gradient((slice(0, 48), one), (slice(48, 64), other))
+        return ((parts - big).norm() / big.norm()).item()
+
+    assert 0.9 < off(1, 1) < 1.3  # about twice the gradient
+    assert off(0.5, 0.5) > 0.2
+    assert off(48 / 64, 16 / 64) < 1e-5
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -154,23 +136,15 @@ def test_without_the_scalers_state_steps_are_skipped_again(
 
     first = Loop(2.0**26)
     losses(first, 0, 20)
-    path = save_checkpoint(
-        tmp_path / "run.pt",
-        model=first.model,
-        optimizer=first.optimizer,
-        scaler=first.scaler,
-        step=20,
-    )
+    parts = {"model": first.model, "optimizer": first.optimizer, "scaler": first.scaler}
+    path = save_checkpoint(tmp_path / "run.pt", **parts, step=20)
     after = {}
     for kept in (True, False):
         loop = Loop(2.0**26)
-        load_checkpoint(
-            path, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler if kept else None
-        )
+        parts = {"model": loop.model, "optimizer": loop.optimizer}
+        load_checkpoint(path, **parts, scaler=loop.scaler if kept else None)
         after[kept] = losses(loop, 20, 40)
-    assert SKIPS[0] <= sum(a == after[False][0] for a in after[False]) - 1 <= SKIPS[1]
+    # the chapter says some seven; the exact number depends on the machine's rounding
+    assert 5 <= sum(a == after[False][0] for a in after[False]) - 1 <= 9
     assert after[True][1] != after[True][0]
     assert after[True][-1] < after[False][-1]
-
-
-SKIPS = (5, 9)  # the chapter says some seven; the exact number depends on the machine's rounding

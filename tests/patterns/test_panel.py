@@ -9,24 +9,9 @@ import re
 import pytest
 import torch
 
-from amp_course.patterns import audit
 from amp_course.patterns import panel as panel_module
 from amp_course.patterns.panel import OWN, PRESETS, LoopWorkbench
 from amp_course.patterns.workbench import Switches, build_loop, source_of
-
-FOUND = {  # what is said of each preset
-    "the right loop": (),
-    "clipped while scaled": ("clipped-while-scaled",),
-    "clipped in every micro-batch": ("clipped-while-scaled", "clipped-every-micro-batch"),
-    "not clipped": ("not-clipped",),
-    "sum instead of mean": ("sum-not-mean",),
-    "cleared in every micro-batch": ("cleared-every-micro-batch",),
-    "never cleared": ("never-cleared",),
-    "update() in every micro-batch": ("update-every-micro-batch",),
-    "update() forgotten": ("update-missing",),
-    "scheduler runs on": ("scheduler-ran-on",),
-    "three faults at once": ("clipped-while-scaled", "scheduler-ran-on"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,40 +33,16 @@ def shown_source(panel):
     return html.unescape("\n".join(kept)) + "\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_each_preset_is_found_out(panel, name):
-    panel.start.value = name
-    assert panel.audit.names == FOUND[name]
-    assert not panel.message or PRESETS[name].update != "once"
-    for fault in FOUND[name]:
-        assert fault in panel.html
-    assert ("✗" in panel.html) == bool(FOUND[name])
-
-
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ["the right loop", "three faults at once"])
 def test_the_loop_shown_is_the_loop_that_is_run(panel, name):
     panel.start.value = name
-    assert (
-        shown_source(panel)
-        == panel.source
-        == source_of(PRESETS[name])
-        == build_loop(PRESETS[name])[0]
-    )
-
-
-def test_the_audit_shown_is_that_of_a_fresh_run(panel):
-    panel.switches["divide"].value = False
-    _, step, objects = build_loop(Switches(divide=False))
-    fresh = audit(step, **objects)
-    assert panel.audit.findings[0].name == fresh.findings[0].name == "sum-not-mean"
-    for cause in (panel.audit.findings[0].cause, "not their mean"):
-        assert html.escape(cause) in panel.html
+    assert shown_source(panel) == panel.source == build_loop(PRESETS[name])[0]
 
 
 def test_mending_one_fault_brings_the_next_to_light(panel):
     panel.start.value = "three faults at once"
-    assert "sum-not-mean" not in panel.html
+    assert panel.audit.names == ("clipped-while-scaled", "scheduler-ran-on")
+    assert "✗ 2 faults: clipped-while-scaled, scheduler-ran-on" in panel.html
     panel.switches["clip"].value = "after unscale"
     assert panel.start.value == OWN
     assert panel.audit.names == ("sum-not-mean", "scheduler-ran-on")
@@ -89,9 +50,12 @@ def test_mending_one_fault_brings_the_next_to_light(panel):
     assert panel.start.value == "scheduler runs on"
     panel.switches["wait"].value = True
     assert panel.start.value == "the right loop" and not panel.audit.findings
+    assert "✗" not in panel.html
 
 
 def test_choosing_ones_own_changes_nothing(panel):
+    assert list(panel.switches) == list(Switches.CHOICES)
+    assert all(control.label and control.tip for control in panel.controls())
     panel.start.value = "not clipped"
     before = panel.html
     panel.start.value = OWN
@@ -103,14 +67,6 @@ def test_a_switch_without_effect_is_disabled_and_says_so(panel):
     assert panel.switches["wait"].disabled and "has no effect" in panel.message
     panel.switches["update"].value = "once"
     assert not panel.switches["wait"].disabled and not panel.message
-
-
-def test_each_setting_is_run_once(panel, monkeypatch):
-    panel.start.value = "never cleared"
-    panel.start.value = "the right loop"
-    monkeypatch.setattr(panel_module, "run_audit", lambda _: pytest.fail("audited again"))
-    panel.start.value = "never cleared"
-    assert panel.audit.names == ("never-cleared",)
 
 
 def test_a_loop_that_cannot_be_audited_gets_a_message_and_the_view_stays(panel, monkeypatch):
@@ -137,15 +93,16 @@ def test_every_loop_is_recorded():
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_recorded_for_a_page_shows_the_same(panel, monkeypatch, every):
     everything = panel_module._all_switches()
+    names = list(PRESETS) if every else list(PRESETS)[::4]
     if not every:
-        monkeypatch.setattr(panel_module, "_all_switches", lambda: [*PRESETS.values()])
+        monkeypatch.setattr(panel_module, "_all_switches", lambda: [PRESETS[one] for one in names])
     text = json.dumps(LoopWorkbench.record(), separators=(",", ":"))
     assert len(text) < 200_000
     live = LoopWorkbench.of(json.loads(text))
 
     def shown(one):
-        for preset in PRESETS:
-            one.start.value = preset
+        for name in names:
+            one.start.value = name
             yield one.html, one.message, one.audit.names
         for switches in everything if every else ():
             for name, menu in one.switches.items():
@@ -155,7 +112,7 @@ def test_what_is_recorded_for_a_page_shows_the_same(panel, monkeypatch, every):
     expected = [*shown(panel)]
     monkeypatch.setattr(panel_module, "run_audit", lambda _: pytest.fail("this has no torch"))
     assert [*shown(live)] == expected
-    assert len({view for view, _, _ in expected}) == (96 if every else len(PRESETS))
+    assert len({view for view, _, _ in expected}) == (96 if every else len(names))
 
 
 def test_threads_and_random_stream_are_left_alone(panel):
@@ -163,9 +120,3 @@ def test_threads_and_random_stream_are_left_alone(panel):
     panel._audits.clear()
     panel.start.value = "not clipped"
     assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
-
-
-def test_every_switch_of_the_workbench_has_a_menu_with_name_and_explanation(panel):
-    assert list(panel.switches) == list(Switches.CHOICES)
-    for control in (panel.start, *panel.switches.values()):
-        assert control.label and control.tip

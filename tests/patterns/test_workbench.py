@@ -23,24 +23,21 @@ FINDINGS = {
 
 
 DEFAULT = Switches()
-ALL = [
-    Switches(*choices)
-    for choices in itertools.product(*Switches.CHOICES.values())
-    if sum(
-        choice != getattr(DEFAULT, name)
-        for name, choice in zip(Switches.CHOICES, choices, strict=True)
-    )
-    <= 2
-]
+
+
+def changed(switches: Switches) -> list[str]:
+    """Return the choices that are not the default."""
+    chosen = {name: getattr(switches, name) for name in Switches.CHOICES}
+    return [f"{name} {one}" for name, one in chosen.items() if one != getattr(DEFAULT, name)]
+
+
+EVERY = [Switches(*choices) for choices in itertools.product(*Switches.CHOICES.values())]
+ALL = [switches for switches in EVERY if len(changed(switches)) <= 2]
 
 
 def key(switches: Switches) -> str:
     """Return a loop's name in the record: its choices that are not the default."""
-    chosen = {name: getattr(switches, name) for name in Switches.CHOICES}
-    told = [
-        f"{name} {choice}" for name, choice in chosen.items() if choice != getattr(DEFAULT, name)
-    ]
-    return f"workbench/{', '.join(told) or 'right'}"
+    return f"workbench/{', '.join(changed(switches)) or 'right'}"
 
 
 def judged(switches: Switches) -> Report:

@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from PIL import Image
 
 from amp_course.bits import BF16, FORMATS, FP8_E4M3, FP16
-from amp_course.positions.panel import CollisionExplorer, base_number, whole_number
+from amp_course.positions.panel import CollisionExplorer
 from amp_course.positions.panel_html import collision_view, id_text, map_uri
 from amp_course.positions.sharing import share
 
@@ -27,23 +27,20 @@ def text_of(panel):
 
 
 def test_it_opens_on_bf16_with_512_tokens(panel):
-    assert "385 ids for 512 tokens" in text_of(panel)
-    assert "first collision at token 257" in text_of(
-        panel
-    ) and "at most 3 tokens share one id" in text_of(panel)
+    said = text_of(panel)
+    for words in ("385 ids for 512 tokens", "first collision at token 257", "at most 3 tokens"):
+        assert words in said
 
 
 def test_controls_change_the_view(panel):
     panel.format.value = FP16
-    assert "512 ids for 512 tokens" in text_of(
-        panel
-    ) and "the first would be at token 2,049" in text_of(panel)
-    assert "the maps are equal" in text_of(panel)
+    said = text_of(panel)
+    for words in ("512 ids for 512 tokens", "would be at token 2,049", "the maps are equal"):
+        assert words in said
     panel.length.value = "2^17"
-    assert "7,169 ids for 131,072 tokens" in text_of(
-        panel
-    ) and "inf from token 65,520 on" in text_of(panel)
-    assert "Grey: an id is inf" in text_of(panel)
+    said = text_of(panel)
+    for words in ("7,169 ids for 131,072 tokens", "inf from token 65,520 on", "Grey: an id is"):
+        assert words in said
     panel.format.value, panel.length.value = BF16, "1000"
     before = panel.html
     panel.base.value = "500"
@@ -70,19 +67,13 @@ def test_half_and_double(panel):
     ("typed", "words"),
     [
         ("-5", "too small for a context length: type 1 or more"),
-        ("0", "too small"),
         ("1000.5", "tokens come in whole numbers. Type 1000, for example"),
-        ("1/3", "whole numbers"),
         ("many", "type a number such as 4096"),
         ("", "The field is empty"),
         ("nan", "is not a context length"),
-        ("-inf", "is not a context length"),
         ("1e999", "too large for a context length"),
-        ("2^99999", "is not a context length"),
         ("9" * 400, "is not a context length"),
         ("1099511627777", "type 1099511627776 or less"),
-        ("0x40", "is not a context length"),
-        ("<b>512</b>", "&lt;b&gt;512"),
     ],
 )
 def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
@@ -95,10 +86,7 @@ def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
 
 
 @pytest.mark.parametrize("field", ["length", "head_size"])
-@pytest.mark.parametrize(
-    "typed",
-    ["1/2", "2^-1", "0.5", "1/3", "-2.5", "1000.5", "99999999999999.5", "63.5", "1e-300", "1e3.5"],
-)
+@pytest.mark.parametrize("typed", ["1/2", "-2.5", "99999999999999.5", "63.5", "1e3.5"])
 def test_the_number_that_a_hint_suggests_is_accepted(panel, field, typed):
     control = getattr(panel, field)
     control.value = typed
@@ -112,9 +100,7 @@ def test_the_number_that_a_hint_suggests_is_accepted(panel, field, typed):
     ("typed", "words"),
     [
         ("63", "RoPE needs an even head size"),
-        ("64.5", "whole numbers"),
         ("0", "too small"),
-        ("-64", "too small"),
         ("100000", "1024 or less"),
         ("wide", "is not a head size"),
     ],
@@ -124,76 +110,32 @@ def test_bad_head_sizes_are_told(panel, typed, words):
     assert words in panel.message and panel.shown.head_size == 64
 
 
-EVIL = "<img src=x onerror=alert(1)>"
-
-
-@pytest.mark.parametrize("field", ["length", "base", "head_size"])
-def test_typed_markup_stays_text(panel, field):
-    for typed in (EVIL, "512" + EVIL, "2^" + EVIL):
-        getattr(panel, field).value = typed
-        assert "<img" not in panel.message and "&lt;img" in panel.message
-        assert "onerror" not in panel.html
-
-
-def test_a_format_s_name_is_text_and_never_markup():
-    html = collision_view(share(FP16.renamed(EVIL), 70_000))
-    assert "<img src=x" not in html and "&lt;img src=x" in html
-
-
-@pytest.mark.parametrize("typed", ["1", "0", "-3", "inf", "", "1e13", "base"])
-def test_bad_bases_are_told(panel, typed):
-    panel.base.value = typed
-    assert "base" in panel.message and panel.shown.base == 10_000
-
-
-def test_what_is_typed_is_read_exactly():
-    assert (
-        whole_number(" 2^12 ", "a context length", "", 1, 2**40)
-        == whole_number("4,096", "a base", "", 1, 5000)
-        == 4096
-    )
-    assert base_number("5e5") == 500_000.0 and base_number("1.5") == 1.5
+def test_bad_bases_are_told(panel):
+    for typed in ("1", "inf", "", "1e13", "base"):
+        panel.base.value = typed
+        assert "base" in panel.message and panel.shown.base == 10_000
+    panel.base.value = "5e5"
+    assert panel.message == "" and panel.shown.base == 500_000
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-@pytest.mark.parametrize("n", [1, 2, 49, 500, 70_000, 2**40])
-def test_every_format_has_a_view_and_markup_that_closes(fmt, n):
-    html = collision_view(share(fmt, n))
-    for tag in ("div", "span", "svg", "figure", "g", "b"):
-        assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), tag
+def test_every_format_has_a_view_and_markup_that_closes(fmt):
+    for n in (1, 500, 2**40):
+        html = collision_view(share(fmt, n))
+        for tag in ("div", "span", "svg", "figure", "g", "b"):
+            assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), (n, tag)
 
 
-def test_maps_are_small_pictures_of_the_numbers():
-    values = [[1.0, 0.2], [float("nan"), 0.0]]
-    with Image.open(io.BytesIO(base64.b64decode(map_uri(values, 0.0).split(",")[1]))) as image:
-        pixels = image.convert("RGB")
-        bright, middle, grey, dark = (
-            pixels.getpixel(at) for at in ((0, 0), (1, 0), (0, 1), (1, 1))
-        )
-    assert grey == (150, 150, 150) and sum(bright) > sum(middle) > sum(dark)
-    assert (bright, dark) == ((253, 231, 37), (68, 1, 84))  # the ends of viridis
-
-
-def test_the_colours_are_nearly_those_of_viridis():
-    values = [[place / 254 for place in range(255)]] * 255
-    with Image.open(io.BytesIO(base64.b64decode(map_uri(values, 0.0).split(",")[1]))) as image:
-        drawn = np.asarray(image.convert("RGB"))[0]
+def test_maps_are_small_pictures_in_nearly_the_colours_of_viridis():
+    row = [place / 254 for place in range(255)]
+    uri = map_uri([row] * 254 + [[float("nan")] * 255], 0.0)
+    with Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))) as image:
+        drawn = np.asarray(image.convert("RGB")).astype(int)
     right = colormaps["viridis"](np.linspace(0, 1, 255))[:, :3] * 255
-    assert abs(drawn - right).max() < 18
+    assert abs(drawn[0] - right).max() < 18
+    assert (drawn[-1] == 150).all()  # grey
 
 
 def test_ids_are_written_as_people_do():
     assert [id_text(value) for value in (4096.0, 7.5, float("inf"))] == ["4,096", "7.5", "inf"]
     assert "from token" not in re.sub("<[^>]+>", "", collision_view(share(FP8_E4M3, 600)))
-
-
-def test_controls_have_names_and_explanations(panel):
-    for control in (
-        panel.format,
-        panel.length,
-        panel.halve,
-        panel.double,
-        panel.base,
-        panel.head_size,
-    ):
-        assert control.label and control.tip

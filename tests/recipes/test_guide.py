@@ -10,7 +10,7 @@ import pytest
 
 from amp_course.recipes.figures import guide_figure
 from amp_course.recipes.guide import HARDWARE, LEAVES, MODELS, SYMPTOMS, Leaf, recommend
-from amp_course.recipes.training import ALL, O1
+from amp_course.recipes.training import ALL
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LABELS = {recipe.label for recipe in ALL}
@@ -30,14 +30,8 @@ def headings(notebook: str) -> list[str]:
 @pytest.mark.parametrize(
     "leaf", LEAVES, ids=lambda leaf: f"{leaf.hardware}-{leaf.model}-{leaf.symptom}"
 )
-def test_each_leaf_is_backed_by_a_section_that_is_there(leaf: Leaf) -> None:
+def test_each_leaf_is_a_recipe_backed_by_a_section_that_is_there(leaf: Leaf) -> None:
     assert leaf.section in headings(leaf.notebook)
-
-
-@pytest.mark.parametrize(
-    "leaf", LEAVES, ids=lambda leaf: f"{leaf.hardware}-{leaf.model}-{leaf.symptom}"
-)
-def test_each_leaf_is_a_recipe_for_words_that_there_are(leaf: Leaf) -> None:
     assert leaf.build().name == leaf.recipe in {recipe.name for recipe in ALL}
     assert leaf.hardware in HARDWARE and leaf.model in MODELS and leaf.symptom in {"any", *SYMPTOMS}
     assert leaf.why.endswith(".") and not leaf.advice.endswith(".")
@@ -49,30 +43,14 @@ def test_every_case_has_a_leaf_and_every_leaf_a_case() -> None:
 
 
 def test_hardware_without_a_format_is_never_sent_there() -> None:
-    """A GPU without bf16 gets no bf16 recipe, and a CPU that emulates all gets none at all."""
+    """A GPU without bf16 gets no bf16 recipe, and a CPU that emulates all gets none at all;
+    and nobody is sent to a recipe that dies.
+    """
     for case in itertools.product(HARDWARE, MODELS, SYMPTOMS):
         recipe = recommend(*case).recipe
-        if case[0] == "cpu":
-            assert recipe == "o0"
-        if case[0] == "fp16_gpu":
-            assert "bf16" not in recipe
-        if case[0] == "cpu_bf16":
-            assert recipe == "amp_bf16"
-
-
-def test_no_case_ends_in_a_recipe_that_dies() -> None:
-    assert not {
-        recommend(*case).recipe for case in itertools.product(HARDWARE, MODELS, SYMPTOMS)
-    } & {"o3", "half_bn32"}
-
-
-def test_what_the_guide_says_of_some_cases() -> None:
-    assert recommend("fp16_gpu").build() == O1()
-    assert recommend("fp16_gpu", "any", "stalls").recipe == "o2"
-    assert recommend("bf16_gpu").recipe == "amp_bf16"
-    assert recommend("bf16_gpu", "large").recipe == "pure_bf16_sr"
-    assert recommend("bf16_gpu", "any", "coarse").chapter == "01 § 5"
-    assert recommend("cpu").chapter == "00 § 2"
+        only = {"cpu": "o0", "cpu_bf16": "amp_bf16"}.get(case[0], recipe)
+        assert recipe == only and recipe not in ("o3", "half_bn32")
+        assert case[0] != "fp16_gpu" or "bf16" not in recipe
 
 
 @pytest.mark.parametrize(

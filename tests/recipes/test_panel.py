@@ -2,7 +2,6 @@
 and it never throws.
 """
 
-import itertools
 import json
 import re
 from dataclasses import fields
@@ -11,9 +10,8 @@ import pytest
 import torch
 
 from amp_course.kit.memory import bytes_text
-from amp_course.recipes import ALL, O0, O2, O3, PURE_BF16, find, measure
+from amp_course.recipes import ALL, O3, find, measure
 from amp_course.recipes import panel as panel_module
-from amp_course.recipes.measuring import reach
 from amp_course.recipes.panel import RecipeExplorer, _loss
 from amp_course.underflow.panel_html import percent
 
@@ -25,12 +23,8 @@ def made():
 
 @pytest.fixture
 def panel(made):
-    made.optimizer.value, made.rate.value, made.net.value, made.size.value = (
-        "Adam",
-        1e-3,
-        "DigitsResNet",
-        10**9,
-    )
+    made.optimizer.value, made.rate.value = "Adam", 1e-3
+    made.net.value, made.size.value = "DigitsResNet", 10**9
     made.recipe.value = "o0"
     made.recipe.value = "o2"
     return made
@@ -38,16 +32,17 @@ def panel(made):
 
 def cells(panel, first):
     """Return the texts of a row of the table, found by how its first cell begins."""
-    rows = re.findall(r"<tr>(.*?)</tr>", panel.html, flags=re.S)
-    texts = [
-        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-        for row in rows
-    ]
-    return next(row[1:] for row in texts if row and row[0].startswith(first))
+    for row in re.findall(r"<tr>(.*?)</tr>", panel.html):
+        texts = [re.sub(r"<[^>]+>", "", cell).strip() for cell in row.split("</td>")]
+        if texts[0].startswith(first):
+            return texts[1:-1]
+    raise LookupError(first)
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in ALL])
-@pytest.mark.parametrize("net", ["DigitsResNet", "CharGPT", "SimpleNet"])
+@pytest.mark.parametrize(
+    ("name", "net"),
+    [*((recipe.name, "DigitsResNet") for recipe in ALL), ("o2", "CharGPT"), ("o1", "SimpleNet")],
+)
 def test_what_is_shown_is_what_a_step_holds(panel, name, net):
     panel.net.value, panel.recipe.value = net, name
     row = measure(find(name), *panel._nets[net], loss_fn=_loss, make_optimizer=torch.optim.Adam)
@@ -59,10 +54,8 @@ def test_what_is_shown_is_what_a_step_holds(panel, name, net):
     assert cells(panel, "batch norm statistics")[0] == (" ".join(row.batch_norm) or "–")
     assert cells(panel, "together")[1:] == [f"{row.bytes_per_parameter:.1f}", "16.0"]
     assert cells(panel, "loss scale")[1] == row.scaling
-    assert cells(panel, "1 billion parameters")[1:] == [
-        bytes_text(1e9 * row.bytes_per_parameter),
-        bytes_text(16e9),
-    ]
+    large = [bytes_text(1e9 * each) for each in (row.bytes_per_parameter, 16)]
+    assert cells(panel, "1 billion parameters")[1:] == large
 
 
 @pytest.mark.parametrize("optimizer, each", [("SGD", 8), ("SGD with momentum", 12), ("Adam", 16)])
@@ -75,35 +68,20 @@ def test_fp32_keeps_what_one_can_count_by_hand(panel, optimizer, each):
 def test_an_option_that_a_recipe_lacks_is_disabled(panel):
     for recipe in ALL:
         panel.recipe.value = recipe.name
-        own = {field.name for field in fields(recipe)}
-        assert {name for name, menu in panel.options.items() if not menu.disabled} == own & set(
-            panel.options
-        )
+        own = {field.name for field in fields(recipe)} & set(panel.options)
+        assert {name for name, menu in panel.options.items() if not menu.disabled} == own
         assert panel.chosen == recipe  # its own defaults
-        for name in own & set(panel.options):
+        for name in own:
             assert panel.options[name].value == getattr(recipe, name)
 
 
-def test_every_choice_of_every_option_is_measured(panel):
-    for recipe in ALL:
-        panel.recipe.value = recipe.name
-        for name, menu in panel.options.items():
-            for value in () if menu.disabled else menu.options:
-                menu.value = value
-                assert getattr(panel.chosen, name) == value
-                assert "Nothing changed" not in panel.message
-                assert panel.measured.name == recipe.name
-
-
 def test_without_masters_adam_in_fp16_dies_at_the_first_step_and_bf16_lives(panel):
-    assert (
-        panel.reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"
-    )  # batch norm has none
+    # batch norm has no masters
+    assert panel.reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"
     panel.options["master_weights"].value = False
     assert panel.reach.broken > 0 and "this training is over" in panel.html
-    assert (
-        panel.reach.weights + panel.reach.broken <= 1
-    )  # a weight that is NaN has not arrived anywhere
+    # a weight that is NaN has not arrived anywhere
+    assert panel.reach.weights + panel.reach.broken <= 1
     assert panel.measured.bytes_per_parameter < 9
     panel.options["dtype"].value = torch.bfloat16
     assert panel.reach.broken == 0 and "this training is over" not in panel.html
@@ -137,17 +115,6 @@ def test_reach_is_what_one_sees_by_hand(panel):
     assert panel.reach.masters is None and panel.reach.skipped == 0
 
 
-def test_reach_waits_for_a_step_that_counts_and_gives_up_in_the_end(panel):
-    model, x, y = panel._nets["DigitsResNet"]
-    kind = type(O2())
-    skipping = reach(
-        kind(loss_scale="dynamic"), model, x, y, loss_fn=lambda o, t: _loss(o, t) * 2.0**8
-    )
-    assert skipping.skipped > 0 and skipping.masters > 0.9
-    with pytest.raises(RuntimeError, match="skipped the first 30 steps"):
-        reach(O2(), model, x, y, loss_fn=lambda o, t: _loss(o, t) * float("inf"))
-
-
 def test_nothing_of_the_net_or_the_readers_settings_changes(panel):
     model = panel._nets["DigitsResNet"][0]
     before = [parameter.clone() for parameter in model.parameters()]
@@ -179,50 +146,51 @@ def test_what_cannot_be_measured_gets_a_message_and_the_view_stays(panel, monkey
     panel._reached.pop((O3(), "DigitsResNet", "Adam", 1e-3), None)
     before = panel.html
     panel.recipe.value = "o3"
-    assert (
-        "Nothing changed.</b> &lt;i&gt;no&lt;/i&gt; step" in panel.message and panel.html == before
-    )
+    assert "Nothing changed.</b> &lt;i&gt;no&lt;/i&gt; step" in panel.message
+    assert panel.html == before
     panel.recipe.value = "o2"
     assert not panel.message
 
 
-@pytest.fixture
-def live(monkeypatch):
+@pytest.fixture(scope="module")
+def live():
     """The panel of a part of what is recorded for the book: all of it takes half a minute."""
-    nets = {name: panel_module._NETS[name] for name in ("DigitsResNet", "SimpleNet")}
-    adam = {"Adam": panel_module._OPTIMIZERS["Adam"]}
-    monkeypatch.setattr(panel_module, "_NETS", nets)
-    monkeypatch.setattr(panel_module, "_OPTIMIZERS", adam)
-    monkeypatch.setattr(panel_module, "_RATES", (1e-3, 1e-5))
-    text = json.dumps(RecipeExplorer.record(), separators=(",", ":"))
-    assert len(text) < 20_000
-    for name in ("measure", "reach"):
-        monkeypatch.setattr(panel_module, name, lambda *_, **__: pytest.fail("this has no torch"))
-    return RecipeExplorer.of(json.loads(text))
+    adam, net = panel_module._OPTIMIZERS["Adam"], panel_module._NETS["DigitsResNet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panel_module, "_NETS", {"DigitsResNet": net})
+        patch.setattr(panel_module, "_OPTIMIZERS", {"Adam": adam})
+        patch.setattr(panel_module, "_RATES", (1e-3, 1e-5))
+        text = json.dumps(RecipeExplorer.record(), separators=(",", ":"))
+        return RecipeExplorer.of(json.loads(text))
 
 
 def test_what_is_recorded_for_a_page_shows_the_same(panel, live, monkeypatch):
     def choose(one):
         """Yield what is shown of each recipe, and of each with one other option."""
-        for net, rate, recipe in itertools.product(
-            live.net.options, live.rate.options, live.recipe.options
-        ):
-            one.net.value, one.rate.value, one.recipe.value = net, rate, recipe
+        one.rate.value = 1e-5
+        yield one.html, one.message
+        one.rate.value = 1e-3
+        for recipe in live.recipe.options:
+            one.recipe.value = recipe
             yield one.html, one.message
-            for menu in () if rate == 1e-5 else one.options.values():
+            for menu in one.options.values():
                 own = menu.value
                 for value in menu.options:
                     menu.value = value
                     yield one.html, one.message
                 menu.value = own
 
-    shown = [*choose(live)]
-    monkeypatch.undo()
-    assert shown == [*choose(panel)] and len(set(shown)) > 50
+    with monkeypatch.context() as without_torch:
+        for name in ("measure", "reach"):
+            without_torch.setattr(panel_module, name, lambda *_, **__: pytest.fail("no torch"))
+        shown = [*choose(live)]
+    assert shown == [*choose(panel)] and len(set(shown)) > 20
     assert not any("Nothing changed" in message for _, message in shown)
 
 
 def test_what_was_not_recorded_is_said_and_the_view_stays(live):
+    live.recipe.value = "o0"
+    live.recipe.value = "o2"
     live.options["dtype"].value = torch.bfloat16
     before, size = live.html, live.size.options[0]
     live.options["loss_scale"].value = None
@@ -238,20 +206,3 @@ def test_says_where_an_option_has_nothing_to_act_on(panel):
     assert "CharGPT has no batch norm" in panel.message
     panel.recipe.value = "o1"
     assert not panel.message
-
-
-def test_controls_have_names_and_explanations(panel):
-    for control in (
-        panel.recipe,
-        panel.net,
-        panel.optimizer,
-        panel.rate,
-        panel.size,
-        *panel.options.values(),
-    ):
-        assert control.label and control.tip
-
-
-def test_recipes_that_are_compared_are_those_of_the_chapter(panel):
-    assert panel.recipe.options == [recipe.name for recipe in ALL]
-    assert {O0().name, PURE_BF16().name} <= set(panel.recipe.options)

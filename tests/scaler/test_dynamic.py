@@ -5,7 +5,6 @@ and misuse.
 import copy
 import inspect
 import math
-import pickle
 import warnings
 
 import pytest
@@ -14,20 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from amp_course.scaler.dynamic import DynamicScaler, Stage
+from amp_course.scaler.dynamic import DynamicScaler
 
-SCHEDULES = 600
 NUMBERS = st.one_of(
     st.floats(-4, 4, width=32),
     st.sampled_from([0.0, -0.0, 1e-30, 1e-45, 3e38, math.inf, -math.inf, math.nan]),
 )
+GRADIENT = st.lists(NUMBERS, min_size=3, max_size=3)
 ACTIONS = st.one_of(
-    st.tuples(
-        st.just("backward"), st.sampled_from([0, 1]), st.lists(NUMBERS, min_size=3, max_size=3)
-    ),
-    st.tuples(st.sampled_from(["unscale", "step", "clip", "zero"]), st.sampled_from([0, 1])),
+    st.tuples(st.just("backward"), st.sampled_from([0, 1]), GRADIENT),
+    st.tuples(st.sampled_from(["unscale_", "step", "clip", "zero"]), st.sampled_from([0, 1])),
     st.tuples(st.just("update")),
-    st.tuples(st.just("update to"), st.sampled_from([1.0, 0.25, 2.0**20, 3e38])),
+    st.tuples(st.just("update"), st.sampled_from([1.0, 0.25, 2.0**20, 3e38])),
     st.tuples(st.just("set_growth_factor"), st.sampled_from([2.0, 1.1, 4.0])),
     st.tuples(st.just("set_backoff_factor"), st.sampled_from([0.5, 0.3, 0.25])),
     st.tuples(st.just("set_growth_interval"), st.integers(1, 4)),
@@ -43,11 +40,9 @@ def schedules(draw):
         if draw(st.booleans()):
             for _ in range(draw(st.integers(1, 2))):  # accumulation
                 for one in (0, 1):
-                    actions.append(
-                        ("backward", one, draw(st.lists(NUMBERS, min_size=3, max_size=3)))
-                    )
+                    actions.append(("backward", one, draw(GRADIENT)))
             if draw(st.booleans()):
-                actions += [("unscale", 0), ("clip", 0)]
+                actions += [("unscale_", 0), ("clip", 0)]
             actions += [("step", 0), ("step", 1), ("update",), ("zero", 0), ("zero", 1)]
         else:
             actions += draw(st.lists(ACTIONS, max_size=5))
@@ -87,23 +82,17 @@ class Side:
     def act(self, action, *details):
         """Do one thing; return the name of what was raised, or None."""
         try:
-            if action == "backward":
-                one, gradient = details
-                self.scaler.scale((self.weights[one] * torch.tensor(gradient)).sum()).backward()
-            elif action == "unscale":
-                self.scaler.unscale_(self.optimizers[details[0]])
-            elif action == "step":
-                self.scaler.step(self.optimizers[details[0]])
-            elif action == "clip":
-                nn.utils.clip_grad_norm_(self.weights[details[0]], 0.5)
-            elif action == "zero":
-                self.optimizers[details[0]].zero_grad()
-            elif action == "update":
-                self.scaler.update()
-            elif action == "update to":
-                self.scaler.update(details[0])
-            elif action.startswith("set_"):
-                getattr(self.scaler, action)(*details)
+            match action, *details:
+                case "backward", one, gradient:
+                    self.scaler.scale((self.weights[one] * torch.tensor(gradient)).sum()).backward()
+                case "unscale_" | "step", one:
+                    getattr(self.scaler, action)(self.optimizers[one])
+                case "clip", one:
+                    nn.utils.clip_grad_norm_(self.weights[one], 0.5)
+                case "zero", one:
+                    self.optimizers[one].zero_grad()
+                case _:
+                    getattr(self.scaler, action)(*details)
         except Exception as error:
             return type(error).__name__
         return None
@@ -154,6 +143,7 @@ def test_with_enabled_false_both_still_step_and_do_nothing_else():
         scaler.unscale_(optimizer)
         scaler.step(optimizer)  # unchecked: inf reaches the weights
         scaler.update()
+        scaler.load_state_dict({"nonsense": 1})
         weights.append(weight.tolist())
     assert weights[0] == weights[1] == [0.0, -math.inf]
 
@@ -170,9 +160,8 @@ def test_at_a_scale_of_0_both_write_nan_into_the_weights():
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        assert (
-            scaler.get_scale() == 0 and weight.tolist() == [1.0] * 3
-        )  # 2^16 · 2^-166 = 2^-150, and the tie goes to even
+        # 2^16 · 2^-166 = 2^-150, and the tie goes to even
+        assert scaler.get_scale() == 0 and weight.tolist() == [1.0] * 3
         scaler.scale(weight.sum()).backward()
         assert weight.grad.tolist() == [0.0] * 3
         scaler.step(optimizer)
@@ -193,38 +182,23 @@ def test_gradients_of_several_dtypes_are_unscaled_in_one_step():
     assert found[0] == found[1] == [[0.5, 0.5]] * 3
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))]
-)
-def test_a_copy_goes_on_where_the_scaler_is(copied):
+def test_a_copy_goes_on_where_the_scaler_is():
     scaler, optimizer, weight = ready()
     scaler.step(optimizer)
     scaler.update(32.0)
-    twin = copied(scaler)
+    twin = copy.deepcopy(scaler)
     weight.grad = torch.tensor([math.inf])
     scaler.step(optimizer)
     scaler.update()
-    assert (scaler.get_scale(), twin.get_scale(), twin.state_dict()["growth_interval"]) == (
-        16.0,
-        32.0,
-        2000,
-    )
+    assert (scaler.get_scale(), twin.get_scale()) == (16.0, 32.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("growth_factor", 1.0),
-        ("backoff_factor", 1.0),
-        ("growth_interval", 0),
-        ("growth_interval", 2.5),
-    ],
-)
-def test_a_setter_refuses_what_the_constructor_refuses(name, bad):
+def test_a_setter_refuses_what_the_constructor_refuses():
     scaler = DynamicScaler("cpu")
     before = scaler.state_dict()
-    with pytest.raises(ValueError, match=f"{name} is"):
-        getattr(scaler, f"set_{name}")(bad)
+    for name in ("growth_factor", "backoff_factor", "growth_interval"):
+        with pytest.raises(ValueError, match=f"{name} is"):
+            getattr(scaler, f"set_{name}")(-1)
     assert scaler.state_dict() == before
 
 
@@ -236,15 +210,14 @@ def swap_states(left, right):
         side.scaler.load_state_dict(state)
 
 
-@pytest.mark.slow
-def test_equals_pytorchs_scaler_over_drawn_schedules(record_property):
-    ran = {"schedules": 0, "actions": 0, "steps": 0, "skips": 0, "errors": 0}
+@pytest.mark.parametrize("count", [30, pytest.param(600, marks=pytest.mark.slow)])
+def test_equals_pytorchs_scaler_over_drawn_schedules(count):
+    ran = {"actions": 0, "steps": 0, "skips": 0, "errors": 0}
 
-    @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
     @given(OPTIONS, schedules())
     def compare(options, schedule):
         sides = torchs, ours = Side(torch.amp.GradScaler, options), Side(DynamicScaler, options)
-        ran["schedules"] += 1
         for action in schedule:
             before = sum(torchs.steps)
             if action[0] == "save and load":
@@ -261,15 +234,12 @@ def test_equals_pytorchs_scaler_over_drawn_schedules(record_property):
             ran["skips"] += action[0] == "step" and raised[0] is None and not stepped
 
     compare()
-    record_property("drawn schedules", str(ran))
-    print(ran)
-    assert ran["schedules"] >= 500 and min(ran.values()) > 100, ran
+    assert min(ran.values()) > count // 10, ran
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_equals_pytorchs_scaler_in_an_fp16_run_that_overflows(seed):
+def test_equals_pytorchs_scaler_in_an_fp16_run_that_overflows():
     def run(scaler_class):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         scaler = scaler_class("cpu", init_scale=2.0**24, growth_interval=3)
@@ -294,39 +264,14 @@ def test_equals_pytorchs_scaler_in_an_fp16_run_that_overflows(seed):
     assert 3 <= theirs[1] < 25 and len(set(theirs[0])) > 3  # it did overflow, and it did train
 
 
-@pytest.mark.parametrize(
-    "shape", ["tensor", "list", "tuple", "nested", "generator", "matrix", "empty"]
-)
-def test_scales_what_pytorch_scales(shape):
-    make = {
-        "tensor": lambda: torch.tensor(2.0),
-        "list": lambda: [torch.tensor(1.0), torch.tensor(2.0)],
-        "tuple": lambda: (torch.tensor(1.0),),
-        "nested": lambda: [(torch.tensor(1.0), [torch.tensor(2.0)])],
-        "generator": lambda: (torch.tensor(float(i)) for i in range(3)),
-        "matrix": lambda: torch.arange(6.0).reshape(2, 3),
-        "empty": lambda: [],
-    }[shape]
-    got, want = (
-        s.scale(make()) for s in (DynamicScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0))
-    )
-    if shape == "generator":
-        got, want = list(got), list(want)
-    assert type(got) is type(want) and repr(got) == repr(want)
-
-
-def test_the_three_stages_and_a_second_step():
-    scaler, weight = DynamicScaler("cpu", 4.0), nn.Parameter(torch.tensor([1.0]))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler.scale(weight.sum()).backward()
-    assert weight.grad.item() == 4
-    scaler.unscale_(optimizer)
-    assert weight.grad.item() == 1
-    assert [record.stage for record in scaler._records.values()] == [Stage.UNSCALED]
-    assert scaler.step(optimizer) is None and weight.item() == 0
-    assert [record.stage for record in scaler._records.values()] == [Stage.STEPPED]
-    scaler.update()
-    assert not scaler._records
+def test_scales_what_pytorch_scales():
+    ours, theirs = DynamicScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)
+    tensor, matrix = torch.tensor(2.0), torch.arange(6.0).reshape(2, 3)
+    for outputs in (tensor, matrix, [tensor, matrix], (tensor,), [(tensor, [matrix])], []):
+        got, want = ours.scale(outputs), theirs.scale(outputs)
+        assert type(got) is type(want) and repr(got) == repr(want)
+    got, want = (list(one.scale(iter([tensor, matrix]))) for one in (ours, theirs))
+    assert repr(got) == repr(want)
 
 
 def test_step_returns_what_the_optimizer_returns_and_none_for_a_skip():
@@ -360,20 +305,6 @@ def test_a_sparse_gradient_is_unscaled_as_pytorch_does():
         assert repr(seen[0]) == repr(seen[1])
 
 
-def test_disabled_it_hands_everything_through():
-    scaler, weight = DynamicScaler("cpu", enabled=False), nn.Parameter(torch.tensor([1.0]))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    loss = weight.sum()
-    assert scaler.scale(loss) is loss
-    loss.backward()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    assert weight.item() == 0
-    assert (scaler.get_scale(), scaler.state_dict(), scaler.is_enabled()) == (1.0, {}, False)
-    scaler.load_state_dict({"nonsense": 1})  # as PyTorch: nothing happens
-
-
 def ready():
     """Return a scaler in use, its optimizer, and a gradient."""
     scaler, weight = DynamicScaler("cpu", 4.0), nn.Parameter(torch.tensor([1.0]))
@@ -382,29 +313,19 @@ def ready():
     return scaler, optimizer, weight
 
 
-def twice(name):
+def in_turn(*names):
     def misuse():
         scaler, optimizer, _ = ready()
-        getattr(scaler, name)(optimizer)
-        getattr(scaler, name)(optimizer)
+        for name in names:
+            getattr(scaler, name)(optimizer)
 
     return misuse
-
-
-def unscale_after_step():
-    scaler, optimizer, _ = ready()
-    scaler.step(optimizer)
-    scaler.unscale_(optimizer)
 
 
 def step_without_gradients():
     scaler, optimizer, weight = ready()
     weight.grad = None
     scaler.step(optimizer)
-
-
-def update_with_nothing_recorded():
-    ready()[0].update()
 
 
 def step_with_fp16_gradients():
@@ -428,31 +349,15 @@ def closure():
 
 
 MISUSES = [
-    (
-        twice("unscale_"),
-        RuntimeError,
-        "already been called on this optimizer since the last .* update\\(\\) at the end",
-    ),
-    (
-        twice("step"),
-        RuntimeError,
-        "step\\(\\) has already been called since the last update\\(\\): call update",
-    ),
-    (unscale_after_step, RuntimeError, "being called after step\\(\\), too late to have an effect"),
-    (
-        step_without_gradients,
-        AssertionError,
-        "No inf checks were recorded for this optimizer: none of its parameters",
-    ),
-    (
-        update_with_nothing_recorded,
-        AssertionError,
-        "No inf checks were recorded prior to update\\(\\): call step",
-    ),
+    (in_turn("unscale_", "unscale_"), RuntimeError, "already been called .*divided twice"),
+    (in_turn("step", "step"), RuntimeError, "already been called since the last update"),
+    (in_turn("step", "unscale_"), RuntimeError, "being called after step.*, too late"),
+    (step_without_gradients, AssertionError, "none of its parameters has a gradient"),
+    (lambda: ready()[0].update(), AssertionError, "recorded prior to update.*: call step"),
     (step_with_fp16_gradients, ValueError, "Attempting to unscale FP16 gradients, .*no model.half"),
-    (before_scale("step"), AssertionError, "step\\(\\) comes before the first scale\\(\\)"),
-    (before_scale("unscale_"), AssertionError, "unscale_\\(\\) comes before the first scale\\(\\)"),
-    (before_scale("update"), AssertionError, "update\\(\\) comes before the first scale\\(\\)"),
+    (before_scale("step"), AssertionError, r"step\(\) comes before the first scale"),
+    (before_scale("unscale_"), AssertionError, r"unscale_\(\) comes before the first scale"),
+    (before_scale("update"), AssertionError, r"update\(\) comes before the first scale"),
     (closure, RuntimeError, "Closure use is not supported"),
     (lambda: DynamicScaler("cpu").scale(0.5), ValueError, "got 0.5: pass the loss, before .item"),
     (lambda: DynamicScaler("cpu").scale("loss"), ValueError, "got 'loss': pass the loss"),
@@ -470,18 +375,12 @@ def test_misuse_names_cause_and_cure(misuse, error, words):
     [
         *(
             ({"init_scale": bad}, "a scale is a positive, finite float32")
-            for bad in (0, -1.0, math.inf, math.nan, 1e39, 1e-50)
+            for bad in (0, -1.0, math.nan, 1e39)
         ),
         ({"init_scale": "65536"}, "init_scale is '65536', not a number"),
-        *(
-            ({"growth_factor": bad}, "growth_factor is")
-            for bad in (1, 1.0, 0.5, math.nan, math.inf, None)
-        ),
-        *(({"backoff_factor": bad}, "backoff_factor is") for bad in (1, 1.5, 0, -0.5, math.nan)),
-        *(
-            ({"growth_interval": bad}, "growth_interval is .*whole number")
-            for bad in (0, -1, 2.5, True)
-        ),
+        *(({"growth_factor": bad}, "growth_factor is") for bad in (1, math.nan, None)),
+        *(({"backoff_factor": bad}, "backoff_factor is") for bad in (1, 0, math.nan)),
+        *(({"growth_interval": bad}, "growth_interval is .*whole number") for bad in (0, 2.5)),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, words):
@@ -489,7 +388,7 @@ def test_options_that_make_no_sense_are_refused(options, words):
         DynamicScaler("cpu", **options)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("bad", [0.0, math.nan])
 def test_a_new_scale_that_makes_no_sense_is_refused_and_the_old_one_stays(bad):
     scaler, optimizer, _ = ready()
     scaler.step(optimizer)
@@ -507,19 +406,10 @@ def test_a_new_scale_that_makes_no_sense_is_refused_and_the_old_one_stays(bad):
         (
             lambda s: s.pop("_growth_tracker"),
             ValueError,
-            "it lacks _growth_tracker: pass scaler.state_dict",
-        ),
-        (
-            lambda s: [s.pop(k) for k in list(s)] and s.update(param_groups=[]),
-            ValueError,
-            "not a scaler's state, because it lacks scale",
+            "not a scaler's state, because it lacks _growth_tracker: pass scaler.state_dict",
         ),
         (lambda s: s.update(scale=math.nan), ValueError, "scale is nan"),
-        (lambda s: s.update(scale="big"), ValueError, "not a number"),
-        (lambda s: s.update(growth_factor=1.0), ValueError, "growth_factor is 1.0"),
-        (lambda s: s.update(backoff_factor=2.0), ValueError, "backoff_factor is 2.0"),
         (lambda s: s.update(growth_interval=0), ValueError, "growth_interval is 0"),
-        (lambda s: s.update(_growth_tracker=-1), ValueError, "_growth_tracker is -1"),
     ],
 )
 @pytest.mark.parametrize("in_use", [False, True])
@@ -532,26 +422,10 @@ def test_a_state_that_no_scaler_wrote_is_refused_and_changes_nothing(change, err
     assert scaler.state_dict() == before
 
 
-def test_the_scale_stays_where_float32_ends_and_falls_to_nothing_at_last():
-    scaler, optimizer, weight = ready()
-    scaler.update(3e38)
-    scaler._growth_interval = 1
-    weight.grad = torch.ones(1)
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == pytest.approx(3e38)
-    for _ in range(400):
-        weight.grad = torch.full((1,), math.inf)
-        scaler.step(optimizer)
-        scaler.update()
-    assert scaler.get_scale() == 0  # as PyTorch's: chapter 05 shows why, and the fix
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_clean_streak_is_told_under_pytorchs_private_name(enabled):
+def test_the_clean_streak_is_told_under_pytorchs_private_name():
     seen = []
     for kind in (torch.amp.GradScaler, DynamicScaler):
-        scaler = kind("cpu", growth_interval=3, enabled=enabled)
+        scaler = kind("cpu", growth_interval=3)
         weight = nn.Parameter(torch.ones(1))
         optimizer, streaks = torch.optim.SGD([weight], lr=0.1), [scaler._get_growth_tracker()]
         for factor in (1.0, 1.0, 1.0, 1.0, float("inf"), 1.0):
@@ -561,4 +435,4 @@ def test_the_clean_streak_is_told_under_pytorchs_private_name(enabled):
             optimizer.zero_grad()
             streaks.append(scaler._get_growth_tracker())
         seen.append(streaks)
-    assert seen[0] == seen[1] == ([0, 1, 2, 0, 1, 0, 1] if enabled else [0] * 7)
+    assert seen[0] == seen[1] == [0, 1, 2, 0, 1, 0, 1]

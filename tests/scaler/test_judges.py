@@ -1,66 +1,18 @@
-"""The judges survive whatever an answer returns, draw again each time,
-and their oracle is torch's own scaler.
-"""
+"""The judges draw again each time, and their oracle is torch's own scaler."""
 
 import pytest
 import torch
 
-from amp_course.scaler.exercises import (
-    ALL,
-    clip_scaled,
-    scaler_class,
-    unscale_and_check,
-    update_rule,
-)
+from amp_course.scaler.exercises import scaler_class, unscale_and_check, update_rule
 from amp_course.scaler.exercises.scaler_class import MyScaler
 from amp_course.scaler.exercises.static_scaling import Fp16Model
-from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
-
-ODD = [
-    None,
-    "text",
-    3,
-    2.5,
-    True,
-    [],
-    {},
-    (1, 2),
-    object(),
-    torch.ones(2, 2),
-    torch.tensor(3),
-    torch.tensor(1j),
-]
 
 
-@pytest.mark.usefixtures("draw")
-@pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__ + str(odd)[:9])
-def test_odd_returns_are_told_in_words(exercise, odd):
-    outcome = exercise.check(lambda *arguments, **named: odd)
-    assert outcome.state == "not yet" and len(outcome.message) > 20
-    assert "Traceback" not in outcome.message
-
-
-@pytest.mark.usefixtures("draw")
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__ + str(odd)[:9])
 @pytest.mark.parametrize("method", ["scale", "get_scale", "state_dict"])
-def test_odd_returns_of_a_scaler_are_told_in_words(method, odd):
-    kind = type("Odd", (MyScaler,), {method: lambda self, *arguments: odd})
+def test_odd_returns_of_a_scaler_are_told_in_words(method):
+    kind = type("Odd", (MyScaler,), {method: lambda self, *arguments: "text"})
     outcome = scaler_class.check(kind)
     assert outcome.state == "not yet" and len(outcome.message) > 20
-
-
-@pytest.mark.usefixtures("draw")
-@pytest.mark.parametrize(
-    "odd", [None, "text", [], (1, 2), torch.ones(2, 2), torch.tensor(1j)], ids=str
-)
-def test_odd_norms_after_a_right_step_are_told_in_words(odd):
-    def odd_norm(*arguments):
-        clip_scaled.judge.right(*arguments)
-        return odd
-
-    outcome = clip_scaled.check(odd_norm)
-    assert outcome.state == "not yet" and outcome.mistake is None
 
 
 def test_what_was_right_once_is_wrong_on_another_draw():
@@ -79,7 +31,7 @@ def test_what_was_right_once_is_wrong_on_another_draw():
     )
 
 
-@pytest.mark.parametrize("interval", [1, 2, 5])
+@pytest.mark.parametrize("interval", [1, 2])
 def test_rule_of_torch_never_reaches_inf(interval):
     scale, streak = (
         torch.tensor(torch.finfo(torch.float32).max),

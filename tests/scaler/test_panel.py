@@ -13,8 +13,8 @@ from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from amp_course.scaler.panel import ScaleExplorer
 from amp_course.scaler.panel_html import verdict
 from amp_course.scaler.recording import record_gpt
-from amp_course.scaler.window import EXPONENTS, FORMATS, Gradients, Window, count_sizes, find_window
-from amp_course.underflow import GradientRecorder, zone_fractions, zone_histogram
+from amp_course.scaler.window import Gradients, Window, count_sizes, find_window
+from amp_course.underflow import GradientRecorder, zone_fractions
 from amp_course.underflow.panel_html import percent
 
 
@@ -30,12 +30,8 @@ def made(recorded):
 
 @pytest.fixture
 def panel(made):
-    made.kind.value, made.layer.value, made.format.value, made.exponent.value = (
-        "outputs",
-        "all layers",
-        FP16,
-        0,
-    )
+    made.kind.value, made.layer.value = "outputs", "all layers"
+    made.format.value, made.exponent.value = FP16, 0
     return made
 
 
@@ -44,7 +40,7 @@ def shown(panel):
     return dict(re.findall(r"(lost|subnormal|normal|overflow) <b>(.*?)</b>", text))
 
 
-@pytest.mark.parametrize("exponent", [-10, 0, 16, 33])
+@pytest.mark.parametrize("exponent", [-10, 33])
 @pytest.mark.parametrize("kind", ["outputs", "weights"])
 def test_shares_are_those_of_scaling_and_rounding_every_gradient(panel, recorded, kind, exponent):
     panel.kind.value, panel.exponent.value = kind, exponent
@@ -63,6 +59,7 @@ def test_one_layer_and_another_format(panel, recorded):
 
 
 def test_every_layer_of_both_kinds_can_be_seen(panel):
+    assert all(control.label and control.tip for control in panel.controls())
     for kind in ("outputs", "weights"):
         panel.kind.value = kind
         for layer in panel.layer.options:
@@ -80,12 +77,8 @@ def test_a_layer_is_kept_where_the_other_kind_has_it(panel):
 
 def test_the_sentence_names_the_scale_and_its_use(panel):
     low, high = panel.window.lowest, panel.window.highest
-    for exponent, words in (
-        (low - 1, "too small"),
-        (low, "useful"),
-        (high, "useful"),
-        (high + 1, "too large"),
-    ):
+    said = {low - 1: "too small", low: "useful", high: "useful", high + 1: "too large"}
+    for exponent, words in said.items():
         panel.exponent.value = exponent
         assert f"is <b>{words}</b>" in panel.html
         assert f"{2**exponent:,}" in panel.html
@@ -95,12 +88,10 @@ def test_the_sentence_names_the_scale_and_its_use(panel):
 
 def test_a_sentence_for_a_scale_below_one_and_for_no_window():
     shares = {"lost": 0.5, "subnormal": 0.0, "normal": 0.5, "overflow": 0.0}
-    assert "2⁻³ = 1/8 is <b>too small</b>: 50.0 % of the gradients become 0" in verdict(
-        shares, -3, Window(0, 4)
-    )
-    assert verdict({**shares, "overflow": 0.1}, 3, None).endswith(
-        "No scale from 2⁻¹⁰ to 2⁴⁰ is useful."
-    )
+    said = verdict(shares, -3, Window(0, 4))
+    assert "2⁻³ = 1/8 is <b>too small</b>: 50.0 % of the gradients become 0" in said
+    said = verdict({**shares, "overflow": 0.1}, 3, None)
+    assert said.endswith("No scale from 2⁻¹⁰ to 2⁴⁰ is useful.")
 
 
 def test_takes_the_readers_own_recording_and_says_what_is_none():
@@ -148,26 +139,8 @@ def test_what_the_book_keeps_of_a_recording_shows_the_same(panel, recorded):
     assert live.window is None and "No scale from" in live.html
 
 
-@pytest.mark.parametrize("kind", ["outputs", "weights"])
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-def test_the_book_s_histograms_are_those_of_rounding_every_gradient(recorded, fmt, kind):
-    live = ScaleExplorer.of(ScaleExplorer.record(recorded))
-    live.kind.value, live.format.value = kind, fmt
-    for layer, gradient in list(getattr(recorded, kind).items())[::5]:
-        for exponent in EXPONENTS[::10]:
-            live.layer.value, live.exponent.value = layer, exponent
-            assert live.histogram == zone_histogram(gradient.double(), fmt, 2.0**exponent)
-
-
-def test_controls_have_names_and_explanations(panel):
-    for control in (panel.exponent, panel.format, panel.kind, panel.layer):
-        assert control.label and control.tip
-
-
 def test_recording_leaves_the_random_stream_alone_and_can_be_repeated():
     before = torch.get_rng_state()
     first, second = record_gpt(steps=0), record_gpt(steps=0)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(first.outputs["head"], second.outputs["head"])
-    with pytest.raises(ValueError, match="steps is -1: train for 0 steps or more"):
-        record_gpt(steps=-1)

@@ -20,9 +20,8 @@ UNITS = (1.0, 1e3, 1e-3, 1e6, 1e-6)  # 706 µs may be 0.7 ms, 536870912 may be 5
 
 def numbers(text: str) -> list[str]:
     """Return the numbers of a text as they are written, without the commas in thousands."""
-    return [
-        one.replace(",", "") for one in NUMBER.findall(text.replace("\u202f", "").replace("−", "-"))
-    ]
+    plain = text.replace("\u202f", "").replace("−", "-")
+    return [one.replace(",", "") for one in NUMBER.findall(plain)]
 
 
 def texts(chapter: Chapter) -> tuple[list[tuple[str, str]], str]:
@@ -38,16 +37,10 @@ def texts(chapter: Chapter) -> tuple[list[tuple[str, str]], str]:
         shown.append(cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            shown += [
-                output.get("text", ""),
-                output.get("evalue", ""),
-                data.get("text/plain", ""),
-                data.get("text/markdown", ""),
-            ]
-            shown += [
-                re.sub(r"<[^>]+>", " ", data.get("text/html", "")),
-                json.dumps(output.get("metadata", {})),
-            ]
+            shown += [output.get(kind, "") for kind in ("text", "evalue")]
+            shown += [data.get(kind, "") for kind in ("text/plain", "text/markdown")]
+            shown.append(re.sub(r"<[^>]+>", " ", data.get("text/html", "")))
+            shown.append(json.dumps(output.get("metadata", {})))
     return said, "\n".join(shown)
 
 
@@ -57,24 +50,20 @@ def same(written: str, known: set[float]) -> bool:
     """
     digits = len(re.sub(r"e.*|\D", "", written.lower()).lstrip("0")) or 1
     value = float(written)
-    return (
-        any(value == float(f"{one * unit:.{digits}g}") for one in known for unit in UNITS)
-        or value in known
-    )
+    rounded = (float(f"{one * unit:.{digits}g}") for one in known for unit in UNITS)
+    return value in known or value in rounded
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
 def test_numbers_on_slides_are_those_of_the_notebook(chapter: Chapter) -> None:
     said, shown = texts(chapter)
-    known = {float(one) for one in numbers(shown)} | {
-        float(exercise.number) for exercise in chapter.exercises()
-    }
+    known = {float(one) for one in numbers(shown)}
+    known |= {float(exercise.number) for exercise in chapter.exercises()}
+    references = r"[Cc]hapters? \d+(?: to \d+)?|[Nn]umber \d+|[Ee]xercise \d+"
     lost = [
         (place, written)
         for place, text in said
-        for written in numbers(
-            re.sub(r"[Cc]hapters? \d+(?: to \d+)?|[Nn]umber \d+|[Ee]xercise \d+", "", text)
-        )
+        for written in numbers(re.sub(references, "", text))
         if float(written) >= 13 and not same(written, known)
     ]
     assert lost == []

@@ -5,8 +5,8 @@ and what it says of steps that do not run.
 import gc
 import html
 import itertools
-import json
 import multiprocessing
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -22,7 +22,8 @@ from amp_course.kit import measure
 from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain, rounds
 from amp_course.speed.explain.evidence import Evidence, watched
 from amp_course.speed.explain.recording import _within, record_steps
-from amp_course.speed.explain.sampling import reader_line, sampled
+from amp_course.speed.explain.running import Runner
+from amp_course.speed.explain.sampling import reader_line
 from benchmarks.planted_slow import PLANTED
 
 
@@ -47,30 +48,35 @@ def batches(width=64, number=3):
 
 
 def quick(step, given=None, **more):
-    return explain(step, given, **{"seconds": 0.3, **more})
+    return explain(step, given, **{"seconds": 0.1, **more})
 
 
-def test_kinds_add_up_to_the_step_and_the_page_says_so():
-    step, _ = training()
-    found = quick(step, batches())
+def test_kinds_add_up_to_the_step_which_really_trains_and_leaves_settings_as_they_were():
+    step, model = training()
+    given, before = batches(), [parameter.clone() for parameter in model.parameters()]
+    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
+    state = torch.get_rng_state()
+    found = quick(step, given)
+    assert (torch.get_num_threads(), sys.getswitchinterval()) == (threads, interval)
+    assert torch.equal(torch.get_rng_state(), state)
+    after = [*model.parameters()]
+    assert all(parameter.grad is None and parameter.isfinite().all() for parameter in after)
+    assert not all(map(torch.equal, before, after))
     assert isinstance(found, Explanation) and set(found.kinds) == set(KINDS)
     assert sum(found.kinds.values()) == pytest.approx(found.seconds, rel=1e-6)
     assert list(found.kinds.values()) == sorted(found.kinds.values(), reverse=True)
+    assert found.kinds["low-precision matmul"] == found.kinds["cast"] == 0
+    assert found.kinds["fp32 matmul"] > 0
     page = str(found)
     assert page.startswith("A step takes ") and "where the time goes" in page
     assert "<table" in found._repr_html_()
-    assert json.loads(json.dumps(found.to_dict()))["kinds"] == dict(found.kinds)
 
 
-def test_amp_shows_up_in_the_kinds_and_fp32_does_not():
+def test_amp_shows_up_in_the_kinds():
     # 16 bits may be emulated here, and then they take longer; what they are called depends on
     # nothing.
-    fp32 = quick(training()[0], batches())
-    assert fp32.kinds["low-precision matmul"] == fp32.kinds["cast"] == 0 < fp32.kinds["fp32 matmul"]
-    low = quick(training(low=True)[0], batches())
-    assert (
-        low.kinds["fp32 matmul"] == 0 < low.kinds["low-precision matmul"] and low.kinds["cast"] > 0
-    )
+    kinds = quick(training(low=True)[0], batches()).kinds
+    assert kinds["fp32 matmul"] == 0 < kinds["low-precision matmul"] and kinds["cast"] > 0
 
 
 def test_a_loader_that_sleeps_is_named_first():
@@ -88,24 +94,18 @@ def test_a_loader_that_sleeps_is_named_first():
     assert "time.sleep(0.002)" in found.advice[0].evidence
 
 
-class FakeMachine:
-    """Counts of a kernel that let the process wait for a share of the time."""
-
-    def __init__(self, monkeypatch, share):
-        began, self.share = time.monotonic(), share
-        monkeypatch.setattr(
-            measure,
-            "read_waits",
-            lambda: {"main": int((time.monotonic() - began) * 1e9 * self.share)},
-        )
+def let_wait(monkeypatch, share):
+    """Let the kernel's counts say that the process waits for a share of the time."""
+    began = time.monotonic()
+    waits = lambda: {"main": int((time.monotonic() - began) * 1e9 * share)}  # noqa: E731
+    monkeypatch.setattr(measure, "read_waits", waits)
 
 
 def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkeypatch):
-    FakeMachine(monkeypatch, 0.6)
-    data = [(torch.randn(16, 64), torch.randint(4, (16,))) for _ in range(3)]
+    let_wait(monkeypatch, 0.6)
 
     def fetched():  # bound by CPU work, as in the case that was called a slow source
-        for batch in data * 400:
+        for batch in batches() * 400:
             sum(number * number for number in range(20_000))
             yield batch
 
@@ -114,18 +114,9 @@ def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkey
     for page in (str(found), found._repr_html_()):
         words = " ".join(page.split())
         assert "too busy to tell: this process waited for a CPU 60% of the time" in words
-        assert not any(
-            word in words for word in ("slow", "Fix", "share", "source", "Nothing stands out")
-        )
+        assert not re.search("slow|Fix|share|source|Nothing stands out", words)
         assert "Ops in a step: " in words and "Values read: 1 (line " in words
-    assert found.to_dict()["waited"] == pytest.approx(0.6, abs=0.05)
-
-
-def test_on_a_quiet_machine_there_is_advice_and_its_share_is_kept(monkeypatch):
-    FakeMachine(monkeypatch, 0.1)
-    found = quick(training()[0], batches())
-    assert found.timing.waited == pytest.approx(0.1, abs=0.05) and "too busy" not in str(found)
-    assert "where the time goes" in str(found)
+    assert found.timing.waited == pytest.approx(0.6, abs=0.05)
 
 
 def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
@@ -135,12 +126,14 @@ def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
     waited = [0]
     monkeypatch.setattr(measure, "read_waits", lambda: {"main": waited[0]})
 
-    def after(loss, model):
+    def step():
         waited[0] += 10**9
 
-    assert quick(training(after=after)[0], batches()).timing.busy
-    monkeypatch.setattr(rounds, "usable_cores", lambda: 0)
-    assert quick(training(after=after)[0], batches()).timing.waited == 0
+    for cores, share in ((64, 1.0), (0, 0.0)):
+        monkeypatch.setattr(rounds, "usable_cores", lambda cores=cores: cores)
+        turns = rounds.Rounds(Runner(step, None, 30.0), torch.device("cpu"), 0)
+        turns.take(2, 1)
+        assert turns.timing.waited == share
 
 
 COMPETE = (
@@ -149,37 +142,36 @@ COMPETE = (
 )
 
 
-@pytest.mark.parametrize(("worked", "said"), [(2.9, COMPETE), (0.1, "Close other programs")])
-def test_workers_that_fill_the_cores_are_no_other_program(monkeypatch, worked, said):
+def test_workers_that_fill_the_cores_are_no_other_program(monkeypatch):
     """On 4 cores, beside a step that runs on one: who has most of the other three?"""
-    FakeMachine(monkeypatch, 0.6)
+    let_wait(monkeypatch, 0.6)
     began = time.monotonic()
     monkeypatch.setattr(rounds, "usable_cores", lambda: 4)
     monkeypatch.setattr(time, "process_time", lambda: time.monotonic() - began)
-    monkeypatch.setattr(rounds, "worker_seconds", lambda: worked * (time.monotonic() - began))
-    x, y = torch.randn(320, 64), torch.randint(4, (320,))
+    monkeypatch.setattr(rounds, "worker_seconds", lambda: 2.9 * (time.monotonic() - began))
+    x, y = torch.randn(160, 64), torch.randint(4, (160,))
     found = quick(training()[0], DataLoader(TensorDataset(x, y), batch_size=16, num_workers=2))
     for page in (str(found), found._repr_html_()):
         words = " ".join(html.unescape(page).split())
-        assert said in words and ("Close other programs" in words) == (worked == 0.1)
+        assert COMPETE in words and "Close other programs" not in words
         assert "where the time goes" not in words
 
 
 def test_shares_of_the_cores(monkeypatch):
     monkeypatch.setattr(rounds, "usable_cores", lambda: 4)
     taken = {"plain": [0.5], "wait": SimpleNamespace(share=0.6), "clock": 10.0, "ran": 10.0}
-    mine = rounds.Rounds(None, None, 0, workers=2, worked=16.0, **taken)
+    mine, others = (
+        rounds.Rounds(None, None, 0, workers=2, worked=worked, **taken) for worked in (16.0, 14.0)
+    )
     shares = "Preparing batches had 40% of the cores, and other programs 35% at most."
     assert mine.busy.startswith(f"{COMPETE} {shares}")
-    assert (
-        rounds.Rounds(None, None, 0, workers=2, worked=14.0, **taken).busy == mine.timing.busy != ""
-    )
+    assert "Close other programs" in others.busy == others.timing.busy
     taken["wait"] = SimpleNamespace(share=0.1)
     assert rounds.Rounds(None, None, 0, workers=2, worked=16.0, **taken).busy == ""
 
 
 def burn(queue, stop):
-    while time.process_time() < 0.3:
+    while time.process_time() < 0.2:
         pass
     queue.put(time.process_time())
     stop.wait()
@@ -196,19 +188,6 @@ def test_the_time_of_workers_counts_while_they_run_and_once_they_have_ended():
     stop.set()
     child.join()
     assert rounds.worker_seconds() - before == pytest.approx(took, abs=0.1)
-
-
-def test_a_clock_that_is_set_back_does_not_move_the_samples(monkeypatch):
-    now = [time.time_ns()]
-    monkeypatch.setattr(time, "time_ns", lambda: now[0])
-    samples = []
-    with sampled(samples):
-        now[0] -= 3600 * 10**9
-        ends = time.monotonic() + 5
-        while len(samples) < 2 and time.monotonic() < ends:
-            time.sleep(0.001)
-    times = [sample.time for sample in samples]
-    assert times == sorted(times) and times[0] > now[0] + 3599 * 10**9
 
 
 def test_python_that_runs_for_long_is_named_with_its_line():
@@ -239,10 +218,8 @@ def test_reads_and_repeated_casts_are_counted_exactly():
         step()
     assert sum(evidence.reads.values()) == 2 + (seen[-1] > 0)
     cast, count = evidence.repeated_casts()[0]
-    assert (cast.source[2], count) == (
-        (32, 32),
-        5,
-    ) and cast.line.text == "x = x @ weight.bfloat16()"
+    assert (cast.source[2], count) == ((32, 32), 5)
+    assert cast.line.text == "x = x @ weight.bfloat16()"
     assert len(evidence.repeated_casts()) == 1
     assert evidence.uses_low and evidence.ran_backward and evidence.optimizers == []
 
@@ -257,31 +234,6 @@ def test_a_weight_that_changes_between_casts_is_not_cast_again():
     assert evidence.repeated_casts() == []
 
 
-def test_settings_and_the_random_stream_stay_as_they_were():
-    step, model = training()
-    given = batches()
-    threads, interval, state = (
-        torch.get_num_threads(),
-        sys.getswitchinterval(),
-        torch.get_rng_state(),
-    )
-    quick(step, given)
-    assert (torch.get_num_threads(), sys.getswitchinterval()) == (threads, interval)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(
-        parameter.grad is None and parameter.isfinite().all() for parameter in model.parameters()
-    )
-
-
-def test_it_trains_as_the_step_would():
-    step, model = training()
-    before = [parameter.clone() for parameter in model.parameters()]
-    quick(step, batches())
-    assert any(
-        not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
-    )
-
-
 def failing(x, y):
     raise ValueError("shapes do not match")
 
@@ -291,12 +243,7 @@ def failing(x, y):
     [
         (failing, batches(), StepFailed, "step 1 raised ValueError: shapes do not match"),
         (training()[0], [], StepFailed, "`batches` is empty"),
-        (
-            training()[0],
-            iter(batches(number=2)),
-            StepFailed,
-            "`batches` ended after 2 steps, and cannot be read again",
-        ),
+        (training()[0], iter(batches(number=2)), StepFailed, "`batches` ended after 2 steps, and"),
         (training()[0], batches()[0][0], TypeError, "batches is a Tensor: pass a DataLoader"),
         (training()[0], 3, TypeError, "batches is a int"),
         (3, batches(), TypeError, "train_step is a int, which cannot be called"),
@@ -315,10 +262,10 @@ def test_a_loader_or_a_step_that_hangs_is_stopped():
         yield from batches(number=1)
         time.sleep(30)
 
-    with pytest.raises(StepFailed, match=r"no batch within 0\.3 s: the loader hangs"):
-        quick(training()[0], hanging(), patience=0.3)
-    with pytest.raises(StepFailed, match=r"step 1 was not done within 0\.6 s"):
-        quick(lambda: time.sleep(30), patience=0.3)
+    with pytest.raises(StepFailed, match=r"no batch within 0\.2 s: the loader hangs"):
+        quick(lambda x, y: None, hanging(), patience=0.2)
+    with pytest.raises(StepFailed, match=r"step 1 was not done within 0\.2 s"):
+        quick(lambda: time.sleep(30), patience=0.1)
 
 
 def test_inside_another_profiler_it_says_so():
@@ -336,9 +283,8 @@ def test_inside_another_profiler_it_says_so():
 )
 def test_a_step_that_trains_nothing_is_explained_with_a_note(step, words):
     found = quick(step)
-    assert any(words in note for note in found.notes) and sum(
-        found.kinds.values()
-    ) == pytest.approx(found.seconds)
+    assert any(words in note for note in found.notes)
+    assert sum(found.kinds.values()) == pytest.approx(found.seconds)
 
 
 @pytest.mark.slow
@@ -364,7 +310,7 @@ def test_the_planted_steps_train_the_same_with_and_without_their_cause():
     for planted in PLANTED:
         for fixed in (False, True):
             step, given = planted.build(fixed)
-            for batch in itertools.islice(given, 2):
+            for batch in itertools.islice(given, 1):
                 step(*batch)
 
 

@@ -61,9 +61,8 @@ def test_an_input_in_fp32_is_cast_too(kind, more):
     low, high = (
         count_op(kind, Setting(M, N, K, BF16, arrives=arrives)) for arrives in (BF16, torch.float32)
     )
-    assert (
-        len(high) - len(low) == more
-    )  # for a step, the input's gradient goes back to fp32; attention has three inputs
+    # for a step, the input's gradient goes back to fp32; attention has three inputs
+    assert len(high) - len(low) == more
     assert totals(low, MATMUL) == totals(high, MATMUL)
 
 
@@ -72,7 +71,8 @@ def test_layer_norm_runs_in_fp32_on_a_gpu_and_as_it_comes_on_a_cpu():
         count_op("layer_norm", Setting(M, N, K, BF16, arrives=BF16, gpu=gpu))
         for gpu in (False, True)
     )
-    assert [call.kind for call in cpu] == ["other"] and [call.kind for call in gpu] == [
+    assert [call.kind for call in cpu] == ["other"]
+    assert [call.kind for call in gpu] == [
         "cast",
         "other",
     ]
@@ -88,27 +88,22 @@ def test_the_real_op_counts_as_the_fake_one(kind, dtype, arrives):
     with one_op._region(on, CPU), count_ops() as counter:
         call()
     fake = count_op(kind, on)
-    assert [(one.op, one.kind, one.flops) for one in fake] == [
-        (one.op, one.kind, one.flops) for one in counter.calls
-    ]
-    assert totals(fake).bytes == pytest.approx(
-        totals(counter.calls).bytes, rel=0.05
-    )  # a norm's statistics differ
+    counted = [(one.op, one.kind, one.flops) for one in counter.calls]
+    assert [(one.op, one.kind, one.flops) for one in fake] == counted
+    # a norm's statistics differ
+    assert totals(fake).bytes == pytest.approx(totals(counter.calls).bytes, rel=0.05)
 
 
 def test_predicts_with_the_roofline():
     roofline = find_card("A100 SXM 40 GB").roofline()
     on = Setting(4096, 4096, 4096, BF16, arrives=BF16)
     seen = predict("linear", on, roofline)
-    matmul, casts = (
-        2 * 4096**3 / 312e12,
-        (4096**2 * 6) / 1555e9 + 5e-6,
-    )  # the bias's cast is a launch
+    # the bias's cast is a launch
+    matmul, casts = 2 * 4096**3 / 312e12, (4096**2 * 6) / 1555e9 + 5e-6
     assert seen.seconds == pytest.approx(matmul + casts)
     assert (seen.name, seen.fmt, seen.bound) == ("AMP bf16", "bf16", "compute")
-    assert seen.cast_seconds == pytest.approx(casts) and sum(
-        seen.seconds_by.values()
-    ) == pytest.approx(seen.seconds)
+    assert seen.cast_seconds == pytest.approx(casts)
+    assert sum(seen.seconds_by.values()) == pytest.approx(seen.seconds)
     with pytest.raises(KeyError, match="bf16"):
         predict("linear", on, find_card("T4").roofline())
 
@@ -132,25 +127,18 @@ def test_what_does_not_fit_is_not_tried(monkeypatch):
 
 def test_what_would_take_too_long_is_not_tried(monkeypatch):
     monkeypatch.setattr(one_op, "_run", refuse_to_run)
-    with pytest.raises(
-        ValueError, match=r"one call would take about 4\.\d+ s, and the limit is 2\.00 s"
-    ):
+    words = r"one call would take about 4\.\d+ s, and the limit is 2\.00 s"
+    with pytest.raises(ValueError, match=words):
         time_op("linear", Setting(16, 16, 8), SLOW, CPU)
 
 
 def test_a_part_that_takes_much_longer_than_predicted_stops_the_rest(monkeypatch):
     rows = []
-    slower = dataclasses.replace(SLOW, peak_flops={"fp32": 4e3})
-
-    def run(kind, on, device, budget):
-        rows.append(on.m)
-        return 0.5
-
-    monkeypatch.setattr(one_op, "_run", run)
-    with pytest.raises(
-        ValueError, match=r"1 of its 64 rows took 500 ms, so all would take about 32\.0 s"
-    ):
-        time_op("linear", Setting(64, 8, 4), dataclasses.replace(slower, bandwidth=1e9), CPU)
+    slower = dataclasses.replace(SLOW, peak_flops={"fp32": 4e3}, bandwidth=1e9)
+    monkeypatch.setattr(one_op, "_run", lambda kind, on, *_, budget: rows.append(on.m) or 0.5)
+    words = r"1 of its 64 rows took 500 ms, so all would take about 32\.0 s"
+    with pytest.raises(ValueError, match=words):
+        time_op("linear", Setting(64, 8, 4), slower, CPU)
     assert rows == [1]
 
 

@@ -13,20 +13,11 @@ from amp_course.kit.measure import Timing
 from amp_course.loop.recipe import AMP_BF16, FP32
 from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from amp_course.speed import predict_speedup
-from amp_course.speed.counting import (
-    CAST,
-    MATMUL,
-    OTHER,
-    OpCall,
-    Replay,
-    count_ops,
-    fake_tensors,
-    totals,
-)
+from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCall, Replay, count_ops, totals
 from amp_course.speed.faults import page_faults, seconds_per_fault
 from amp_course.speed.figures import prediction_figure
-from amp_course.speed.prediction import Prediction, Side, count_on_fakes, predict_workload
-from amp_course.speed.pricing import PricedCall, Pricer
+from amp_course.speed.prediction import Prediction, count_on_fakes, predict_workload
+from amp_course.speed.pricing import PricedCall, Pricer, Side
 
 CPU = torch.device("cpu")
 
@@ -47,17 +38,12 @@ def test_ceiling_prediction_and_gap_by_hand():
     found = Prediction("by hand", AMP_BF16, side(10, 6, 0, 2), side(8, 2, 1, 3, faults=0.5))
     assert (found.share, found.factor) == (pytest.approx(0.6), pytest.approx(3))
     assert found.ceiling == pytest.approx(float(1 / (1 - Fraction(6, 10) + Fraction(6, 10) / 3)))
-    assert found.predicted_seconds == pytest.approx(
-        10 - 8 + 6
-    ) and found.predicted == pytest.approx(10 / 8)
+    assert found.predicted_seconds == pytest.approx(10 - 8 + 6)
+    assert found.predicted == pytest.approx(10 / 8)
     assert found.measured == pytest.approx(10 / 8) and found.error == pytest.approx(0)
     gap = found.gap()
-    assert {name: pytest.approx(value) for name, value in gap.items()} == {
-        "casts": 1,
-        "other ops": 1,
-        "memory": 0.5,
-        "unexplained": 8 - 6 - 2.5,
-    }
+    parts = {"casts": 1, "other ops": 1, "memory": 0.5, "unexplained": 8 - 6 - 2.5}
+    assert gap == pytest.approx(parts)
     assert 10 / found.ceiling + sum(gap.values()) == pytest.approx(8)
     assert found.to_dict()["seconds"] == {"fp32": 10, "amp": 8}
 
@@ -68,37 +54,33 @@ def test_on_a_gpu_the_longer_of_work_and_queue_decides():
     fp32, amp = replace(side(10, 6, 0, 2), queueing=4.0, launch=0.5), side(5, 2, 0.5, 1)
     amp = replace(amp, priced=(*amp.priced, priced(CAST, 0.1), priced(CAST, 0.1)))
     found = Prediction("by hand", AMP_BF16, fp32, amp)
-    assert found.queueing == pytest.approx(5) and found.predicted_seconds == pytest.approx(
-        10 - 8 + 3.7
-    )
+    assert found.queueing == pytest.approx(5)
+    assert found.predicted_seconds == pytest.approx(10 - 8 + 3.7)
     assert found.gap()["launches"] == 0
     quick = replace(found, amp=replace(amp, priced=(priced(MATMUL, 0.1), *amp.priced[1:])))
     assert quick.predicted_seconds == pytest.approx(5)  # the GPU alone would take 10 − 8 + 1.8
     assert quick.gap()["launches"] == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize(
-    "workload", [simple_net, digits_resnet, char_gpt], ids=lambda make: make.__name__
-)
+@pytest.mark.parametrize("workload", [simple_net, digits_resnet, char_gpt])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "amp"])
 def test_fakes_call_the_ops_that_really_run(workload, dtype):
-    session = (
-        simple_net(CPU, 32, 8) if workload is simple_net else workload(CPU, batch_size=2)
-    ).start(FP32)
+    sizes = {"width": 32, "batch_size": 8} if workload is simple_net else {"batch_size": 2}
+    session = workload(CPU, **sizes).start(FP32)
     stepper, (inputs, targets) = session.stepper, next(session.batches)
-    before = [parameter.clone() for parameter in stepper.model.parameters()]
+    weights = [*stepper.model.parameters()]
+    before = [parameter.clone() for parameter in weights]
     fake = count_on_fakes(stepper.model, stepper.loss_fn, inputs, targets, CPU, dtype)
-    assert all(
-        torch.equal(old, new) for old, new in zip(before, stepper.model.parameters(), strict=True)
-    )
-    assert all(parameter.grad is None for parameter in stepper.model.parameters())
+    assert all(map(torch.equal, before, weights)) and all(one.grad is None for one in weights)
     with count_ops() as real:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
             loss = stepper.loss_fn(stepper.model(inputs), targets)
         loss.backward()
-    assert [(call.op, call.kind, call.dtype, call.flops, call.shapes) for call in fake.calls] == [
-        (call.op, call.kind, call.dtype, call.flops, call.shapes) for call in real.calls
-    ]
+    ran, counted = (
+        [(call.op, call.kind, call.dtype, call.flops, call.shapes) for call in counter.calls]
+        for counter in (real, fake)
+    )
+    assert counted == ran
 
 
 def test_every_op_of_a_step_can_be_priced_by_itself():
@@ -111,43 +93,31 @@ def test_every_op_of_a_step_can_be_priced_by_itself():
     pricer.run(0.05)
     found = pricer.prices()
     assert [one.call for one in found] == counter.calls
-    assert not [one for one in found if one.error] and all(one.seconds > 0 for one in found)
+    assert all(one.seconds > 0 for one in found)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_op_that_cannot_be_called_again_is_free_and_says_why():
+def test_an_op_that_cannot_be_called_again_is_free():
     def refuse(*args):
-        raise RuntimeError("not twice\nand more")
+        raise RuntimeError("not twice")
 
     with count_ops() as counter:
         torch.ones(4) + 1
     counter.replays[-1] = Replay(refuse, (), {})
     pricer = Pricer(counter, CPU)
     pricer.run(0.01)
-    *_, last = pricer.prices()
-    assert (last.seconds, last.error) == (0.0, "not twice")
+    *others, last = pricer.prices()
+    assert last.seconds == 0 and all(one.seconds > 0 for one in others)
 
 
 def test_the_whole_on_a_small_net():
     found = predict_workload(simple_net(CPU, 32, 8), AMP_BF16, CPU, seconds=0.4)
     assert 0 < found.share <= 1 and found.factor > 0 and found.predicted > 0
     assert len(found.fp32.timing.samples) >= 2 and len(found.amp.timing.samples) >= 2
-    assert found.amp.seconds == pytest.approx(
-        found.fp32.seconds / found.ceiling + sum(found.gap().values())
-    )
-    assert (
-        totals([one.call for one in found.amp.priced], CAST).kernels
-        > 0
-        == totals([one.call for one in found.fp32.priced], CAST).kernels
-    )
-
-
-def test_a_net_of_any_size_fits_on_fakes():
-    with fake_tensors():
-        model, x = nn.Linear(2**17, 2**17), torch.randn(8, 2**17)  # 64 GB of weights
-        with count_ops() as counter:
-            model(x)
-    assert totals(counter.calls).flops == 2 * 8 * 2**34
+    whole = found.fp32.seconds / found.ceiling + sum(found.gap().values())
+    assert found.amp.seconds == pytest.approx(whole)
+    fp32, amp = ([one.call.kind for one in side.priced] for side in (found.fp32, found.amp))
+    assert CAST in amp and CAST not in fp32
 
 
 # ── a net of one's own ──
@@ -171,39 +141,18 @@ def test_the_flops_of_an_own_net_are_those_of_its_formula():
     """
     found = own()
     first, last = 2 * BATCH * WIDTH * WIDTH, 2 * BATCH * WIDTH * CLASSES
-    for one in (found.fp32, found.amp):
-        assert totals([priced.call for priced in one.priced], MATMUL).flops == 2 * first + 3 * last
-    assert {one.call.dtype for one in found.amp.priced if one.call.kind == MATMUL} == {
-        torch.bfloat16
-    }
-
-
-def test_the_bytes_of_an_own_linear_layer_are_those_of_its_formula():
-    """Forward reads x, W and b and writes y; the gradient of W reads x and y's and writes W's.
-    In 16 bits half of that.
-    """
-    found = own(nn.Linear(WIDTH, CLASSES))
-    numbers = (
-        BATCH * WIDTH + WIDTH * CLASSES + CLASSES + BATCH * CLASSES,
-        BATCH * WIDTH + BATCH * CLASSES + WIDTH * CLASSES,
-    )
-    for one, size in ((found.fp32, 4), (found.amp, 2)):
-        moved = [call.call.bytes for call in one.priced if call.call.kind == MATMUL]
-        assert moved == [size * count for count in numbers]
-    # x, W and b down, y up for the loss; y's gradient down, W's and b's up.
-    casts = totals([one.call for one in found.amp.priced], CAST)
-    assert casts.kernels == 7 and totals([one.call for one in found.fp32.priced], CAST).kernels == 0
+    for one, dtype in ((found.fp32, torch.float32), (found.amp, torch.bfloat16)):
+        calls = [priced.call for priced in one.priced]
+        assert totals(calls, MATMUL).flops == 2 * first + 3 * last
+        assert {call.dtype for call in calls if call.kind == MATMUL} == {dtype}
 
 
 def test_an_own_model_stays_as_it_was():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.norm, self.drop = (
-                nn.Linear(WIDTH, WIDTH),
-                nn.BatchNorm1d(WIDTH),
-                nn.Dropout(0.5),
-            )
+            self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+            self.drop = nn.Dropout(0.5)
             self.last, self.seen = nn.Linear(WIDTH, CLASSES), []
 
         def forward(self, x):
@@ -222,10 +171,7 @@ def test_an_own_model_stays_as_it_was():
     found = own(model, batch=batch)
     assert found.title == "Odd" and found.predicted > 0
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
-    assert all(
-        torch.equal(parameter.grad, torch.full_like(parameter, 2.0))
-        for parameter in model.parameters()
-    )
+    assert all((parameter.grad == 2.0).all() for parameter in model.parameters())
     assert model.training and model.drop.training and not model.norm.training and model.seen == []
     assert torch.equal(random, torch.get_rng_state()) and all(map(torch.equal, kept, batch))
     with torch.no_grad():
@@ -233,51 +179,30 @@ def test_an_own_model_stays_as_it_was():
 
 
 def test_a_model_may_take_two_inputs():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Bilinear(WIDTH, WIDTH, CLASSES)
-
+    class Two(nn.Bilinear):
         def forward(self, a, b):
-            return self.layer(a, b)
+            return super().forward(a, b)
 
-    assert (
-        own(
-            Two(), batch=(torch.randn(3, WIDTH), torch.randn(3, WIDTH), torch.arange(3))
-        ).predicted_seconds
-        > 0
-    )
+    batch = (torch.randn(3, WIDTH), torch.randn(3, WIDTH), torch.arange(3))
+    assert own(Two(WIDTH, WIDTH, CLASSES), batch=batch).predicted_seconds > 0
 
 
 @pytest.mark.parametrize(
     "changed, error, words",
     [
         ({"model": "net"}, TypeError, "pass the torch.nn.Module itself"),
-        (
-            {"loss_fn": torch.tensor(1.0)},
-            TypeError,
-            "pass a function of outputs and targets, not a loss",
-        ),
+        ({"loss_fn": torch.tensor(1.0)}, TypeError, "pass a function of outputs and targets"),
         ({"batch": torch.ones(2, 2)}, TypeError, r"a pair of tensors, \(inputs, targets\)"),
-        ({"batch": [torch.ones(2, 2)]}, TypeError, "a pair of tensors"),
         ({"batch": (torch.ones(2, 2), [1, 2])}, TypeError, "a pair of tensors"),
         ({"model": nn.Flatten()}, ValueError, "no parameter that requires a gradient"),
-        (
-            {"model": nn.Linear(WIDTH, CLASSES).half()},
-            ValueError,
-            r"in float16: AMP starts from float32",
-        ),
+        ({"model": nn.Linear(WIDTH, 4).half()}, ValueError, "in float16: AMP starts from float32"),
         ({"dtype": torch.float32}, ValueError, "give torch.bfloat16 or torch.float16"),
         (
             {"model": nn.Linear(3, 3)},
             ValueError,
-            "a step in float32 raised RuntimeError: .*on their own first",
+            "in float32 raised RuntimeError: .*their own first",
         ),
-        (
-            {"loss_fn": lambda out, target: out},
-            ValueError,
-            "raised RuntimeError: grad can be implicitly created only",
-        ),
+        ({"loss_fn": lambda out, target: out}, ValueError, "grad can be implicitly created only"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_with_its_reason(changed, error, words):
@@ -307,11 +232,8 @@ def test_a_model_that_cannot_be_copied_is_refused():
 @pytest.mark.parametrize(
     "fp32, amp, seconds",
     [
-        (
-            (10, 12, 0, 3),
-            (8, 1, 1, 1),
-            10 * 3 / 15,
-        ),  # alone, the ops take longer than the step: it was 10 − 15 + 3
+        # alone, the ops take longer than the step: it was 10 − 15 + 3
+        ((10, 12, 0, 3), (8, 1, 1, 1), 10 * 3 / 15),
         ((10, 100, 0, 0), (8, 0.001, 0, 0), 0.0001),
         ((10, 0, 0, 0), (8, 0, 0, 0), 10),
         ((10, 6, 0, 2), (8, 2, 1, 3), 8),
@@ -319,11 +241,8 @@ def test_a_model_that_cannot_be_copied_is_refused():
 )
 def test_no_prediction_is_0_or_less(fp32, amp, seconds):
     found = Prediction("by hand", AMP_BF16, side(*fp32), side(*amp))
-    assert (
-        found.predicted_seconds == pytest.approx(seconds)
-        and found.predicted > 0
-        and found.ceiling > 0
-    )
+    assert found.predicted_seconds == pytest.approx(seconds) and found.predicted > 0
+    assert found.ceiling > 0
 
 
 def test_a_prediction_in_words_and_on_a_busy_machine():
@@ -333,9 +252,8 @@ def test_a_prediction_in_words_and_on_a_busy_machine():
     uneven = replace(found, amp=replace(found.amp, timing=Timing((5.0, 9.0, 12.0))))
     assert "measured: no difference that this machine can show (10.0 s, then 9.00 s)" in str(uneven)
     busy = replace(found, amp=replace(found.amp, timing=Timing((5.0,), 0.5)))
-    assert str(busy).startswith(
-        "by hand: This machine was too busy to tell"
-    ) and "times as" not in str(busy)
+    assert str(busy).startswith("by hand: This machine was too busy to tell")
+    assert "times as" not in str(busy)
     assert "too busy to tell" in prediction_figure([busy]).axes[0].get_title(loc="left")
 
 

@@ -2,9 +2,6 @@
 cores, clocks and memory.
 """
 
-import dataclasses
-import math
-
 import pytest
 import torch
 
@@ -61,24 +58,9 @@ def test_only_a_matmul_needs_a_peak():
         ROUND.seconds(op(8, 8, torch.float16))
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize("what", ["peak", "bandwidth", "launch"])
-def test_refuses_what_no_machine_has(what, wrong):
-    changed = {
-        "peak": {"peak_flops": {"fp32": wrong}},
-        "bandwidth": {"bandwidth": wrong},
-        "launch": {"launch_seconds": wrong},
-    }
-    with pytest.raises(ValueError, match=f"{what} is {wrong}: give a finite number above 0"):
-        dataclasses.replace(ROUND, **changed[what])
-
-
 def test_ops_that_are_alike_become_one_mark():
     big, other = op(10**9, 10**6), op(2 * 10**9, 10**6)
-    cast, tiny = (
-        op(0, 10**8, kind=CAST, name="aten._to_copy"),
-        op(0, 8, kind=CAST, name="aten._to_copy"),
-    )
+    cast, tiny = (op(0, moved, kind=CAST, name="aten._to_copy") for moved in (10**8, 8))
     marks = place(ROUND, [big, tiny, other, big, cast, cast])
     assert [(mark.op, mark.calls, mark.bound) for mark in marks] == [
         ("aten.mm", 2, "compute"),
@@ -88,7 +70,7 @@ def test_ops_that_are_alike_become_one_mark():
     ]
     assert sum(mark.share for mark in marks) == pytest.approx(1)
     assert marks[0].intensity == 1000 and marks[0].flops_per_second == pytest.approx(1e12)
-    assert marks[2].intensity == 0 and marks[2].bytes_per_second == pytest.approx(1e11)
+    assert marks[2].intensity == 0
     assert place(ROUND, []) == ()
 
 
@@ -128,7 +110,6 @@ def test_a_cards_rates_are_dense_and_have_a_source(card):
     roofline = card.roofline()
     assert roofline.launch_seconds == LAUNCH_SECONDS == 5e-6
     assert roofline.peak_flops["fp16"] == card.tera["fp16"] * 1e12
-    assert card.roofline(1e-5).launch_seconds == 1e-5
 
 
 def test_ridges_as_they_are_quoted():

@@ -5,44 +5,22 @@ and leave torch as it was.
 import pytest
 import torch
 
-from amp_course.underflow.exercises import (
-    ALL,
-    lost_fraction,
-    smallest_step,
-    steady_sum,
-    stochastic_rounding,
-)
+from amp_course.underflow.exercises import ALL, lost_fraction, smallest_step, steady_sum
 from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
-ODD = [
-    None,
-    "text",
-    3,
-    2.5,
-    True,
-    [],
-    {},
-    (1, 2),
-    object(),
-    torch.ones(2, 2),
-    torch.tensor(3),
-    torch.tensor(1j),
-    {"lost": 1},
-]
+ODD = [None, "text", 2.5, True, [], {"lost": 1}, torch.ones(2, 2), torch.tensor(1j)]
 
 
 @pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__ + str(odd)[:9])
-def test_odd_returns_are_told_in_words(exercise, odd):
-    outcome = exercise.check(lambda *arguments: odd)
-    assert outcome.state == "not yet" and len(outcome.message) > 20
-    assert "Traceback" not in outcome.message
+def test_odd_returns_are_told_in_words(exercise):
+    for odd in ODD:
+        outcome = exercise.check(lambda *arguments, odd=odd: odd)
+        assert outcome.state == "not yet" and len(outcome.message) > 20, odd
+        assert "Traceback" not in outcome.message, odd
 
 
-@pytest.mark.parametrize(
-    "exercise", [lost_fraction, steady_sum, stochastic_rounding], ids=lambda exercise: exercise.name
-)
+@pytest.mark.parametrize("exercise", [lost_fraction, steady_sum], ids=lambda one: one.name)
 def test_what_was_right_once_is_wrong_on_the_next_draw(exercise):
     kept = []
 
@@ -51,15 +29,11 @@ def test_what_was_right_once_is_wrong_on_the_next_draw(exercise):
         return kept[-1]
 
     assert exercise.check(record).state == "correct"
-    states = set()
-    for _ in range(3):
-        replayed = iter(kept)
-        states.add(exercise.check(lambda *arguments, replayed=replayed: next(replayed)).state)
-    assert "not yet" in states
+    replayed = iter(kept)
+    assert exercise.check(lambda *arguments: next(replayed)).state == "not yet"
 
 
 def test_finfo_is_back_after_a_check():
     before = torch.finfo
-    smallest_step.check(lambda dtype: torch.finfo(dtype).eps)
     smallest_step.check(smallest_step.judge.right)
     assert torch.finfo is before and torch.finfo(torch.float16).max == 65504

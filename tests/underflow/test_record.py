@@ -57,16 +57,6 @@ def test_copies_survive_zero_grad_and_several_passes_are_joined():
     assert torch.equal(half[0], half[1]) and half.any()
 
 
-def test_accumulation_is_recorded_pass_by_pass():
-    model = small()
-    with GradientRecorder(model) as recorder:
-        model(X).sum().backward()
-        model(X).sum().backward()
-    half = recorder.weights["2"].view(2, -1)
-    assert torch.equal(half[0], half[1])
-    assert torch.allclose(model[2].bias.grad, 2 * torch.full((2,), 5.0))
-
-
 def test_no_hook_is_left_behind_also_after_an_error():
     model = small()
     with pytest.raises(RuntimeError, match="on purpose"), GradientRecorder(model):

@@ -22,16 +22,11 @@ def generator(seed=0):
 def test_only_the_two_neighbours_and_the_mean_within_the_clt_bound(fmt):
     draw = generator(11)
     tiny = fmt.smallest_subnormal
-    sizes = torch.cat(
-        [
-            torch.rand(6, generator=draw, dtype=torch.float64)
-            * 8
-            * tiny,  # below and about the smallest numbers
-            fmt.smallest_normal * (1 + torch.rand(4, generator=draw, dtype=torch.float64)),
-            torch.rand(6, generator=draw, dtype=torch.float64) * min(fmt.max, 100.0),
-        ]
-    )
-    for value in (*sizes.tolist(), *(-sizes).tolist()):
+    shares = torch.rand(16, generator=draw, dtype=torch.float64).tolist()
+    sizes = [8 * tiny * one for one in shares[:6]]  # below and about the smallest numbers
+    sizes += [fmt.smallest_normal * (1 + one) for one in shares[6:10]]
+    sizes += [min(fmt.max, 100.0) * one for one in shares[10:]]
+    for value in (*sizes, *(-one for one in sizes)):
         got = stochastic_round(torch.full((DRAWS,), value, dtype=torch.float64), fmt, draw)
         nearest = encode(value, fmt)
         at = decode(nearest, fmt)

@@ -17,9 +17,8 @@ from amp_course.watching.readings import KINDS
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_reading_agrees_with_a_cast(dtype: torch.dtype, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+def test_a_reading_agrees_with_a_cast(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
     exponents = torch.rand(3000, generator=generator) * 60 - 40
     values = torch.randn(3000, generator=generator) * 2**exponents
     values[::7] = 0.0
@@ -33,7 +32,11 @@ def test_a_reading_agrees_with_a_cast(dtype: torch.dtype, seed: int) -> None:
     assert 2**found.headroom * found.largest == pytest.approx(most, rel=1e-6)
 
 
-def test_half_of_the_smallest_number_is_lost_and_a_little_more_is_not() -> None:
+@pytest.mark.parametrize(
+    ("value", "headroom"), [(0.0, math.inf), (math.inf, -math.inf), (-65504.0, 0.0)]
+)
+def test_a_reading_at_the_ends_of_fp16(value: float, headroom: float) -> None:
+    assert read_range(torch.tensor([value]), torch.float16).headroom == headroom
     half = 2.0**-25  # a tie, which goes to the even neighbour, 0
     assert read_range(torch.tensor([half]), torch.float16).lost == 1.0
     assert read_range(torch.tensor([half * (1 + 2**-20)]), torch.float16).lost == 0.0
@@ -45,18 +48,6 @@ def test_the_largest_counts_even_outside_of_the_sample() -> None:
     assert read_range(values, torch.float16).largest == 1e6
     values[3] = math.nan
     assert math.isnan(read_range(values, torch.float16).headroom)
-
-
-@pytest.mark.parametrize(
-    ("value", "headroom"), [(0.0, math.inf), (math.inf, -math.inf), (-65504.0, 0.0)]
-)
-def test_headroom_at_the_ends(value: float, headroom: float) -> None:
-    assert read_range(torch.tensor([value]), torch.float16).headroom == headroom
-
-
-def test_what_has_no_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="a range needs floats"):
-        read_range(torch.ones(3, dtype=torch.int64), torch.float16)
 
 
 def network() -> nn.Sequential:
@@ -178,7 +169,9 @@ def test_a_result_between_two_modules_is_seen_once_it_passes_through_an_identity
 
 def test_start_and_stop_do_what_with_does() -> None:
     model = network()
-    ranges = watch_ranges(model).start()
+    ranges = watch_ranges(model)
+    assert "Nothing was measured" in str(ranges)
+    ranges.start()
     with pytest.raises(RuntimeError, match="on already"):
         ranges.start()
     train(model, 1)
@@ -186,10 +179,6 @@ def test_start_and_stop_do_what_with_does() -> None:
     count = len(ranges.readings)
     train(model, 11)
     assert count == len(ranges.readings) > 0
-
-
-def test_nothing_measured_is_said() -> None:
-    assert "Nothing was measured" in str(watch_ranges(network()))
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -201,3 +190,5 @@ def test_bad_arguments_are_refused() -> None:
         watch_ranges(network(), torch.int8)
     with pytest.raises(ValueError, match="choose one of activation"):
         watch_ranges(network()).of("output")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a range needs floats"):
+        read_range(torch.ones(3, dtype=torch.int64), torch.float16)

@@ -33,9 +33,7 @@ def cause(name: str, op: str = "") -> None:
 
 @contextmanager
 def named_causes() -> Iterator[list[tuple[str, str]]]:
-    """Collect the causes and ops that are named inside, each pair once:
-    `with named_causes() as named: answer(…)`.
-    """
+    """Collect the causes and ops that are named inside, each pair once."""
     named: list[tuple[str, str]] = []
     _named.clear()
     try:

@@ -1,5 +1,5 @@
-"""The doctor examines every script of the clinic, unchanged;
-its diagnosis is compared with the known fault.
+"""Let the doctor examine every script of the clinic, and compare its diagnosis with the known
+fault.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ _SPOILER = "Show the table. It names the cause of every script, so it gives the 
 
 
 def find_script(name: str) -> Path:
-    """Return the path of a script. Raises ValueError for a name that is not one of
-    `KNOWN`.
-    """
+    """Return the path of a script. Raises ValueError for a name that is not one of `KNOWN`."""
     if name not in KNOWN:
         raise ValueError(
             f"{name!r} is not a script of the clinic: choose one of {', '.join(KNOWN)}."
@@ -47,9 +45,7 @@ def find_script(name: str) -> Path:
 
 
 def symptom(name: str) -> str:
-    """Return what a script says of itself: the symptom and the thread that it is taken
-    from.
-    """
+    """Return what a script says of itself: the symptom and the thread that it is taken from."""
     return (ast.get_docstring(ast.parse(find_script(name).read_text("utf-8"))) or "").split("\n")[0]
 
 
@@ -63,7 +59,7 @@ class Round:
         """Say how a diagnosis compares with what is known:
         "named", "as advice", "as observed", "another" or "nothing".
         """
-        one, known = self.diagnoses[name], KNOWN.get(name, "not known")
+        one, known = self.diagnoses[name], KNOWN[name]
         if known in one.names:
             return "named"
         if known in one.advised:
@@ -79,38 +75,29 @@ class Round:
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
         rows = [["script", "its fault", "the doctor's findings", "verdict"]]
-        rows += [
-            [
-                name,
-                KNOWN.get(name, "not known"),
-                ", ".join(one.names) or one.problem or "none",
-                self.verdict(name),
-            ]
-            for name, one in self.diagnoses.items()
-        ]
+        for name, one in self.diagnoses.items():
+            found = ", ".join(one.names) or one.problem or "none"
+            rows.append([name, KNOWN[name], found, self.verdict(name)])
         return rows
 
     def __str__(self) -> str:
-        return (
-            f"{text_table(self.rows())}\n{self.named} of {len(self.diagnoses)} causes named as "
-            f"faults"
-        )
+        return f"{text_table(self.rows())}\n{self._summary()}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        said = f"{self.named} of {len(self.diagnoses)} causes named as faults."
         rows = html_table(self.rows())
-        return f"<p>{said}</p><details><summary>{_SPOILER}</summary>{rows}</details>"
+        return f"<p>{self._summary()}.</p><details><summary>{_SPOILER}</summary>{rows}</details>"
+
+    def _summary(self) -> str:
+        return f"{self.named} of {len(self.diagnoses)} causes named as faults"
 
 
-def examine_all(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
-    """Let the doctor examine scripts, `at_once` of them in parallel,
-    each in a process of its own, once.
-    """
+def examine_all(names: Sequence[str] = tuple(KNOWN)) -> Round:
+    """Let the doctor examine scripts, two at a time, each in a process of its own, once."""
 
     def examine(name: str) -> Report:
         return examine_script(find_script(name), threads=1, again=False)
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(2) as pool:
         return Round(dict(zip(names, pool.map(examine, names), strict=True)))

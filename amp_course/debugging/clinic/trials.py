@@ -1,5 +1,5 @@
 """What the clinic's exercises share: run an answer and note the cause that it names, draw a small
-training, record its updates and judge them.
+training, and record its updates.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Runner:
         self.answer, self._causes, self._ops = answer, dict[str, None](), dict[str, None]()
 
     def __call__(self, case: str, *arguments: Any) -> Any:
-        """Return what the answer gives for the arguments."""
         with named_causes() as named:
             got = call_answer(self.answer, case, *arguments)
         self._causes[" and ".join(name for name, _ in named) or UNNAMED] = None
@@ -80,9 +79,7 @@ class Runner:
         return got
 
     def last_case(self, with_op: bool = False) -> Case:
-        """Return a case with the causes, and with the ops that `first_nonfinite` names, to be
-        judged once all else is right.
-        """
+        """Return a case with the causes, and with the ops, to be judged once all else is right."""
         ops = {OP: " and ".join(self._ops) or "none"} if with_op else {}
         return Case("", {CAUSE: " and ".join(self._causes), **ops})
 
@@ -90,7 +87,7 @@ class Runner:
 def cases_with_cause(
     on_rank: Callable[[Any, int, slice], list[Case]], answer: Any, draw: random.Random
 ) -> Iterator[Case]:
-    """Yield the cases of two ranks, each with the fact "named", and a last case with the causes.
+    """Yield the cases of two ranks, and a last case with the causes.
 
     The first case runs alone, as it is enough to recognize most mistakes.
     """
@@ -120,9 +117,7 @@ def draw_batches(
     classes: int,
     overflow: Sequence[int] = (),
 ) -> list[tuple[Tensor, Tensor]]:
-    """Draw batches for cross entropy. The inputs of those in `overflow` (1 is the first) are too
-    large for fp16.
-    """
+    """Draw batches for cross entropy; the inputs of those in `overflow` (from 1) overflow fp16."""
     return [
         (
             torch.randn(rows, inputs, generator=generator) * (1e6 if number in overflow else 1.0),
@@ -135,8 +130,8 @@ def draw_batches(
 def read_losses(
     got: Any, case: str, count: int, without: Sequence[int] = (), what: str = "losses"
 ) -> list[float]:
-    """Return the losses of `count` batches as floats, but not those of the batches `without` (1 is
-    the first). Raises Wrong for anything but a list of that length.
+    """Return the losses of `count` batches, but for those `without` (1 is the first), as floats.
+    Raises Wrong for anything but a list of that length.
     """
     losses = got.tolist() if isinstance(got, Tensor) and got.dim() == 1 else got
     if not isinstance(losses, (list, tuple)):
@@ -149,7 +144,7 @@ def read_losses(
 
 
 def describe_cause(evidence: str) -> dict[str, str]:
-    """Return the message for a cause other than the script's, with what was measured on it."""
+    """Return the messages for another cause or op than the script's, with what was measured."""
     return {
         CAUSE: f"your function does what it should, but it names {{got}} as the cause. {evidence} "
         "`CAUSES` lists the names to choose from",
@@ -184,7 +179,6 @@ class Recorded:
 
     @property
     def passes(self) -> int:
-        """The number of forward passes."""
         return len(self.weights) - 1
 
     @property
@@ -206,8 +200,7 @@ class Recorded:
 def sizes_of_updates(
     weights: Sequence[Tensor], right_update: Callable[[nn.Module, int], Tensor], model: nn.Module
 ) -> list[tuple[float, float]]:
-    """Compare each update with the right one from the same weights, so that earlier updates do not
-    matter.
+    """Compare each update with the right one from the same weights.
 
     right_update: takes a copy of the model, with the weights before batch n, and n; returns the
                   right change of the weights
@@ -219,19 +212,15 @@ def sizes_of_updates(
         vector_to_parameters(before.clone(), twin.parameters())
         wanted, got = right_update(twin, number).double(), (after - before).double()
         length = wanted.norm()
-        right = bool((got - wanted).norm() <= 0.05 * length)
-        sizes.append(
-            (1.0, 1.0) if right else (float(got @ wanted / length**2), float(got.norm() / length))
-        )
+        size = float(got @ wanted / length**2), float(got.norm() / length)
+        sizes.append((1.0, 1.0) if (got - wanted).norm() <= 0.05 * length else size)
     return sizes
 
 
 def fp32_gradient(
     model: nn.Module, loss: Callable[[Tensor, Any], Tensor], batch: tuple[Tensor, Any]
 ) -> Tensor:
-    """Return the gradient of `loss(outputs, targets)` for all weights as one vector,
-    computed in fp32.
-    """
+    """Return the gradient of `loss(outputs, targets)`, computed in fp32, as one vector."""
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         gradients = torch.autograd.grad(loss(model(batch[0]), batch[1]), list(model.parameters()))
     return torch.cat([one.flatten() for one in gradients])

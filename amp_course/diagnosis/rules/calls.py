@@ -21,11 +21,8 @@ def check_passes(update: Update, training: Training) -> Findings:
         yield finding("autocast-left-open")
     elif any(one.in_autocast for one in update.backwards):
         yield finding("backward-in-autocast")
-    if (
-        update.error is not None
-        or update.backwards
-        or any(not one.gradient.empty for one in update.steps())
-    ):
+    by_hand = any(not one.gradient.empty for one in update.steps())
+    if update.error is not None or update.backwards or by_hand:
         return
     if not any(p.requires_grad for slot in training.slots for p in slot.parameters):
         yield finding("frozen-optimizer", gradients_that_arrived=0)
@@ -41,17 +38,11 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     passes = [one for one in update.backwards if one.arrived]
     if not passes:
         return
-    for one in [
-        one
-        for one in regions
-        if one.inside and one.casts and not one.enabled and one.device != device
-    ][:1]:
-        yield finding(
-            "island-of-another-device",
-            place=str(one.line or ""),
-            made_for=one.device,
-            parameters_on=device,
-        )
+    others = (one for one in regions if not one.enabled and one.device != device)
+    island = next((one for one in others if one.inside and one.casts), None)
+    if island is not None:
+        devices = {"made_for": island.device, "parameters_on": device}
+        yield finding("island-of-another-device", place=str(island.line or ""), **devices)
     entered = [one for one in regions if one.device == device]
     on = any(one.enabled for one in entered)
     ran = [*(op for one in passes for op in one.graph.loss_ops), *update.losses_outside]
@@ -63,15 +54,12 @@ def check_precision(update: Update, second: Update | None, training: Training) -
         name, dtype = late[0][0], str(late[0][1])[6:]
         cause = (
             f"a part of the loss (`{name}`) was computed in {dtype} after the region had ended; "
-            f"inside it, autocast on a GPU "
-            "runs that in fp32"
+            "inside it, autocast on a GPU runs that in fp32"
         )
         yield finding("loss-outside-autocast", cause, such_operations=len(late))
     if second is not None and second.scalers_made and second.called("scale"):
-        yield finding(
-            "scaler-inside-step",
-            scalers_made_in_two_updates=update.scalers_made + second.scalers_made,
-        )
+        made = update.scalers_made + second.scalers_made
+        yield finding("scaler-inside-step", scalers_made_in_two_updates=made)
     if any(one.graph.low or one.graph.opaque for one in passes):
         return
     matmuls = sum(one.graph.fp32_matmuls for one in passes)
@@ -84,27 +72,20 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     elif update.called("scale") and not on:
         elsewhere = " and ".join(sorted({one.device for one in regions if one.enabled}))
         cause = (
-            f"the loss is scaled, and nothing runs in 16 bits: autocast was entered for "
+            "the loss is scaled, and nothing runs in 16 bits: autocast was entered for "
             f"{elsewhere}, and the parameters are on {device}"
         )
-        yield finding(
-            "no-autocast",
-            cause if elsewhere else "",
-            regions_entered=len(entered),
-            backward_passes=len(passes),
-        )
+        counts = {"regions_entered": len(entered), "backward_passes": len(passes)}
+        yield finding("no-autocast", cause if elsewhere else "", **counts)
 
 
 def in_fp16_unscaled(update: Update, training: Training) -> bool:
     """Return True if gradients come out of fp16 autocast, and no scaler was called."""
-    on = [
-        one.dtype for one in update.of(Region) if one.enabled and one.device == training.device_type
-    ]
-    halves = any(
-        one.arrived and torch.float16 in one.graph.low and one.graph.casts
-        for one in update.backwards
-    )
-    return torch.float16 in on and halves and not update.called("scale")
+    device, half = training.device_type, torch.float16
+    on = {one.dtype for one in update.of(Region) if one.enabled and one.device == device}
+    graphs = (one.graph for one in update.backwards if one.arrived)
+    casts = any(half in one.low and one.casts for one in graphs)
+    return half in on and casts and not update.called("scale")
 
 
 def check_zeros(updates: Sequence[Update], training: Training) -> Iterator[Finding | str]:
@@ -113,9 +94,8 @@ def check_zeros(updates: Sequence[Update], training: Training) -> Iterator[Findi
         steps = [one.gradient for update in updates for one in update.steps(number)]
         if not steps or not all(any(one.present) and one.empty for one in steps):
             continue
-        came = [
-            one.arrived[number] for u in updates for one in u.backwards if number in one.arrived
-        ]
+        passes = (one for update in updates for one in update.backwards)
+        came = [one.arrived[number] for one in passes if number in one.arrived]
         by_grad = any(update.differentiated > len(update.backwards) for update in updates)
         if any(not one.empty for one in came) or not (came or by_grad):
             continue
@@ -166,23 +146,14 @@ def mixes_weights(updates: Sequence[Update], training: Training) -> bool:
 def check_steps(updates: Sequence[Update], training: Training, accumulate: int) -> Findings:
     """Look for steps that used gradients twice, or came in every micro-batch."""
     for number, steps in _uses(updates, training):
-        in_group = {
-            one.call
-            for one in updates[0].steps(number)
-            if one.call < accumulate and not one.gradient.empty
-        }
-        if accumulate > 1 and len(in_group) > 1:
-            cause = (
-                f"the optimizer stepped {len(in_group)} times in a group of {accumulate} "
-                f"micro-batches"
-            )
-            every = len(in_group) >= accumulate
-            yield finding(
-                "stepped-every-micro-batch",
-                "" if every else cause,
-                steps=len(in_group),
-                micro_batches=accumulate,
-            )
+        used = (one for one in updates[0].steps(number) if not one.gradient.empty)
+        times = len({one.call for one in used if one.call < accumulate})
+        if accumulate > 1 and times > 1:
+            cause = f"the optimizer stepped {times} times in a group of {accumulate} micro-batches"
+            if times >= accumulate:
+                cause = ""
+            counts = {"steps": times, "micro_batches": accumulate}
+            yield finding("stepped-every-micro-batch", cause, **counts)
             continue
         for before, after in itertools.pairwise(steps):
             again = after.parts and all(one in before.parts for one in after.parts)
@@ -198,24 +169,17 @@ def check_clearing(updates: Sequence[Update], training: Training) -> Findings:
         for used in [one for one in steps if one.stale and len(one.stale) < len(one.parts)][:1]:
             old = used.parts[len(used.stale)].before[number].norm
             yield finding("never-cleared", norm_of_gradients_left_over=old)
-        if steps and all(one.step.gradient.empty for one in steps):
-            came = (
-                one.arrived.get(number) for used in steps for one in [*used.parts, *used.cleared]
-            )
+        filled = [one for one in steps if not one.step.gradient.empty]
+        if steps and not filled:
+            passes = [one for used in steps for one in [*used.parts, *used.cleared]]
+            came = (one.arrived[number] for one in passes if number in one.arrived)
             # inf may have been replaced by 0
-            if any(one is not None and not one.empty and one.finite for one in came):
+            if any(not one.empty and one.finite for one in came):
                 yield finding("cleared-before-step", optimizer=number)
-        moving = [
-            one
-            for one in steps
-            if not one.step.gradient.empty and one.step.gradient.finite and one.step.rate > 0
-        ]
-        moved = any(update.changed[number] for update in updates)
-        if (
-            not moved
-            and len(moving) > 1
-            and _ought_to_move(moving[0], training.slots[number].parameters)
-        ):
+        moving = [one for one in filled if one.step.gradient.finite and one.step.rate > 0]
+        if len(moving) < 2 or any(update.changed[number] for update in updates):
+            continue
+        if _ought_to_move(moving[0], training.slots[number].parameters):
             yield finding("weights-unchanged", steps=len(moving), learning_rate=moving[0].step.rate)
 
 
@@ -297,7 +261,7 @@ def check_updates(
                 yield _misplaced_update(between, used, training, accumulate)
                 return
             since = max(
-                (place[id(one)] for one in scaler_updates if place[id(one)] < begin), default=-1
+                (at for one in scaler_updates if (at := place[id(one)]) < begin), default=-1
             )
             unscaled = [one for one in calls if one.name == "unscale" and one.number == number]
             for first in [one for one in unscaled if since < place[id(one)] < end][:1]:
@@ -312,17 +276,14 @@ def check_updates(
 def _misplaced_update(
     updates: Sequence[Call], used: Used, training: Training, accumulate: int
 ) -> Finding:
+    count = len(updates)
     if accumulate > 1 and updates[0].call < used.step.call:
-        return finding(
-            "update-every-micro-batch",
-            updates_before_the_step=len(updates),
-            micro_batches=accumulate,
-        )
+        counts = {"updates_before_the_step": count, "micro_batches": accumulate}
+        return finding("update-every-micro-batch", **counts)
     if len(training.optimizers) > 1:
-        return finding(
-            "update-per-optimizer", optimizer=used.step.number, updates_before_its_step=len(updates)
-        )
-    return finding("update-before-step", updates_before_the_step=len(updates))
+        shown = {"optimizer": used.step.number, "updates_before_its_step": count}
+        return finding("update-per-optimizer", **shown)
+    return finding("update-before-step", updates_before_the_step=count)
 
 
 def _optimizer_of(scheduler: object, training: Training) -> int | None:

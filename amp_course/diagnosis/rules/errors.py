@@ -30,17 +30,13 @@ def described(error: BaseException) -> str:
         return _of_child(str(error))
     text = exceptions.described(error, 300)
     here = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")
-    frames = [
-        one
-        for one in traceback.extract_tb(error.__traceback__)
-        if not one.filename.startswith(here)
-    ]
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [one for one in stack if not one.filename.startswith(here)]
     own = [one for one in frames if not is_of_a_library(one.filename)] or frames
     if not own:
         return text
-    return (
-        f"{text} (line {own[-1].lineno} of {os.path.basename(own[-1].filename)}, `{own[-1].line}`)"
-    )
+    last = own[-1]
+    return f"{text} (line {last.lineno} of {os.path.basename(last.filename)}, `{last.line}`)"
 
 
 def _of_child(told: str) -> str:
@@ -77,16 +73,14 @@ def name_error(
     if "modified by an inplace operation" in message and stepped and stepped[-1] is not None:
         cause = (
             f"the script raised {said}: the step in {stepped[-1]} changed weights that this "
-            f"backward pass still needs"
+            "backward pass still needs"
         )
         yield finding("script-raises", cause, place=str(stepped[-1]), variant="stepped-early")
         return
     found = exceptions.check_error(updates, training, 1)
-    yield (
-        finding("script-raises", f"the script raised {said}")
-        if found.name == "step-raises"
-        else found
-    )
+    if found.name == "step-raises":
+        found = finding("script-raises", f"the script raised {said}")
+    yield found
 
 
 def swallowed(raised: Sequence[BaseException]) -> Finding:
@@ -102,9 +96,5 @@ def often_swallowed(raised: Sequence[str], updates: int) -> Findings:
             "in some steps an exception is raised and caught, and nothing is learnt from their "
             "batches"
         )
-        yield finding(
-            "swallowed-exception",
-            cause,
-            raised=f"in {len(raised)} of {steps} steps",
-            the_first=raised[0],
-        )
+        told = f"in {len(raised)} of {steps} steps"
+        yield finding("swallowed-exception", cause, raised=told, the_first=raised[0])

@@ -31,19 +31,14 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     calls = [event for event in events if isinstance(event, Call)]
     last = calls[-1] if calls else None
     if last is not None and last.closure:
-        cause = (
-            f"`scaler.step` was given a closure, and `GradScaler` does not work with one ({said})"
-        )
-        return finding("step-raises", cause)
-    if (
-        "unscale_() has already been called" in message
-        or "unscale_() is being called after step" in message
-    ):
+        cause = "`scaler.step` was given a closure, and `GradScaler` does not work with one"
+        return finding("step-raises", f"{cause} ({said})")
+    if re.search(r"unscale_\(\) (has already been called|is being called after step)", message):
         return _unscaled_again(updates, calls, accumulate, said)
     if "step() has already been called" in message:
         told = len(updates) == 1 or any(call.name == "update" for call in calls)
         twice = _same_gradients(events[:-1]) and told
-        return finding("stepped-twice" if twice else "update-missing", torch_says=said)
+        return finding("stepped-twice", torch_says=said) if twice else _no_update(calls, said)
     if "on the same device" in message or "two devices" in message:
         return finding("two-devices", torch_says=said)
     if "unscale FP16 gradients" in message:
@@ -80,18 +75,15 @@ def _unscaled_again(
     updated = any(call.name == "update" for call in calls)
     recent: list[Call] = []  # since the scaler's last update
     for call in calls:
-        recent = (
-            []
-            if call.name == "update"
-            else [*recent, call]
-            if call.name in ("unscale", "scaler.step")
-            else recent
-        )
+        if call.name == "update":
+            recent.clear()
+        elif call.name in ("unscale", "scaler.step"):
+            recent.append(call)
     if any(call.name == "scaler.step" for call in recent[:-1]):
         if recent[-1].name == "unscale" and "after step" in said and (updated or len(updates) == 1):
             cause = "`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients"
             return finding("unscaled-twice", cause, torch_says=said)
-        return finding("update-missing", torch_says=said)
+        return _no_update(calls, said)
     here = updates[-1].called("unscale")
     if len(here) < 2 <= len(updates) and not updated:
         by_hand = any(not step.by_scaler for update in updates for step in update.steps())
@@ -103,6 +95,16 @@ def _unscaled_again(
     unscaled = [call for call in recent if call.name == "unscale"] if accumulate > 1 else here
     several = len({call.call for call in unscaled}) > 1
     return finding("unscaled-every-micro-batch" if several else "unscaled-twice", torch_says=said)
+
+
+def _no_update(calls: Sequence[Call], said: str) -> Finding:
+    """Name the step after which the scaler of the last call was not updated."""
+    own = [call for call in calls if call.scaler == calls[-1].scaler]
+    line = next((call.line for call in reversed(own[:-1]) if call.name == "scaler.step"), None)
+    cause = ""
+    if len(own) < len(calls) and not any(call.name == "update" for call in own):
+        cause = "`update()` never ran on the scaler of this step, only on another one"
+    return finding("update-missing", cause, torch_says=said, place=str(line or ""))
 
 
 def _same_gradients(events: Sequence[Event]) -> bool:
@@ -119,15 +121,11 @@ def _stepped_while_scaled(update: Update) -> bool:
     """Return True if an optimizer stepped, past the scaler, with gradients that carry the scale."""
     by_hand = [one for one in update.steps() if not one.by_scaler]
     for used in steps_of(update.events, by_hand[0].number) if by_hand and update.scales else ():
-        arrived = [
-            one.arrived[used.step.number].values
-            for one in used.parts
-            if used.step.number in one.arrived
-        ]
+        number = used.step.number
+        came = [one.arrived[number].values for one in used.parts if number in one.arrived]
         norms = [clip.norm for clip in update.of(Clip)] or [used.step.gradient.norm]
-        if arrived and norms[0] * math.sqrt(max(update.scales)) > float(
-            torch.stack(arrived).sum(0).norm()
-        ):
+        larger = norms[0] * math.sqrt(max(update.scales))
+        if came and larger > float(torch.stack(came).sum(0).norm()):
             return True
     return False
 
@@ -143,15 +141,14 @@ def _update_alone(
     since = events.index(before[-1]) if before else 0
     if any(isinstance(event, Step) and not event.by_scaler for event in events[since:]):
         cause = (
-            f"`scaler.update()` ran, and the optimizer was stepped by hand: the scaler has "
-            f"looked for no inf ({said})"
+            "`scaler.update()` ran, and the optimizer was stepped by hand: the scaler has looked "
+            f"for no inf ({said})"
         )
         return finding("step-raises", cause)
     if accumulate > 1 and here.call % accumulate < accumulate - 1:
         return finding("update-every-micro-batch", torch_says=said)
-    return finding(
-        "update-before-step" if _step_follows(error) else "never-stepped", torch_says=said
-    )
+    name = "update-before-step" if _step_follows(error) else "never-stepped"
+    return finding(name, torch_says=said)
 
 
 def _step_follows(error: BaseException) -> bool:
@@ -161,10 +158,7 @@ def _step_follows(error: BaseException) -> bool:
         return False
     code, line = found
     last = max(number or 0 for *_, number in code.co_lines())
-    return any(
-        ".step(" in linecache.getline(code.co_filename, number)
-        for number in range(line + 1, last + 1)
-    )
+    return any(".step(" in one for one in linecache.getlines(code.co_filename)[line:last])
 
 
 def _step_of_nothing(
@@ -180,19 +174,11 @@ def _step_of_nothing(
     earlier = steps_of(events, number)
     unused = [one for one in mine if not any(one in used.parts for used in earlier)]
     if unused:
-        unscaled = [
-            one
-            for one in events
-            if isinstance(one, Call) and (one.name, one.number) == ("unscale", number)
-        ]
-        early = (
-            unscaled
-            and unscaled[-1].empty
-            and events.index(unscaled[-1]) < events.index(unused[-1])
-        )
-        return finding(
-            "unscaled-before-backward" if early else "cleared-before-step", torch_says=said
-        )
+        calls = (one for one in events if isinstance(one, Call) and one.name == "unscale")
+        last = next((one for one in reversed([*calls]) if one.number == number), None)
+        early = last and last.empty and events.index(last) < events.index(unused[-1])
+        name = "unscaled-before-backward" if early else "cleared-before-step"
+        return finding(name, torch_says=said)
     if not backwards:
         frozen = not any(p.requires_grad for p in parameters)
         return finding("frozen-optimizer" if frozen else "no-backward", torch_says=said)
@@ -200,9 +186,6 @@ def _step_of_nothing(
     if foreign and any(len(training.optimizers) in event.arrived for event in backwards):
         return finding("foreign-parameters", torch_says=said)
     if mine and earlier:
-        return finding(
-            "stepped-twice",
-            "an optimizer stepped a second time, with no gradients left",
-            torch_says=said,
-        )
+        cause = "an optimizer stepped a second time, with no gradients left"
+        return finding("stepped-twice", cause, torch_says=said)
     return frozen_optimizer(training, number, torch_says=said)

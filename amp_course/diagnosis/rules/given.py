@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.watching.calling import size_of
-from amp_course.watching.records import Training, Update
+from amp_course.watching.records import Step, Training, Update
 
 _OF_A_MODE = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
@@ -48,11 +48,8 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         came = [one.arrived.get(number) for update in updates for one in update.backwards]
         used = [one.gradient for update in updates for one in update.steps(number)]
         flags = [one.present for one in [*came, *used] if one is not None]
-        return [
-            p
-            for p, *there in zip(training.slots[number].parameters, *flags, strict=True)
-            if any(there)
-        ]
+        each = zip(training.slots[number].parameters, *flags, strict=True)
+        return [p for p, *there in each if any(there)]
 
     left = reached(rest)
     masters = any(id(p) not in names for slot in slots for p in slot.parameters)
@@ -63,38 +60,28 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         ids = {id(p) for p in found}
         without = [p for p in slot.parameters if p.requires_grad and id(p) not in ids]
         if found and without:
-            count = f"{len(slot.parameters)} parameters"
-            yield (
-                f"{_listed(without, names)} of the optimizer's {count} got no gradient in these "
-                f"calls."
-            )
+            of = f"of the optimizer's {len(slot.parameters)} parameters"
+            yield f"{_listed(without, names)} {of} got no gradient in these calls."
         stepped = sum(id(p) not in names for p in found)
         masters = max(training.twins(number) or [-1]) >= 0
         if stepped and not masters and any(id(p) in names for p in slot.parameters):
-            yield (
-                f"The optimizer also steps {stepped} parameters of no model that was passed, and "
-                f"they get gradients."
-            )
+            strange = f"{stepped} parameters of no model that was passed"
+            yield f"The optimizer also steps {strange}, and they get gradients."
     owners = [key for slot in slots for key in {id(p) for p in slot.parameters}]
     if twice := len(owners) - len(set(owners)):
         yield f"{twice} parameters are in more than one optimizer: each of its steps moves them."
     first = updates[0]
-    kinds = {
-        type(m).__name__ for m in first.modes if isinstance(m, _OF_A_MODE) and getattr(m, "p", True)
-    }
+    layers = (one for one in first.modes if isinstance(one, _OF_A_MODE) and getattr(one, "p", True))
+    kinds = ", ".join(sorted({type(one).__name__ for one in layers}))
     if kinds and not any(first.modes.values()):
-        which = ", ".join(sorted(kinds))
         yield (
-            f"The model trains in evaluation mode, `eval()`, and has layers that differ in it "
-            f"({which})."
+            "The model trains in evaluation mode, `eval()`, and has layers that differ in it "
+            f"({kinds})."
         )
     for number, share in first.left.items():
         if share < 0.05 and first.steps(number):
-            yield (
-                f"After the step the weights are overwritten: of the update {max(share, 0.0):.1%} "
-                f"is left at the "
-                "end of the call."
-            )
+            left_over = f"{max(share, 0.0):.1%} is left at the end of the call"
+            yield f"After the step the weights are overwritten: of the update {left_over}."
 
 
 def _listed(parameters: Sequence[Tensor], names: Mapping[int, str]) -> str:
@@ -118,11 +105,8 @@ def check_strangers(
     steps = update.steps()
     own = any(not one.other or _wraps(training, one.number, one.optimizer) for one in steps)
     others = {one.other for one in steps if one.other}
-    strange = {
-        type(one.optimizer).__name__
-        for one in update.events
-        if getattr(one, "number", 0) == -1 and hasattr(one, "optimizer")
-    }
+    foreign = (one for one in update.of(Step) if one.number < 0)
+    strange = {type(one.optimizer).__name__ for one in foreign}
     if not own and (others or strange):
         yield finding("foreign-optimizer", the_one_that_steps=", ".join(sorted(others | strange)))
         return
@@ -135,9 +119,8 @@ def check_strangers(
         if reaches_rest and not reaches_own and not update.changed[rest] and not by_hand:
             yield finding("foreign-parameters", optimizer=0)
         elif reaches_own and not reaches_rest and not is_run():
-            yield finding(
-                "foreign-model", parameters_of_the_model=len(models), calls_of_the_model=0
-            )
+            counts = {"parameters_of_the_model": len(models), "calls_of_the_model": 0}
+            yield finding("foreign-model", **counts)
     used = {call.scaler for call in update.called("scale")}
     if given and used and used.isdisjoint(range(len(given))):
         yield finding("foreign-scaler", scalers_in_use=len(used))
@@ -163,19 +146,15 @@ def _check_masters(update: Update, training: Training) -> Findings:
             )
             yield finding("weights-unchanged", cause, optimizer=number)
         elif not stepped and len(strange) < len(slot.parameters):
-            yield finding(
-                "foreign-parameters", parameters_without_a_gradient=len(strange), optimizer=number
-            )
+            count = {"parameters_without_a_gradient": len(strange)}
+            yield finding("foreign-parameters", **count, optimizer=number)
 
 
 def _wraps(training: Training, number: int, optimizer: Any) -> bool:
-    """Return True if one of an optimizer and the passed one holds the other,
-    or they share groups.
-    """
+    """Return True if an optimizer and the passed one share groups, or one holds the other."""
     passed = training.optimizers[number]
-    if optimizer is passed or any(
-        a is b for a in optimizer.param_groups for b in passed.param_groups
-    ):
+    groups = {id(group) for group in passed.param_groups}
+    if optimizer is passed or groups & set(map(id, optimizer.param_groups)):
         return True
     pairs = ((passed, optimizer), (optimizer, passed))
     return any(value is inner for outer, inner in pairs for value in vars(outer).values())

@@ -30,9 +30,8 @@ def tolerance_for(dtypes: set[torch.dtype]) -> float:
 
 def first_use(update: Update, number: int) -> Used | None:
     """Return the first step of an optimizer that had gradients to step with."""
-    return next(
-        (one for one in steps_of(update.events, number) if not one.step.gradient.empty), None
-    )
+    uses = steps_of(update.events, number)
+    return next((one for one in uses if not one.step.gradient.empty), None)
 
 
 def arrived(used: Used, number: int) -> Gradient | None:
@@ -69,9 +68,7 @@ class Pair:
         return self.scales[0] / self.scales[1]
 
     def uses(self, number: int, *, enlarged: bool = False) -> tuple[Used, Used] | None:
-        """Return the first step at either scale, None if one took none; enlarged:
-        those of `large`.
-        """
+        """Return the first step at either scale, None if one took none; enlarged: of `large`."""
         both = self.large if enlarged and self.large else (self.high, self.low)
         high, low = (first_use(one, number) for one in both)
         return None if high is None or low is None else (high, low)
@@ -104,28 +101,20 @@ def check_scale(pair: Pair, number: int) -> Findings:
     if uses is None:
         return
     high, low = uses
+    one, other = high.step.gradient, low.step.gradient
     evidence: dict[str, float | str] = {
-        "gradient_norms_at_the_step": f"{high.step.gradient.norm:.3g} and "
-        f"{low.step.gradient.norm:.3g}",
+        "gradient_norms_at_the_step": f"{one.norm:.3g} and {other.norm:.3g}",
         "loss_scales": f"{pair.scales[0]:g} and {pair.scales[1]:g}",
     }
-    factor, distance = along(high.step.gradient.values, low.step.gradient.values)
+    factor, distance = along(one.values, other.values)
     same = distance <= pair.tolerance and near(factor, 1.0)
     powers = pair.powers(high, low)
+    partly = 0 in powers and set(powers) <= {0, 1} and not (same and 1 not in powers)
     if not same and None in powers and arrived(high, number) is not None:
         yield finding("depends-on-scale", **evidence, relative_distance=distance)
-    elif (
-        0 in powers
-        and set(powers) <= {0, 1}
-        and high.step.by_scaler
-        and not (same and 1 not in powers)
-    ):
-        yield finding(
-            "loss-not-scaled",
-            **evidence,
-            backward_passes=len(powers),
-            without_scale=powers.count(0),
-        )
+    elif partly and high.step.by_scaler:
+        counts = {"backward_passes": len(powers), "without_scale": powers.count(0)}
+        yield finding("loss-not-scaled", **evidence, **counts)
     elif not same and 2 in powers:
         cause = (
             "a part of the loss was computed from gradients of a scaled loss, which nobody divided "
@@ -144,16 +133,13 @@ def check_scale(pair: Pair, number: int) -> Findings:
 
 
 def _with_scale(pair: Pair, high: Used, evidence: dict[str, float | str]) -> Finding:
-    """The stepped gradient grows with the scale: not divided,
-    or by a number that fits one scale.
-    """
+    """The stepped gradient grows with the scale: not divided, or by a number that fits one."""
     total = arrived(high, high.step.number)
     share = 1.0 if total is None or not total.norm else high.step.gradient.norm / total.norm
     if near(share * pair.scales[0], 1.0, 0.05) or share < 1e-3:
         cause = (
             f"the gradients are divided by {1 / share:g} whatever the loss scale is: when the "
-            f"scale moves, the update is too "
-            "large or too small"
+            "scale moves, the update is too large or too small"
         )
         return finding("depends-on-scale", cause, **evidence)
     return finding("still-scaled", **evidence)
@@ -188,9 +174,8 @@ def _by_parameter(pair: Pair, number: int) -> Findings:
         )
         found = Counter(_OF_A_PART[one] for one in powers if one in _OF_A_PART)
         for name, count in found.most_common(1):
-            yield finding(
-                name, parameters=count, loss_scales=f"{pair.scales[0]:g} and {pair.scales[1]:g}"
-            )
+            scales = f"{pair.scales[0]:g} and {pair.scales[1]:g}"
+            yield finding(name, parameters=count, loss_scales=scales)
             return
 
 
@@ -222,9 +207,7 @@ def divided_twice(pair: Pair, number: int, *, enlarged: bool = False) -> bool:
 
 
 def _limit_while_scaled(pair: Pair, number: int) -> float | None:
-    """Return the norm to which scaled gradients are cut:
-    at the step, it is divided by the scale.
-    """
+    """Return the norm to which scaled gradients are cut; at the step, the scale divides it."""
     for enlarged in (True, False):
         uses = pair.uses(number, enlarged=enlarged)
         if uses and divided_twice(pair, number, enlarged=enlarged):
@@ -321,20 +304,17 @@ def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int])
 
 
 def arrived_for_masters(update: Update, training: Training, number: int) -> Tensor | None:
-    """Return what arrived at the parameters that an optimizer holds masters of;
-    None for no masters.
-    """
+    """Return what arrived at the parameters that an optimizer holds masters of, if it does."""
     twins, last = training.twins(number), len(training.optimizers)
     passes = [one.arrived[last] for one in update.backwards if last in one.arrived]
     if twins is None or max(twins, default=-1) < 0 or not passes:
         return None
     slot = training.slots[number]
-    values = passes[0].values.new_zeros(slot.size)
+    total = torch.stack([one.values for one in passes]).sum(0)
+    values = total.new_zeros(slot.size)
     for place, twin in zip(slot.slices, twins, strict=True):
         if twin >= 0:
-            values[place] = torch.stack(
-                [one.values[one.layout.slices[twin]] for one in passes]
-            ).sum(0)
+            values[place] = total[passes[0].layout.slices[twin]]
     return values
 
 
@@ -343,6 +323,5 @@ def by_calls(used: Used, number: int) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for one in used.parts:
         if number in one.arrived:
-            values = one.arrived[number].values
-            found[one.call] = found[one.call] + values if one.call in found else values
+            found[one.call] = found.get(one.call, 0) + one.arrived[number].values
     return found

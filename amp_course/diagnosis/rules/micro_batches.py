@@ -31,11 +31,9 @@ class MicroBatches:
 
     def look_at(self, update: Update) -> None:
         """Count what an update adds up."""
-        cleared = [
-            one.arrived.get(0) for used in steps_of(update.events, 0) for one in used.cleared
-        ]
-        unused = [one for one in cleared if one is not None and one.finite]
-        self.groups.append((len(update.backwards), len(unused)))
+        cleared = [one for used in steps_of(update.events, 0) for one in used.cleared]
+        unused = sum(0 in one.arrived and one.arrived[0].finite for one in cleared)
+        self.groups.append((len(update.backwards), unused))
         self.shares += [one.graph.factor / _scale_of(one) for one in update.backwards]
 
     def findings(self) -> Findings:
@@ -83,11 +81,8 @@ def check_thrown_away(update: Update) -> Findings:
         if not used.cleared or len(used.parts) != 1 or len(parts) < 2 or used.step.closure:
             return
         last = used.parts[0].arrived.get(0)
-        if (
-            last is None
-            or any(one.moved for one in parts)
-            or len({str(one.line) for one in parts}) > 1
-        ):
+        several = len({str(one.line) for one in parts}) > 1
+        if last is None or several or any(one.moved for one in parts):
             return
         clipped = any(clip.norm > clip.limit for clip in update.of(Clip))
         if clipped or near(used.step.gradient.norm * _scale_of(used.parts[0]), last.norm):
@@ -105,21 +100,13 @@ def check_clipped_early(update: Update) -> Findings:
     passes = 0
     for place, event in enumerate(update.events):
         passes += isinstance(event, Backward)
-        if (
-            not isinstance(event, Clip)
-            or not passes
-            or not event.limit < event.norm < math.inf
-            or event.scaled
-        ):
+        if not passes or not isinstance(event, Clip) or event.scaled:
             continue
-        following = next(
-            (one for one in update.events[place:] if isinstance(one, (Backward, Step))), None
-        )
-        if isinstance(following, Backward):
-            kept = [
-                following.before[n].norm for n in event.numbers if not following.before[n].empty
-            ]
-            if kept:
+        rest = (one for one in update.events[place:] if isinstance(one, (Backward, Step)))
+        following = next(rest, None)
+        if event.limit < event.norm < math.inf and isinstance(following, Backward):
+            held = [following.before[number] for number in event.numbers]
+            if kept := [one.norm for one in held if not one.empty]:
                 yield finding(
                     "clipped-every-micro-batch",
                     norm_that_arrived=event.norm,
@@ -144,8 +131,8 @@ def check_mixed_passes(updates: Sequence[Update], training: Training) -> Finding
                 left = following.before[number].norm
                 if left and any(steps[number] >= steps[other] for other in others):
                     cause = (
-                        "the gradients that a backward pass for another optimizer's step left here "
-                        "were not cleared, so they are added to those of the next pass"
+                        "the gradients of an earlier backward pass, from before another "
+                        "optimizer's step, were not cleared: the next pass adds to them"
                     )
                     yield finding("never-cleared", cause, norm_of_gradients_left_over=left)
                     return

@@ -26,11 +26,8 @@ def check_summaries(summaries: Sequence[Summary], shared: Collection[int] = ()) 
     yield from _clipped_while_scaled(summaries) or _clipped_by_hand(summaries)
     uses = [use for one in summaries for use in one.uses if use.arrived > 0]
     scaled = [(use, use.scale) for use in uses if use.scale is not None and use.scale > 1]
-    still = [
-        (use, scale)
-        for use, scale in scaled
-        if not use.by_scaler and not use.unscaled and near(use.norm, use.arrived)
-    ]
+    past = [(use, scale) for use, scale in scaled if not use.by_scaler and not use.unscaled]
+    still = [(use, scale) for use, scale in past if near(use.norm, use.arrived)]
     if 2 * len(still) > len(scaled):
         use, scale = still[-1]
         yield finding("still-scaled", norm_at_the_step=use.norm, loss_scale=scale)
@@ -40,37 +37,28 @@ def check_summaries(summaries: Sequence[Summary], shared: Collection[int] = ()) 
         if 2 * len(twice) > len(mine):
             use, scale = twice[-1]
             cause = _SHARED if number in shared else ""
-            yield finding(
-                "unscaled-twice", cause, norm_at_the_step=use.norm, true_norm=use.norm * scale
-            )
+            norms = {"norm_at_the_step": use.norm, "true_norm": use.norm * scale}
+            yield finding("unscaled-twice", cause, **norms)
             break
     skipped = sum(one.skipped for one in summaries)
     if len(summaries) >= _FEW and 2 * skipped > len(summaries) and summaries[-1].skipped:
-        first, low = (
-            max(some, default=0.0) for some in (summaries[0].scales, summaries[-1].scales_after)
-        )
+        first = max(summaries[0].scales, default=0.0)
+        low = max(summaries[-1].scales_after, default=0.0)
         if low < _LOW:
-            yield finding(
-                "scale-keeps-falling",
-                skipped=f"{skipped} of {len(summaries)} updates",
-                first_scale=first,
-                last_scale=low,
-            )
+            count = f"{skipped} of {len(summaries)} updates"
+            yield finding("scale-keeps-falling", skipped=count, first_scale=first, last_scale=low)
 
 
 def _clipped_while_scaled(summaries: Sequence[Summary]) -> list[Finding]:
-    clips = [
-        (clip, scale)
-        for one in summaries
-        for scale in [max(one.scales, default=1.0)]
-        for clip in one.clips
-        if clip.scaled and not _divided(clip, one, scale)
-    ]
+    clips: list[tuple[Clip, float]] = []
+    for one in summaries:
+        scale = max(one.scales, default=1.0)
+        scaled = (clip for clip in one.clips if clip.scaled)
+        clips += [(clip, scale) for clip in scaled if not _divided(clip, one, scale)]
     cut = [(clip, scale) for clip, scale in clips if clip.limit < clip.norm < math.inf]
     fixed = len({clip.limit for clip, _ in clips}) == 1 and len({scale for _, scale in clips}) > 1
-    if 2 * len(cut) <= len(clips) or not (
-        fixed or all(64 * clip.limit <= scale for clip, scale in cut)
-    ):
+    low = all(64 * clip.limit <= scale for clip, scale in cut)
+    if 2 * len(cut) <= len(clips) or not (fixed or low):
         return []
     clip, scale = cut[-1]
     seen = {"limit": clip.limit, "norm_where_it_was_clipped": clip.norm, "loss_scale": scale}
@@ -102,13 +90,6 @@ def _clipped_by_hand(summaries: Sequence[Summary]) -> list[Finding]:
         several = len(uses) >= 3 and len({scale for _, scale in uses}) > 1
         if limited and several and max(left) <= (1 + CLOSE) * min(left):
             use, scale = uses[-1]
-            return [
-                finding(
-                    "clipped-while-scaled",
-                    limit=left[-1],
-                    true_norm=use.arrived / scale,
-                    loss_scale=scale,
-                    norm_that_was_left=use.norm,
-                )
-            ]
+            seen = {"limit": left[-1], "true_norm": use.arrived / scale, "loss_scale": scale}
+            return [finding("clipped-while-scaled", **seen, norm_that_was_left=use.norm)]
     return []

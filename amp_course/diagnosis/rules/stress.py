@@ -28,57 +28,40 @@ def check_clipping(
     plain: Update, large: Update, factor: float, max_norm: float, training: Training
 ) -> Iterator[Finding | str]:
     """Look at an update with gradients far above max_norm; a string is an observation, no fault."""
-    used = {
-        n: one for n in range(len(training.optimizers)) if (one := first_use(large, n)) is not None
-    }
+    every = ((n, first_use(large, n)) for n in range(len(training.optimizers)))
+    used = {n: one for n, one in every if one is not None}
     if not used:
         return
     steps = {n: one.step for n, one in used.items()}
-    fits = _fits_some_clip(steps, max_norm, training)
-    worst = max(one.gradient.norm for one in steps.values())
+    norms = {n: step.gradient.norm for n, step in steps.items()}
+    fits, worst = _fits_some_clip(steps, max_norm, training), max(norms.values())
     kinds, free = {}, {}
     for n, one in used.items():
         small = first_use(plain, n)
         kinds[n] = "no" if small is None else _limits(small, one, factor, large, training)
         free[n] = 0 if small is None else _free(small, one, factor, max_norm)
-    unlimited = [
-        n
-        for n, kind in kinds.items()
-        if kind == "no" and steps[n].gradient.norm > max_norm * (1 + CLOSE)
-    ]
+    limit = max_norm * (1 + CLOSE)
+    unlimited = [n for n, kind in kinds.items() if kind == "no" and norms[n] > limit]
+    shown = {"norm_at_the_step": worst, "max_norm": max_norm}
     if not fits and any(kinds[n] == "parts" and free[n] for n in steps):
-        yield finding(
-            "not-clipped",
-            norm_at_the_step=worst,
-            max_norm=max_norm,
-            parameters_that_are_not_clipped=sum(free.values()),
-        )
+        count = sum(free.values())
+        yield finding("not-clipped", **shown, parameters_that_are_not_clipped=count)
     elif unlimited:
         which = {"optimizer": unlimited[0]} if len(unlimited) < len(steps) else {}
-        yield finding(
-            "not-clipped",
-            norm_at_the_step=steps[unlimited[0]].gradient.norm,
-            max_norm=max_norm,
-            **which,
-        )
+        shown["norm_at_the_step"] = norms[unlimited[0]]
+        yield finding("not-clipped", **shown, **which)
     elif not fits and all(kind == "whole" for kind in kinds.values()):
-        yield finding("clipped-wrong", norm_at_the_step=worst, max_norm=max_norm)
-    elif fits and worst > max_norm * (1 + CLOSE) and "parts" in kinds.values():
-        yield (
-            f"Parts of the gradients are clipped to {max_norm:g} one by one; the overall norm is "
-            f"{worst:.3g}."
-        )
+        yield finding("clipped-wrong", **shown)
+    elif fits and worst > limit and "parts" in kinds.values():
+        one_by_one = f"Parts of the gradients are clipped to {max_norm:g} one by one"
+        yield f"{one_by_one}; the overall norm is {worst:.3g}."
     elif not fits:
-        yield (
-            f"Large gradients come out with a norm of {worst:.3g}, not the max_norm of "
-            f"{max_norm:g}."
-        )
+        norm = f"a norm of {worst:.3g}, not the max_norm of {max_norm:g}"
+        yield f"Large gradients come out with {norm}."
 
 
 def _limits(small: Used, big: Used, factor: float, large: Update, training: Training) -> str:
-    """Say how gradients that grow by a factor are limited:
-    "no", "whole" (as a norm is), "parts".
-    """
+    """Say how gradients that grow are limited: "no", "whole" (as a norm is), or "parts"."""
     number = big.step.number
     total = arrived(big, number)
     values = arrived_for_masters(large, training, number) if total is None else total.values
@@ -136,11 +119,8 @@ def check_early_clipping(plain: Update, large: Update, factor: float, number: in
             return
         whole = came.norm * factor
         if left / whole < 0.5 * usually_left / usual.norm:
-            yield finding(
-                "clipped-every-micro-batch",
-                norm_between_micro_batches=left,
-                norm_that_arrived=whole,
-            )
+            shown = {"norm_between_micro_batches": left, "norm_that_arrived": whole}
+            yield finding("clipped-every-micro-batch", **shown)
             return
 
 
@@ -180,20 +160,14 @@ def check_stress(plain: Update, poisoned: Update, clean: Update, training: Train
 def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) -> Findings:
     """Look at an update with an inf in one optimizer's gradients, the one after, one without."""
     steps = poisoned.steps(number)
-    if (
-        poisoned.error is None
-        and poisoned.spoilt[number]
-        and any(not one.gradient.finite for one in steps)
-    ):
+    taken = any(not one.gradient.finite for one in steps)
+    if poisoned.error is None and poisoned.spoilt[number] and taken:
         yield finding("overflow-not-skipped", optimizer=number)
     elif not steps and plain.steps(number):
-        lowered = clean.error is None and _falls(poisoned.scales, clean.scales_after)
+        before, after = poisoned.scales, clean.scales_after
+        lowered = clean.error is None and _falls(before, after)
         if plain.called("update") and not poisoned.called("update") and not lowered:
-            yield finding(
-                "no-update-after-skip",
-                scale_before=poisoned.scales[0],
-                scale_after=clean.scales_after[0],
-            )
+            yield finding("no-update-after-skip", scale_before=before[0], scale_after=after[0])
         else:
             yield from check_kept(poisoned, clean, number)
 
@@ -216,13 +190,8 @@ def check_hidden(outcomes: Sequence[Update], number: int) -> Findings:
         finite = all(step.by_scaler and step.gradient.finite for step in steps)
         if one.error is not None or not steps or not finite or _falls(one.scales, one.scales_after):
             return
-    yield finding(
-        "overflow-not-skipped",
-        HIDDEN,
-        optimizer=number,
-        steps_with_an_inf=len(outcomes),
-        variant="hidden",
-    )
+    shown = {"optimizer": number, "steps_with_an_inf": len(outcomes)}
+    yield finding("overflow-not-skipped", HIDDEN, **shown, variant="hidden")
 
 
 def check_waiting(poisoned: Update, training: Training) -> Findings:
@@ -249,28 +218,18 @@ def check_growth(grown: Update, plain: Update, training: Training, *, steady: bo
         return
     for number in range(len(training.schedulers)):
         if plain.called("scheduler", number) and not grown.called("scheduler", number):
-            yield finding(
-                "scheduler-stalls",
-                scale_before=grown.scales[0],
-                scale_after=grown.scales_after[0],
-                moves=0,
-                steps=len(grown.steps()),
-            )
+            scales = {"scale_before": grown.scales[0], "scale_after": grown.scales_after[0]}
+            yield finding("scheduler-stalls", **scales, moves=0, steps=len(grown.steps()))
     for number in range(len(training.optimizers)) if steady else ():
         one, other = first_use(grown, number), first_use(plain, number)
         if one is None or other is None:
             continue
         factor, distance = along(one.step.gradient.values, other.step.gradient.values)
-        if distance < 0.1 and any(
-            near(factor, was / now, 0.05) for now, was in growth if now > 1.2 * was
-        ):
+        shares = [was / now for now, was in growth if now > 1.2 * was]
+        if distance < 0.1 and any(near(factor, share, 0.05) for share in shares):
             cause = (
                 "when the scale changes during an update, the gradients of one optimizer are "
                 "divided by the new scale although they were computed with the old one"
             )
-            yield finding(
-                "depends-on-scale",
-                cause,
-                optimizer=number,
-                gradient_when_the_scale_grows=f"{factor:.3g} times",
-            )
+            times = {"gradient_when_the_scale_grows": f"{factor:.3g} times"}
+            yield finding("depends-on-scale", cause, optimizer=number, **times)

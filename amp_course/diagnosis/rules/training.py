@@ -43,11 +43,8 @@ def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Findings:
     """
     long = seen.evaluated >= (_SOON if diverged else _LONG)
     if long and seen.mode_counts and seen.trained and not seen.other_weights:
-        yield finding(
-            "left-in-evaluation-mode",
-            updates_in_training_mode=seen.trained,
-            and_then=seen.evaluated,
-        )
+        counts = {"updates_in_training_mode": seen.trained, "and_then": seen.evaluated}
+        yield finding("left-in-evaluation-mode", **counts)
     if seen.lost >= _SURE:
         outside, used, old = seen.example
         yield finding(
@@ -70,16 +67,12 @@ def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped
     if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
         outside, used, _ = seen.example
         names = [f"{paths.get(module, '')}.{name}".lstrip(".") for module, name in seen.outside]
-        more = ["more"] if outside > len(names) else []
-        yield finding(
-            "weights-in-no-optimizer", weights=f"{outside} of {used}", named=listed([*names, *more])
-        )
+        named = listed([*names, *["more"] * (outside > len(names))])
+        yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}", named=named)
 
 
 def advise_saving(states: Mapping[str, Line | None], made: Made) -> Findings:
-    """Look for a checkpoint to go on from that leaves something out. states:
-    as `Saved` has them.
-    """
+    """Look for a checkpoint to go on from that leaves something out; states: of `Saved`."""
     place = str(next(iter(states.values()), None) or "")
     if "optimizer" not in states:
         if states and made.optimizers:
@@ -96,13 +89,9 @@ def check_lost(lost: Iterable[LostUpdates]) -> Findings:
     for one in lost:
         if one.steps >= _FEWEST_STEPS and _vanish(one) and one.wanted < inf:
             yield finding(
-                "updates-vanish",
-                weights_in=_short(one.dtype),
-                steps=one.steps,
-                moved=one.moved,
-                would_have_moved_in_fp32=one.wanted,
-                weights_that_never_moved=f"{one.still:.0%}",
-            )
+                "updates-vanish", weights_in=_short(one.dtype), steps=one.steps, moved=one.moved,
+                would_have_moved_in_fp32=one.wanted, weights_that_never_moved=f"{one.still:.0%}",
+            )  # fmt: skip
 
 
 def _vanish(one: LostUpdates) -> bool:
@@ -112,12 +101,8 @@ def _vanish(one: LostUpdates) -> bool:
 def advise_16_bits(lost: Iterable[LostUpdates]) -> Findings:
     """Look for weights in bf16 whose optimizer has nothing in fp32."""
     for one in lost:
-        if (
-            one.plain
-            and one.steps >= _FEWEST_STEPS
-            and one.dtype == torch.bfloat16
-            and not _vanish(one)
-        ):
+        long = one.steps >= _FEWEST_STEPS
+        if long and one.plain and one.dtype == torch.bfloat16 and not _vanish(one):
             yield finding("weights-in-16-bits", weights_in=_short(one.dtype), steps=one.steps)
 
 
@@ -150,13 +135,10 @@ def check_hidden_overflow(hidden: HiddenOverflow) -> Findings:
             )
             took = ", ".join(map(str, origin.took))
             yield finding(
-                "beyond-fp16",
-                cause,
-                op=f"{origin.op} in `{path}`",
-                it_took=took,
+                "beyond-fp16", cause, op=f"{origin.op} in `{path}`", it_took=took,
                 place=str(origin.line or ""),
                 result_differs_from_fp32=f"by {error:.0%} of its norm",
-            )
+            )  # fmt: skip
             return
 
 
@@ -168,13 +150,9 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
         often += f", and {len(reads) - _SHOWN} more" if len(reads) > _SHOWN else ""
         yield finding("host-waits", updates_with_a_read=often, variant=reads[0].kind)
     if ranges is not None and watch.matmuls["float16"]:
-        close = [
-            one
-            for one in ranges.readings
-            if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM
-        ]
-        if close:
-            one = min(close, key=lambda reading: reading.headroom)
+        activations = (one for one in ranges.readings if one.kind == "activation")
+        close = [one for one in activations if 0 <= one.headroom <= _HEADROOM]
+        for one in sorted(close, key=lambda reading: reading.headroom)[:1]:
             yield finding(
                 "little-headroom", module=one.module, pass_number=one.number, largest=one.largest
             )
@@ -193,18 +171,12 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
         kinds = dict.fromkeys(one.kind for one in reads)
         if not _FUSED.intersection(optimizers):
             kinds.pop("scaler", None)
-        fixes = [
-            fix_text(finding("host-waits", variant=kind)).rstrip(".") + "."
-            for kind in list(kinds)[:2]
-        ]
-        yield " ".join(
-            [
-                f"host-waits, if it ran on a GPU: {where} {verb} a tensor's value in each update, "
-                f"and a GPU's work has to be done by "
-                "then.",
-                *fixes,
-            ]
+        fixes = [fix_text(finding("host-waits", variant=kind)) for kind in list(kinds)[:2]]
+        told = (
+            f"host-waits, if it ran on a GPU: {where} {verb} a tensor's value in each update, "
+            "and a GPU's work has to be done by then."
         )
+        yield " ".join([told, *(fix.rstrip(".") + "." for fix in fixes)])
 
 
 @dataclass(frozen=True)
@@ -220,34 +192,27 @@ class _Read:
     def place(self) -> str:
         if self.first == self.last:
             return self.first.place
-        return self.first.place.replace("line", "lines", 1).replace(
-            " of", f" to {self.last.number} of", 1
-        )
+        lines = self.first.place.replace("line", "lines", 1)
+        return lines.replace(" of", f" to {self.last.number} of", 1)
 
 
 def _reads(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[_Read]:
     """Return the reader's own lines that read values in most updates, the easily changed first."""
     counts: Counter[Line] = Counter()
     for (line, device), count in watch.reads.items():
-        if (
-            (device == "cpu") == on_cpu
-            and not is_of_a_library(line.file)
-            and "get_scale" not in line.source
-        ):
-            counts[line] += count
+        own = not is_of_a_library(line.file) and "get_scale" not in line.source
+        counts[line] += count if own and (device == "cpu") == on_cpu else 0
     reads: list[_Read] = []
     for line in sorted(counts, key=lambda one: (one.file, one.number)):
         if updates < _SURE or counts[line] < _MOST * updates:
             continue
-        kind, last = _kind_of_read(line.source), reads[-1] if reads else None
-        if (
-            last
-            and last.kind == kind
-            and (last.last.file, last.last.number + 1) == (line.file, line.number)
-        ):
-            reads[-1] = replace(last, last=line, updates=max(last.updates, counts[line]))
-        else:
-            reads.append(_Read(line, line, counts[line], kind))
+        read = _Read(line, line, counts[line], _kind_of_read(line.source))
+        for last in reads[-1:]:
+            following = Line(last.last.file, last.last.number + 1)
+            if (last.kind, following) == (read.kind, line):
+                read = replace(last, last=line, updates=max(last.updates, counts[line]))
+                reads.pop()
+        reads.append(read)
     return sorted(reads, key=lambda one: (one.kind != "", -one.updates))
 
 
@@ -257,12 +222,8 @@ def _kind_of_read(source: str) -> str:
         return "scaler"
     if re.match(r"(if|elif|while|assert)\b", source):
         return "decision"
-    if re.search(
-        r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions", source
-    ):
+    draws = r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions"
+    if re.search(draws, source):
         return "distribution"
-    return (
-        ""
-        if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", source)
-        else "hidden"
-    )
+    logs = re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", source)
+    return "" if logs else "hidden"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import near
-from amp_course.diagnosis.findings import Finding, Findings
+from amp_course.diagnosis.findings import Evidence, Finding, Findings
 from amp_course.diagnosis.rules import calls, micro_batches
 from amp_course.diagnosis.rules.stress import HIDDEN
 from amp_course.watching.records import Backward, Call, Training, Update
@@ -92,17 +92,15 @@ class PairRules:
             self.moving += not one.gradient.empty
             self.zero += one.gradient.empty and any(one.gradient.present)
         key = id(optimizer)
-        if any(number in one.arrived for one in last.backwards) or any(
-            any(one.gradient.present) for one in steps
-        ):
+        arrived = any(number in one.arrived for one in last.backwards)
+        if arrived or any(any(one.gradient.present) for one in steps):
             self.given.add(key)
         else:
             self.bare[key] += len(steps)
             kind = f"{type(optimizer).__name__}, number {number + 1} of {len(training.optimizers)}"
-            one_frozen = calls.frozen_optimizer(training, number)
-            self.frozen[key] = replace(
-                one_frozen, evidence={"optimizer": kind, "steps": self.bare[key]}
-            )
+            evidence: Evidence = {"optimizer": kind, "steps": self.bare[key]}
+            found = calls.frozen_optimizer(training, number)
+            self.frozen[key] = replace(found, evidence=evidence)
 
     def look_at_rest(self, update: Update, training: Training) -> None:
         """Judge an update that was not completed."""
@@ -111,15 +109,13 @@ class PairRules:
 
     def findings(self) -> Findings:
         """Yield what came up in most updates: once, it may be meant, at the turn of a phase."""
+        # The first update has none before it, and one that is skipped shows less than one that is
+        # not.
+        judged = max(min(self.updates, self.with_steps or self.updates) - 1, 1)
         for name, one in self.first.items():
-            # The first update has none before it, and one that is skipped shows less than one that
-            # is not.
-            if (
-                2 * self.counts[name]
-                >= max(min(self.updates, self.with_steps or self.updates) - 1, 1)
-                or name in _ONCE
-            ):
-                seen = f"{self.counts[name]} of {max(self.updates - 1, self.counts[name])} updates"
+            count = self.counts[name]
+            if 2 * count >= judged or name in _ONCE:
+                seen = f"{count} of {max(self.updates - 1, count)} updates"
                 yield replace(one, evidence={**one.evidence, "seen in": seen})
         yield from self.micro_batches.findings()
         if self.hidden:
@@ -128,11 +124,9 @@ class PairRules:
             )
         # of several optimizers, one may wait for its phase
         fewest = _NEVER if self.given else _SOME
-        yield from (
-            one
-            for key, one in self.frozen.items()
-            if key not in self.given and self.bare[key] >= fewest
-        )
+        for key, one in self.frozen.items():
+            if key not in self.given and self.bare[key] >= fewest:
+                yield one
         if self.zero and not self.moving and self.updates >= _SOME:
             yield finding(
                 "gradients-all-zero", _SINGLE_CLASS if self.single_class else "", steps=self.zero
@@ -171,12 +165,8 @@ def _forgotten(update: Update, number: int) -> Findings:
     events = [one for one in update.events if isinstance(one, (Backward, Call))]
     for place, (event, after) in enumerate(itertools.pairwise(events)):
         arrived = event.arrived.get(number) if isinstance(event, Backward) else None
-        if (
-            arrived is None
-            or arrived.finite
-            or not isinstance(after, Call)
-            or after.name != "scale"
-        ):
+        scales = isinstance(after, Call) and after.name == "scale"
+        if arrived is None or arrived.finite or not scales:
             continue
         following = next((one for one in events[place + 1 :] if isinstance(one, Backward)), None)
         if following is not None and following.before[number].empty:

@@ -14,32 +14,15 @@ from amp_course.watching.values import INF, MINUS_INF, NAN
 
 _SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product", "cross_entropy")
 _DIVISIONS = (
-    "div",
-    "reciprocal",
-    "rsqrt",
-    "true_divide",
-    "_foreach_div",
-    "_foreach_reciprocal",
-    "addcdiv",
-    "_foreach_addcdiv",
-)
+    "div", "reciprocal", "rsqrt", "true_divide", "_foreach_div", "_foreach_reciprocal",
+    "addcdiv", "_foreach_addcdiv",
+)  # fmt: skip
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "_foreach_log")
 # Ops whose derivative may be infinite, as they are in autograd's names.
 _STEEP = (
-    "sqrt",
-    "rsqrt",
-    "div",
-    "log",
-    "pow",
-    "norm",
-    "reciprocal",
-    "acos",
-    "asin",
-    "atan2",
-    "cdist",
-    "std",
+    "sqrt", "div", "log", "pow", "norm", "reciprocal", "acos", "asin", "atan2", "cdist", "std",
     "var",
-)
+)  # fmt: skip
 _EXPLODED, _RISING = 1e6, 5  # times the first loss, and still growing in so many updates in a row
 _GROWN = 100.0  # times the first loss, and training diverges
 
@@ -61,34 +44,25 @@ def check_values(
         reached = ", ".join(name for _, name in found.arrived[:3])
         faults.append(finding("nan-in-data", it_reached=reached, place=made[0] if made else ""))
     if given:
-        faults.append(
-            finding(
-                "weights-not-finite",
-                f"{', '.join(given[:3])} held inf or NaN before the first step",
-            )
-        )
+        cause = f"{', '.join(given[:3])} held inf or NaN before the first step"
+        faults.append(finding("weights-not-finite", cause))
     passing = [one for one in found.origins if one.harmful and not _lasts(one)]
     if skipped and len({one.step for one in passing}) == 1 and not any(map(_lasts, found.origins)):
         told = (
             f"In 1 of {updates} updates an op made inf or NaN, and the scaler skipped it: "
-            f"{passing[0]}. If that goes on, such "
-            "batches are never learnt from."
+            f"{passing[0]}. If that goes on, such batches are never learnt from."
         )
         return faults, [told]
     # In a backward pass it does harm only if a step took it to the weights, or anomaly mode stopped
     # it before any step.
     stopped = "returned nan values" in str(found.error)
-    first = first_root(
-        one
-        for one in found.origins
-        if one.harmful and (one.phase != "backward" or _lasts(one) or stopped)
-    )
+    harmful = (one for one in found.origins if one.harmful)
+    first = first_root(one for one in harmful if one.phase != "backward" or _lasts(one) or stopped)
     if first is not None and not (taken and first.phase == "backward"):
         faults.append(name_origin(first, found, losses))
     if not faults and _explodes(losses):
-        faults.append(
-            finding("diverges", first_loss=losses[0], last_loss=losses[-1], updates=updates)
-        )
+        ends = {"first_loss": losses[0], "last_loss": losses[-1]}
+        faults.append(finding("diverges", **ends, updates=updates))
     buffers = [name for one in found.origins for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
         faults.append(
@@ -115,10 +89,8 @@ def name_origin(origin: NonfiniteOrigin, found: Nonfinite, losses: Sequence[floa
     elif origin.forward is not None:
         evidence["line of the forward op"] = str(origin.forward)
     if reached := found.reached(origin)[:3]:
-        named = (
-            f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
-            for kind, name in reached
-        )
+        kinds = ("weight", "gradient", "buffer")
+        named = (f"{kind} {name}" if kind in kinds else name for kind, name in reached)
         evidence["it reached"] = ", ".join(dict.fromkeys(named))
     if name == "division-by-zero" and origin.phase == "optimizer":
         evidence["variant"] = "optimizer"
@@ -133,13 +105,12 @@ def _untaken(origin: NonfiniteOrigin, found: Nonfinite) -> tuple[str, str] | Non
         return None
     return "infinite-derivative", (
         f"{origin.op} gives inf in a branch that is not taken: the values going forward are "
-        f"finite, but its derivative times 0 is "
-        "NaN"
+        "finite, but its derivative times 0 is NaN"
     )
 
 
 def _kind(origin: NonfiniteOrigin, losses: Sequence[float]) -> tuple[str, str]:
-    """Return the name of a origin's fault, and its cause if that can be said more exactly."""
+    """Return the name of an origin's fault, and its cause if that can be said more exactly."""
     op, made, took = origin.op.rstrip("_"), origin.made.holds, origin.took
     by_zero, in_fp16 = any(one.least == 0 for one in took), origin.made.dtype == "float16"
     finite = [abs(loss) for loss in losses if abs(loss) < math.inf]
@@ -149,30 +120,23 @@ def _kind(origin: NonfiniteOrigin, losses: Sequence[float]) -> tuple[str, str]:
             return "division-by-zero", "the optimizer divides by 0: its eps is 0 in this format"
         return "diverges", "the optimizer's step leaves the range of the weights' format"
     if origin.phase == "backward":
-        if any(name in origin.node.lower() for name in _STEEP) and (
-            by_zero or any(not one.finite for one in took)
-        ):
+        steep = any(name in origin.node.lower() for name in _STEEP)
+        if steep and (by_zero or any(not one.finite for one in took)):
             name = origin.node.removesuffix("0").removesuffix("Backward") or op
             return "infinite-derivative", (
                 f"the derivative of {name} is infinite there: the values going forward are finite, "
-                f"but a later product with 0 is "
-                "NaN"
+                "but a later product with 0 is NaN"
             )
         if in_fp16:
-            return (
-                "overflow-not-skipped",
-                "a gradient is beyond 65,504, where fp16 ends, and the step with it was taken",
-            )
+            cause = "a gradient is beyond 65,504, where fp16 ends, and the step with it was taken"
+            return "overflow-not-skipped", cause
         return ("diverges", "") if diverges else ("not-finite", f"{origin}")
-    if (
-        any(part in op for part in _SOFTMAX)
-        and NAN in made
-        and any(MINUS_INF in one.holds for one in took)
-    ):
+    masked = NAN in made and any(MINUS_INF in one.holds for one in took)
+    if masked and any(part in op for part in _SOFTMAX):
         return "masked-row", ""
-    if op in _LOGS and made <= {MINUS_INF, INF}:
-        return "log-of-zero", ""
     if op in _LOGS:
+        if made <= {MINUS_INF, INF}:
+            return "log-of-zero", ""
         return "not-finite", "the log of a negative number is taken"
     if op in _DIVISIONS and by_zero:
         return "division-by-zero", ""
@@ -183,10 +147,8 @@ def _kind(origin: NonfiniteOrigin, losses: Sequence[float]) -> tuple[str, str]:
     if diverges:
         return "diverges", ""
     if op in _DIVISIONS:
-        return (
-            "division-by-zero",
-            "something is divided by a number so small that the result is beyond the format",
-        )
+        cause = "something is divided by a number so small that the result is beyond the format"
+        return "division-by-zero", cause
     return "not-finite", f"{origin}"
 
 

@@ -86,9 +86,8 @@ class AgreedGradScaler(torch.amp.GradScaler):
         scale = cast(Tensor, self._scale)
         message = torch.zeros(2 + ranks, device=scale.device)
         for value in found.values():
-            message[0] += (value.full_tensor() if isinstance(value, DTensor) else value).to(
-                scale.device
-            )
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            message[0] += whole.to(scale.device)
         message[1] = float(bool(found))
         message[2 + dist.get_rank(self.process_group)] = scale
         dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self.process_group)
@@ -99,7 +98,6 @@ class AgreedGradScaler(torch.amp.GradScaler):
         return {scale.device: message[0]}
 
     def _compare(self, scales: list[float]) -> None:
-        """Raise RuntimeError if the ranks' scales differ."""
         self._compared = True
         if len(set(scales)) > 1:
             named = ", ".join(f"rank {rank} has {scale:g}" for rank, scale in enumerate(scales))

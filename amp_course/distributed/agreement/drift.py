@@ -8,21 +8,22 @@ the ranks, all do; where each rank keeps its own, only that rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_course.distributed.agreement.agreed import AgreedGradScaler
 from amp_course.distributed.communication.setups import FSDP2_ON_CPU
-from amp_course.distributed.ranks import Ranks, warm_ranks
+from amp_course.distributed.ranks import values_on_ranks
 from amp_course.distributed.scripts.tensor_parallel_amp import ParallelMLP
 from amp_course.kit.data import digits
 from amp_course.kit.errors import CourseError
@@ -57,17 +58,11 @@ class Drift:
     @property
     def parted(self) -> int | None:
         """The first step, from 1, after which the scales differ; None if they never do."""
-        return next(
-            (
-                step
-                for step, scales in enumerate(zip(*self.scales, strict=True), 1)
-                if len(set(scales)) > 1
-            ),
-            None,
-        )
+        by_step = enumerate(zip(*self.scales, strict=True), 1)
+        return next((step for step, scales in by_step if len(set(scales)) > 1), None)
 
 
-def run_drift(kind: Kind, steps: int = 60, *, seed: int = 0, ranks: Ranks | None = None) -> Drift:
+def run_drift(kind: Kind, steps: int = 60) -> Drift:
     """Train on the digits for so many steps on two ranks.
 
     Raises CourseError if a rank fails, or for FSDP2 with a version of torch that cannot run it on a
@@ -77,25 +72,19 @@ def run_drift(kind: Kind, steps: int = 60, *, seed: int = 0, ranks: Ranks | None
         raise CourseError(
             f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}."
         )
-    reports = (ranks or warm_ranks()).run(_train, kind, steps, seed, seconds=60.0)
-    for rank, report in enumerate(reports):
-        if report.failure is not None:
-            raise CourseError(f"the training on rank {rank} failed: {report.failure.told}")
-    scales, skipped, losses, weights = zip(*(report.value for report in reports), strict=True)
-    distance = [
-        max(float((a - b).abs().max()) for b in others) for a, *others in zip(*weights, strict=True)
-    ]
+    scales, skipped, losses, weights = zip(*values_on_ranks(_train, kind, steps), strict=True)
+    distance = [float((a - b).abs().max()) for a, b in zip(*weights, strict=True)]
     return Drift(kind, scales, skipped, tuple(distance), losses)
 
 
 def _train(
-    kind: Kind, steps: int, seed: int
+    kind: Kind, steps: int
 ) -> tuple[tuple[float, ...], tuple[bool, ...], tuple[float, ...], list[Tensor]]:
     """Train on this rank; return its scale, whether it skipped,
     its loss and its replicated weights, for each step.
     """
-    torch.manual_seed(seed)
-    model, shared, by_data = _BUILD[kind]()
+    torch.manual_seed(0)
+    model, shared = _build(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     make = AgreedGradScaler if kind == "agreed" else torch.amp.GradScaler
     scaler = make("cpu", init_scale=2.0**16, growth_interval=_GROWTH)
@@ -107,7 +96,7 @@ def _train(
     for _ in range(steps):
         # one seed, so the same on all ranks
         rows = torch.randint(len(targets), (_BATCH * dist.get_world_size(),))
-        if by_data:
+        if kind in ("ddp", "fsdp2"):
             rows = rows.chunk(dist.get_world_size())[dist.get_rank()]
         with torch.autocast("cpu", dtype=torch.float16, enabled=kind != "fsdp2"):
             loss = cross_entropy(model(inputs[rows]), targets[rows])
@@ -123,35 +112,18 @@ def _train(
     return tuple(scales), tuple(skipped), tuple(losses), weights
 
 
-def _net() -> nn.Sequential:
-    return nn.Sequential(
+def _build(kind: Kind) -> tuple[nn.Module, Callable[[], Iterable[Tensor]]]:
+    """Return a model, and a function that returns the weights that every rank has."""
+    if kind in ("by hand", "agreed"):
+        parts = ParallelMLP(64, 128, 10)
+        return parts, parts.norm.parameters
+    net = nn.Sequential(
         nn.LayerNorm(64), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10, bias=False)
     )
-
-
-def _ddp() -> tuple[nn.Module, Callable[[], Any], bool]:
-    net = _net()
-    return DistributedDataParallel(net), net.parameters, True
-
-
-def _fsdp2() -> tuple[nn.Module, Callable[[], Any], bool]:
-    net = _net()
+    if kind == "ddp":
+        return DistributedDataParallel(net), net.parameters
     # by default, FSDP2 moves the model to a GPU if there is one
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    fully_shard(
-        net, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32)
-    )
-    return net, lambda: [weight.full_tensor() for weight in net.parameters()], True  # type: ignore[attr-defined]
-
-
-def _by_hand() -> tuple[nn.Module, Callable[[], Any], bool]:
-    model = ParallelMLP(64, 128, 10)
-    return model, model.norm.parameters, False
-
-
-_BUILD: dict[Kind, Callable[[], tuple[nn.Module, Callable[[], Any], bool]]] = {
-    "ddp": _ddp,
-    "fsdp2": _fsdp2,
-    "by hand": _by_hand,
-    "agreed": _by_hand,
-}
+    policy = MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32)
+    fully_shard(net, mesh=mesh, mp_policy=policy)
+    return net, lambda: [cast(DTensor, weight).full_tensor() for weight in net.parameters()]

@@ -6,49 +6,32 @@ the time on links that are not here. `figures` draws all of it.
 """
 
 from amp_course.distributed.communication.accuracy import (
-    ReductionError,
     digit_gradients,
     measure_ranks,
-    measure_reduction,
     measure_scales,
 )
-from amp_course.distributed.communication.counting import (
-    CollectiveCall,
-    count_collectives,
-    total_bytes,
-)
+from amp_course.distributed.communication.counting import count_collectives, total_bytes
 from amp_course.distributed.communication.ring import (
     INFINIBAND_NDR,
     NVLINK_4,
-    HalvedBytes,
     RingModel,
     TwoLevelModel,
     fit,
     halve_bytes,
-    step_seconds,
 )
-from amp_course.distributed.communication.setups import SETUPS, Setup
-from amp_course.distributed.communication.sums import predivide_factor, reduce_mean
+from amp_course.distributed.communication.setups import SETUPS
 
 __all__ = [
     "INFINIBAND_NDR",
     "NVLINK_4",
     "SETUPS",
-    "CollectiveCall",
-    "HalvedBytes",
-    "ReductionError",
     "RingModel",
-    "Setup",
     "TwoLevelModel",
     "count_collectives",
     "digit_gradients",
     "fit",
     "halve_bytes",
     "measure_ranks",
-    "measure_reduction",
     "measure_scales",
-    "predivide_factor",
-    "reduce_mean",
-    "step_seconds",
     "total_bytes",
 ]

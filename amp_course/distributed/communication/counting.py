@@ -13,7 +13,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from torch.optim.optimizer import (
 from amp_course.distributed.ranks.collective import Collective, CollectiveWatch
 
 Phase = Literal["construction", "forward", "backward", "optimizer", "other"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True)
@@ -60,57 +59,42 @@ class CollectiveCall:
 
         Source: the factors of the bus bandwidth in NVIDIA/nccl-tests, doc/PERFORMANCE.md.
         """
-        times = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks}.get(
-            self.kind, self.ranks - 1
-        )
-        return self.bytes * times / self.ranks
+        special = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks}
+        return self.bytes * special.get(self.kind, self.ranks - 1) / self.ranks
 
 
 def count_collectives(
-    build: Callable[[], Any], step: Callable[[Any], object], ranks: int = 64, warm_up: int = 2
+    build: Callable[[], Any], step: Callable[[Any], object], ranks: int = 64
 ) -> tuple[CollectiveCall, ...]:
     """Build a model on a fake group of `ranks` ranks, train it, and return its collectives: of
     `build`, then of one step.
 
-    build:   makes model, optimizer and whatever else a step needs; DDP and `fully_shard` find the
-             group on their own
-    step:    gets what `build` returned, and runs one training step: real tensors, on the CPU
-    warm_up: steps that run before and are not counted; DDP sorts its buckets again, and tells all
-             ranks, in the second
+    build: makes model, optimizer and whatever else a step needs; DDP and `fully_shard` find the
+           group on their own
+    step:  gets what `build` returned, and runs one training step: real tensors, on the CPU
 
-    The group is gone afterwards, also when an error is raised.
-
-    Raises RuntimeError if this process has a default process group already, ValueError for fewer
-    than 1 rank.
+    Raises RuntimeError if this process has a default process group already.
     Example: count_collectives(setup.build, setup.step)[-1] →
              CollectiveCall("all_reduce", "float32", elements=12480, bytes=49920, phase="backward",
              ranks=64)
     """
-    if ranks < 1:
-        raise ValueError(f"ranks is {ranks}: a process group has at least 1 rank")
-    phases = _Phases()
-    counter = _Counter(phases)
-    # The weights that `build` draws come from a random stream of their own: the caller's stays
-    # where it is.
-    with torch.random.fork_rng(devices=[]), _fake_group(ranks), phases, counter:
+    counter = _Counter()
+    with torch.random.fork_rng(devices=[]), _fake_group(ranks), counter:
         built = build()
         made = tuple(counter.calls)
-        phases.started = True
-        for _ in range(warm_up):
+        counter.started = True
+        for _ in range(2):  # DDP sorts its buckets again, and tells all ranks, in the second step
             step(built)
         counter.calls.clear()
         step(built)
         return (*made, *counter.calls)
 
 
-def total_bytes(calls: Iterable[CollectiveCall], phase: Phase | None = None) -> dict[str, int]:
-    """Add up the bytes of collectives by dtype, of one phase or of all: {"bfloat16":
-    24960, "float32": 49920}.
-    """
+def total_bytes(calls: Iterable[CollectiveCall]) -> dict[str, int]:
+    """Add up the bytes of collectives by dtype: {"bfloat16": 24960, "float32": 49920}."""
     totals: dict[str, int] = {}
     for call in calls:
-        if phase in (None, call.phase):
-            totals[call.dtype] = totals.get(call.dtype, 0) + call.bytes
+        totals[call.dtype] = totals.get(call.dtype, 0) + call.bytes
     return totals
 
 
@@ -135,23 +119,29 @@ def _fake_group(ranks: int) -> Iterator[None]:
         sys.excepthook = excepthook
 
 
-class _Phases:
-    """Know what a step is doing: hooks of torch's own, on every module and optimizer, tell."""
+class _Counter(CollectiveWatch):
+    """Note each collective with its phase, which torch's own hooks on every module and optimizer
+    tell, and give its caller a handle that has a result.
+    """
 
     def __init__(self) -> None:
+        super().__init__(ask=self._note)
+        self.calls: list[CollectiveCall] = []
         self.started = False
         self._modules = self._optimizers = 0  # how many calls are running, one inside the other
 
-    def __enter__(self) -> _Phases:
+    def __enter__(self) -> _Counter:
         self._handles = [
             register_module_forward_pre_hook(lambda *_: self._count(modules=1)),
             register_module_forward_hook(lambda *_: self._count(modules=-1), always_call=True),
             register_optimizer_step_pre_hook(lambda *_: self._count(optimizers=1)),
             register_optimizer_step_post_hook(lambda *_: self._count(optimizers=-1)),
         ]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         for handle in self._handles:
             handle.remove()
 
@@ -159,8 +149,7 @@ class _Phases:
         self._modules += modules
         self._optimizers += optimizers
 
-    @property
-    def current(self) -> Phase:
+    def _phase(self) -> Phase:
         if not self.started:
             return "construction"
         # autograd is at work; a checkpointed forward pass in it, too
@@ -168,33 +157,11 @@ class _Phases:
             return "backward"
         return "forward" if self._modules else "optimizer" if self._optimizers else "other"
 
-
-class _Counter(CollectiveWatch):
-    """Note each collective, and give its caller a handle that has a result."""
-
-    def __init__(self, phases: _Phases) -> None:
-        super().__init__(ask=self._note)
-        self.calls: list[CollectiveCall] = []
-        self._phases = phases
-
     def _note(self, collective: Collective) -> None:
-        ranks = len(collective.group)
-        elements = collective.elements * (ranks if collective.name == "all_gather" else 1)
-        size = (
-            torch.empty((), dtype=getattr(torch, collective.dtype)).element_size()
-            if collective.dtype
-            else 0
-        )
-        self.calls.append(
-            CollectiveCall(
-                collective.name,
-                collective.dtype,
-                elements,
-                elements * size,
-                self._phases.current,
-                ranks,
-            )
-        )
+        name, dtype, ranks = collective.name, collective.dtype, len(collective.group)
+        elements = collective.elements * (ranks if name == "all_gather" else 1)
+        size = elements * getattr(torch, dtype).itemsize if dtype else 0
+        self.calls.append(CollectiveCall(name, dtype, elements, size, self._phase(), ranks))
 
     def __torch_dispatch__(
         self,
@@ -206,15 +173,8 @@ class _Counter(CollectiveWatch):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         # The fake group's handle resolves to None, and DDP wants the reduced bucket.
         if func is torch.ops.c10d.allreduce_.default and isinstance(result, tuple):
-            return result[0], _resolved(result[0])
+            future: Future[list[Tensor]] = Future()
+            future.set_result(result[0])
+            c10d: Any = torch._C._distributed_c10d
+            return result[0], c10d._create_work_from_future(future).boxed()
         return result
-
-
-def _resolved(tensors: list[Tensor]) -> Any:
-    """Return a handle of an operation that is over, with its result,
-    as a collective hands it on.
-    """
-    c10d: Any = torch._C._distributed_c10d
-    future: Future[list[Tensor]] = Future()
-    future.set_result(tensors)
-    return c10d._create_work_from_future(future).boxed()

@@ -4,8 +4,9 @@ and compute nothing.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -37,12 +38,19 @@ _KEPT = (  # in words, bytes a parameter, colour and hatch
     ("gradients", 4, PARTS["gradients"]),
     ("Adam's two averages", 8, PARTS["optimizer_state"]),
 )
+_GPU = 80  # GB, drawn as a line
 _NAMED = 0.08  # of the longest bar: a shorter part has no room for its dtype
-_ON_A_HATCH: dict[str, Any] = {
-    "boxstyle": "round,pad=0.15",
-    "facecolor": "white",
-    "edgecolor": "none",
-    "alpha": 0.85,
+_IN_A_BAR: dict[str, Any] = {
+    "ha": "center",
+    "va": "center",
+    "fontsize": 7.5,
+    "color": INK,
+    "bbox": {
+        "boxstyle": "round,pad=0.15",
+        "facecolor": "white",
+        "edgecolor": "none",
+        "alpha": 0.85,
+    },
 }
 _WAYS = (  # a colour, a linestyle and a marker for each line, in the order in which they are given
     ("#D55E00", "-", "o"),
@@ -58,6 +66,7 @@ _LEGEND: dict[str, Any] = {
     "loc": "outside lower center",
     "handlelength": 3,
 }
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 
 
 def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
@@ -78,58 +87,33 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
         f"phase: {told}."
     )
     figure, axis = new_figure(7.6, 1.2 + 0.3 * len(steps), alt=alt, dots=FEWER_DOTS)
-    parts: set[tuple[str, Phase]] = set()
+    drawn: set[tuple[str, Phase]] = set()
     for row, (name, found) in enumerate(steps.items()):
+        sent: dict[tuple[Phase, str], float] = {}  # in kB
+        for call in found:
+            part = call.phase, _FORMATS.get(call.dtype, _OTHER)
+            sent[part] = sent.get(part, 0.0) + call.sent_bytes / 1e3
         left = 0.0
-        for phase, (_, hatch) in _PHASES.items():
-            for fmt in (*_FORMATS.values(), _OTHER):
-                part = [
-                    call
-                    for call in found
-                    if (call.phase, _FORMATS.get(call.dtype, _OTHER)) == (phase, fmt)
-                ]
-                sent = sum(call.sent_bytes for call in part)
-                if sent:
-                    parts.add((fmt, phase))
-                    look: dict[str, Any] = {
-                        "color": _DTYPES[fmt],
-                        "hatch": hatch,
-                        "edgecolor": "white",
-                        "lw": 0,
-                    }
-                    axis.barh(row, sent / 1e3, 0.7, left, **look)
-                    # the dtype in words: a hatch tells the phase only
-                    if sent > _NAMED * max(totals.values()):
-                        middle = left + sent / 2e3
-                        axis.text(
-                            middle,
-                            row,
-                            fmt,
-                            ha="center",
-                            va="center",
-                            fontsize=7.5,
-                            color=INK,
-                            bbox=_ON_A_HATCH,
-                        )
-                    left += sent / 1e3
-        axis.annotate(
-            _kilobytes(totals[name]),
-            (left, row),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    axis.set_yticks(range(len(steps)), list(steps))
-    axis.tick_params(axis="y", length=0)
-    axis.invert_yaxis()
+        for phase, fmt in itertools.product(_PHASES, (*_FORMATS.values(), _OTHER)):
+            size = sent.get((phase, fmt), 0.0)
+            if not size:
+                continue
+            drawn.add((fmt, phase))
+            look = {"color": _DTYPES[fmt], "hatch": _PHASES[phase][1], "edgecolor": "white"}
+            axis.barh(row, size, 0.7, left, lw=0, **look)
+            # the dtype in words: a hatch tells the phase only
+            if 1e3 * size > _NAMED * max(totals.values()):
+                axis.text(left + size / 2, row, fmt, **_IN_A_BAR)
+            left += size
+        axis.annotate(_kilobytes(totals[name]), (left, row), (5, 0), **_BESIDE)
+    _name_bars(axis, steps)
     axis.set_xlim(0, 1.12 * max(totals.values()) / 1e3)
     axis.set_xlabel("kB sent by each rank, if all collectives are rings", fontsize=8)
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=f"{fmt}, {words}")
         for fmt, colour in _DTYPES.items()
         for phase, (words, hatch) in _PHASES.items()
-        if (fmt, phase) in parts
+        if (fmt, phase) in drawn
     ]
     figure.legend(handles=handles, **_LEGEND | {"ncols": 4, "handlelength": 2})
     title(
@@ -138,6 +122,13 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
         f"counted on a fake group of {ranks:,} ranks; bytes by dtype and phase",
     )
     return figure
+
+
+def _name_bars(axis: Any, names: Collection[str]) -> None:
+    """Name horizontal bars, the first on top."""
+    axis.set_yticks(range(len(names)), list(names))
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
 
 
 def _kilobytes(size: float) -> str:
@@ -170,24 +161,11 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
         last, ranks = way[-1], [row.ranks for row in way]
         style = ":" if last.accumulate != last.dtype else {"ring": "-", "tree": "--"}[last.order]
         colour = _DTYPES[_FORMATS[str(last.dtype).removeprefix("torch.")]]
-        look: dict[str, Any] = {
-            "color": colour,
-            "ls": style,
-            "marker": marker,
-            "lw": 1.5,
-            "ms": 4,
-            "mfc": "white",
-        }
-        errors = [math.nan if row.share_overflowed else row.relative_error for row in way]
-        axes[0].plot(ranks, errors, label=name, **look)
+        _draw_way(axes, ranks, way, name, color=colour, ls=style, marker=marker)
         if not last.share_overflowed:
-            end = f"{100 * last.relative_error:.{1 if last.relative_error > 0.1 else 2}f} %"
-            at = (last.ranks, last.relative_error)
-            axes[0].annotate(end, at, (6, 0), textcoords="offset points", va="center", fontsize=8)
-        axes[1].plot(ranks, [100 * row.share_lost for row in way], **look)
-        axes[2].plot(ranks, [100 * row.share_overflowed for row in way], **look)
-    axes[0].set_yscale("log")
-    axes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+            error = 100 * last.relative_error
+            end = f"{error:.{1 if error > 10 else 2}f} %"
+            axes[0].annotate(end, (last.ranks, error), (6, 0), **_BESIDE)
     for axis in axes:
         axis.set_xscale("log", base=2)
         ticks = (
@@ -200,12 +178,29 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
     axes[0].set_xlim(right=4 * most)  # room for the last values
     for axis in axes[1:]:
         axis.set_ylim(-0.03 * max(1.0, axis.get_ylim()[1]), max(1.0, axis.get_ylim()[1]))
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    title(axes[0], "Relative error", under or "where nothing overflows")
-    title(axes[1], "Lost", "became 0")
-    title(axes[2], "Overflowed", "became inf or NaN")
+    _name_axes(axes, "Relative error", under or "where nothing overflows")
     figure.legend(**_LEGEND | {"ncols": 3})
     return figure
+
+
+def _draw_way(
+    axes: Any, at: Sequence[float], way: Sequence[ReductionError], name: str, **look: Any
+) -> None:
+    """Draw a way's error, lost and overflowed elements in percent, an axis each."""
+    look |= {"lw": 1.5, "ms": 4, "mfc": "white"}
+    errors = [math.nan if row.share_overflowed else 100 * row.relative_error for row in way]
+    axes[0].plot(at, errors, label=name, **look)
+    axes[1].plot(at, [100 * row.share_lost for row in way], **look)
+    axes[2].plot(at, [100 * row.share_overflowed for row in way], **look)
+
+
+def _name_axes(axes: Any, error: str, under: str) -> None:
+    axes[0].set_yscale("log")
+    for axis in axes:
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+    title(axes[0], error, under)
+    title(axes[1], "Lost", "became 0")
+    title(axes[2], "Overflowed", "became inf or NaN")
 
 
 def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
@@ -217,56 +212,31 @@ def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
 
     rows: name of the way → its measurements, by loss scale (a power of two)
     """
-    first = next(iter(rows.values()))[0]
-    told = "; ".join(
-        f"{name}: "
-        + (
-            f"nothing is lost or overflows from 2^{fine[0]} to 2^{fine[-1]}"
-            if fine
-            else "no scale is free of both"
-        )
-        for name, way in rows.items()
-        for fine in [
-            [
-                round(math.log2(row.scale))
-                for row in way
-                if not row.share_lost and not row.share_overflowed
-            ]
-        ]
-    )
+    ranks = next(iter(rows.values()))[0].ranks
+    told = "; ".join(f"{name}: {_window(way)}" for name, way in rows.items())
     alt = (
-        f"Relative error, share lost and share overflowed in the mean over {first.ranks:,} "
-        f"ranks, by loss scale. {told}."
+        f"Relative error, share lost and share overflowed in the mean over {ranks:,} ranks, by "
+        f"loss scale. {told}."
     )
-    figure, (errors, lost, overflowed) = new_figure(
-        7.4, 5.0, rows=3, sharex=True, alt=alt, dots=FEWER_DOTS
-    )
+    figure, axes = new_figure(7.4, 5.0, rows=3, sharex=True, alt=alt, dots=FEWER_DOTS)
     for (name, way), (colour, style, marker) in zip(rows.items(), _WAYS, strict=False):
         scales = [row.scale for row in way]
-        look: dict[str, Any] = {
-            "color": colour,
-            "ls": style,
-            "marker": marker,
-            "lw": 1.5,
-            "ms": 4,
-            "mfc": "white",
-        }
-        finite = [math.nan if row.share_overflowed else 100 * row.relative_error for row in way]
-        errors.plot(scales, finite, label=name, **look)
-        lost.plot(scales, [100 * row.share_lost for row in way], **look)
-        overflowed.plot(scales, [100 * row.share_overflowed for row in way], **look)
-    errors.set_yscale("log")
-    for axis in (errors, lost, overflowed):
+        _draw_way(axes, scales, way, name, color=colour, ls=style, marker=marker)
+    for axis in axes:
         axis.set_xscale("log", base=2)
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    overflowed.set_xlabel("loss scale", fontsize=8)
-    title(
-        errors, f"Relative error of the mean over {first.ranks:,} ranks", "where nothing overflows"
-    )
-    title(lost, "Lost", "became 0")
-    title(overflowed, "Overflowed", "became inf or NaN")
+    axes[2].set_xlabel("loss scale", fontsize=8)
+    _name_axes(axes, f"Relative error of the mean over {ranks:,} ranks", "where nothing overflows")
     figure.legend(**_LEGEND | {"ncols": 3})
     return figure
+
+
+def _window(way: Sequence[ReductionError]) -> str:
+    """Say at which loss scales nothing is lost and nothing overflows."""
+    fine = [row.scale for row in way if not row.share_lost and not row.share_overflowed]
+    if not fine:
+        return "no scale is free of both"
+    low, high = (round(math.log2(scale)) for scale in (fine[0], fine[-1]))
+    return f"nothing is lost or overflows from 2^{low} to 2^{high}"
 
 
 def ring_figure(rows: Sequence[HalvedBytes], under: str = "") -> Figure:
@@ -317,13 +287,12 @@ def _overlap_in_words(overlap: float) -> str:
     return f"{100 * overlap:.0f} % of the computation can overlap" if overlap else "no overlap"
 
 
-def state_figure(parameters: int, ranks: Sequence[int], room: float = 80e9) -> Figure:
+def state_figure(parameters: int, ranks: Sequence[int]) -> Figure:
     """Draw what each rank keeps between two steps of Adam in fp32: under DDP, which has all of it,
     and under FSDP2, which has a share.
 
     parameters: of the model
     ranks:      over how many FSDP2 shards
-    room:       the bytes of a GPU, drawn as a line
     """
     shares = {"DDP, any number of ranks": 1.0} | {f"FSDP2, {n:,} ranks": 1 / n for n in ranks}
     told = "; ".join(
@@ -331,7 +300,7 @@ def state_figure(parameters: int, ranks: Sequence[int], room: float = 80e9) -> F
     )
     alt = (
         f"Bars of what each rank keeps of {parameters / 1e9:g} billion parameters, with a line at "
-        f"{room / 1e9:g} GB: {told}."
+        f"{_GPU:g} GB: {told}."
     )
     figure, axis = new_figure(7.6, 1.2 + 0.3 * len(shares), alt=alt)
     for row, share in enumerate(shares.values()):
@@ -340,14 +309,11 @@ def state_figure(parameters: int, ranks: Sequence[int], room: float = 80e9) -> F
             width = size * parameters * share / 1e9
             axis.barh(row, width, 0.7, left, color=colour, hatch=hatch, edgecolor="white", lw=0)
             left += width
-        where = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
-        axis.annotate(f"{left:.3g} GB", (left, row), **where)
-    axis.axvline(room / 1e9, color=INK, lw=1, ls="--")
-    axis.set_yticks(range(len(shares)), list(shares))
-    axis.tick_params(axis="y", length=0)
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1.15 * max(16 * parameters, room) / 1e9)
-    axis.set_xlabel(f"GB; the line is a GPU with {room / 1e9:g} GB", fontsize=8)
+        axis.annotate(f"{left:.3g} GB", (left, row), (5, 0), **_BESIDE)
+    axis.axvline(_GPU, color=INK, lw=1, ls="--")
+    _name_bars(axis, shares)
+    axis.set_xlim(0, 1.15 * max(16e-9 * parameters, _GPU))
+    axis.set_xlabel(f"GB; the line is a GPU with {_GPU:g} GB", fontsize=8)
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=f"{name}, {size} bytes each")
         for name, size, (colour, hatch) in _KEPT

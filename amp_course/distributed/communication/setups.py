@@ -45,43 +45,28 @@ class Training:
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to train on many ranks, for `count_collectives(setup.build, setup.step)`.
+    """A way to train on many ranks, for `count_collectives(setup.build, setup.step)`."""
 
-    name:  as a figure writes it, "DDP, fp16 hook"
-    build: makes the Training; a default process group has to exist
-    step:  runs one training step
-    """
-
-    name: str
     build: Callable[[], Training]
     step: Callable[[Training], None]
 
 
-def build_ddp(
-    width: int = WIDTH, hook: Callable[..., Any] | None = None, scaled: bool = False
-) -> Training:
-    """Wrap SimpleNet(width) in DDP, with a communication hook if one is given."""
-    model = DistributedDataParallel(SimpleNet(width))
+def build_ddp(hook: Callable[..., Any] | None = None, scaled: bool = False) -> Training:
+    """Wrap SimpleNet(64) in DDP, with a communication hook if one is given."""
+    model = DistributedDataParallel(SimpleNet(WIDTH))
     if hook:
         model.register_comm_hook(None, hook)
-    return _training(model, width, scaled)
+    return _training(model, scaled)
 
 
-def build_fsdp2(width: int = WIDTH, policy: MixedPrecisionPolicy | None = None) -> Training:
-    """Shard each layer of SimpleNet(width) with FSDP2, then the model.
-
-    Raises RuntimeError where this version of torch has no FSDP2 for a CPU.
-    """
-    if not FSDP2_ON_CPU:
-        raise RuntimeError(
-            f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}"
-        )
-    model = SimpleNet(width)
+def build_fsdp2(policy: MixedPrecisionPolicy | None = None) -> Training:
+    """Shard each layer of SimpleNet(64) with FSDP2, then the model."""
+    model = SimpleNet(WIDTH)
     # by default FSDP2 moves the model to a GPU, if there is one
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (*model.children(), model):
         fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
-    return _training(model, width)
+    return _training(model)
 
 
 def _bf16_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
@@ -91,10 +76,10 @@ def _bf16_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
     return bf16_compress_hook(state, bucket)
 
 
-def _training(model: nn.Module, width: int, scaled: bool = False) -> Training:
+def _training(model: nn.Module, scaled: bool = False) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=scaled)
-    return Training(model, optimizer, torch.ones(BATCH, width), torch.zeros(BATCH, width), scaler)
+    return Training(model, optimizer, torch.ones(BATCH, WIDTH), torch.zeros(BATCH, WIDTH), scaler)
 
 
 def train_step(
@@ -104,12 +89,8 @@ def train_step(
     sync_all: bool = False,
     clip: bool = False,
 ) -> None:
-    """Run a training step; a GradScaler that is not enabled does nothing.
-
-    autocast:      its dtype, or None for none
-    micro_batches: whose gradients are accumulated; only the last one's backward pass reduces them,
-                   unless `sync_all`
-    clip:          whether to clip the norm of the gradients
+    """Run a training step. Of the micro-batches, whose gradients add up, only the last one's
+    backward pass reduces them, unless `sync_all`.
     """
     model, scaler = training.model, training.scaler
     for turn in range(micro_batches):
@@ -132,27 +113,22 @@ _BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch
 _BF16_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
 SETUPS = {
-    setup.name: setup
-    for setup in (
-        Setup("DDP, fp32", build_ddp, train_step),
-        Setup("DDP, autocast bf16", build_ddp, partial(train_step, autocast=torch.bfloat16)),
-        Setup(
-            "DDP, autocast fp16",
-            partial(build_ddp, scaled=True),
-            partial(train_step, autocast=torch.float16),
-        ),
-        Setup("DDP, fp16 hook", partial(build_ddp, hook=fp16_compress_hook), train_step),
-        Setup("DDP, bf16 hook", partial(build_ddp, hook=_bf16_hook), train_step),
-        Setup(
-            "DDP, 4 micro-batches",
-            build_ddp,
-            partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True),
-        ),
-        Setup("DDP, 4 with no_sync", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES)),
-        Setup("FSDP2, fp32", build_fsdp2, train_step),
-        Setup("FSDP2, bf16, reduce fp32", partial(build_fsdp2, policy=_BF16_FP32), train_step),
-        Setup("FSDP2, bf16, reduce bf16", partial(build_fsdp2, policy=_BF16_BF16), train_step),
-        Setup("FSDP2, fp32, clipped", build_fsdp2, partial(train_step, clip=True)),
-    )
-    if FSDP2_ON_CPU or not setup.name.startswith("FSDP2")
+    "DDP, fp32": Setup(build_ddp, train_step),
+    "DDP, autocast bf16": Setup(build_ddp, partial(train_step, autocast=torch.bfloat16)),
+    "DDP, autocast fp16": Setup(
+        partial(build_ddp, scaled=True), partial(train_step, autocast=torch.float16)
+    ),
+    "DDP, fp16 hook": Setup(partial(build_ddp, hook=fp16_compress_hook), train_step),
+    "DDP, bf16 hook": Setup(partial(build_ddp, hook=_bf16_hook), train_step),
+    "DDP, 4 micro-batches": Setup(
+        build_ddp, partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True)
+    ),
+    "DDP, 4 with no_sync": Setup(build_ddp, partial(train_step, micro_batches=MICRO_BATCHES)),
 }
+if FSDP2_ON_CPU:
+    SETUPS |= {
+        "FSDP2, fp32": Setup(build_fsdp2, train_step),
+        "FSDP2, bf16, reduce fp32": Setup(partial(build_fsdp2, policy=_BF16_FP32), train_step),
+        "FSDP2, bf16, reduce bf16": Setup(partial(build_fsdp2, policy=_BF16_BF16), train_step),
+        "FSDP2, fp32, clipped": Setup(build_fsdp2, partial(train_step, clip=True)),
+    }

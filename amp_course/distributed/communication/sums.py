@@ -9,7 +9,7 @@ picks depends on its version, the size and the links; ring and tree are two of s
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,32 +32,22 @@ def reduce_mean(
     order:      "ring": each piece goes round the ring, n−1 additions in a row; "tree": pairs, then
                 pairs of these
     divide:     "before": by n, then add: only the cast can overflow; `fp16_compress_hook` does so
-                since pytorch#57410 "after":  add, then divide by n
-                "both":   by about √n before and by the rest after, see `predivide_factor`; FSDP2
-                does so in fp16
+                since pytorch#57410; "after": add, then divide by n; "both": by about √n before and
+                by the rest after, see `predivide_factor`; FSDP2 does so in fp16
     accumulate: the dtype of the additions and of the division after them; by default `dtype`. With
                 torch.float32 the terms still travel in 16 bits, but are added by a rank that
                 receives a piece from each of the others, and rounded once
 
-    Raises ValueError for shards that are not (ranks, elements), or an unknown order or division.
     Example: reduce_mean(torch.full((4, 1), 30_000.0), torch.float16, divide="after") →
              tensor([inf]); 30,000 with "before"
     """
-    if shards.dim() != 2 or not len(shards):
-        raise ValueError(
-            f"shards have shape {tuple(shards.shape)}: pass (ranks, elements), a row of gradients "
-            f"for each rank"
-        )
-    for value, choices in ((order, get_args(Order)), (divide, get_args(Divide))):
-        if value not in choices:
-            raise ValueError(f"unknown {value!r}: choose one of {', '.join(choices)}")
     ranks = len(shards)
     before = {"before": ranks, "after": 1, "both": predivide_factor(ranks)}[divide]
     terms = shards.to(dtype)
     if before > 1:
         terms = terms / before
     terms = terms.to(accumulate or dtype)
-    total = _ring_sum(terms) if order == "ring" else _tree_sum(terms)
+    total = {"ring": _ring_sum, "tree": _tree_sum}[order](terms)
     after = ranks / before
     return (total / after if after > 1 else total).to(dtype)
 

@@ -4,24 +4,16 @@ and how long they take.
 
 from amp_course.distributed.launching.launchers import LAUNCHERS, Launcher, LauncherTable
 from amp_course.distributed.launching.run_script import find_script, run_script
-from amp_course.distributed.launching.script_run import RankOutput, ScriptRun
-from amp_course.distributed.launching.start_up import (
-    StartUp,
-    StartUpTimes,
-    start_up,
-    time_launchers,
-)
+from amp_course.distributed.launching.script_run import ScriptRun
+from amp_course.distributed.launching.start_up import StartUpTimes, time_launchers
 
 __all__ = [
     "LAUNCHERS",
     "Launcher",
     "LauncherTable",
-    "RankOutput",
     "ScriptRun",
-    "StartUp",
     "StartUpTimes",
     "find_script",
     "run_script",
-    "start_up",
     "time_launchers",
 ]

@@ -7,23 +7,13 @@ is anything else.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
+from collections.abc import Sequence
 
-from amp_course.distributed.launching.evidence import End, Evidence, Rank
-from amp_course.distributed.launching.time_up import explain_time_up
-from amp_course.distributed.launching.wording import (
-    EQUALLY_OFTEN,
-    PORT_IN_USE,
-    at,
-    meaning,
-    names,
-    port_text,
-    quoted,
-    short,
-    who,
-)
+from amp_course.distributed.launching.evidence import End, Evidence, Place, Rank
+from amp_course.distributed.launching.wording import at, meaning, names, quoted, short, who
+from amp_course.kit.hardware import usable_cores
 
 _ECHO = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Socket closed|recvValue|sendBytes|Connection "
@@ -33,17 +23,22 @@ _SIZES = re.compile(
     r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)|(Received data size doesn't match "
     r"expected size)"
 )
+_EQUALLY_OFTEN = (
+    "A collective returns only once every rank has called it: make all ranks call the "
+    "same ones, in the same order."
+)
+_OUT_OF_MEMORY = (
+    "Out of memory is the usual cause: make the batch or the model smaller, or start fewer ranks."
+)
 
 
 def diagnose(evidence: Evidence) -> str | None:
     """Say in a sentence or two what went wrong first, naming the rank, the cause and the fix;
     None if nothing did.
     """
-    if evidence.ended.why == "time":
-        return _raised(evidence) or _exited(evidence) or explain_time_up(evidence)
-    if all(code == 0 for code in evidence.ended.codes) and all(
-        rank.exit_code in (0, None) for rank in evidence.ranks
-    ):
+    if evidence.ended.time_up:
+        return _raised(evidence) or _exited(evidence) or _time_up(evidence)
+    if not any(evidence.ended.codes) and not any(rank.exit_code for rank in evidence.ranks):
         return None
     for find in (_different_sizes, _raised, _exited, _killed, _echoes, _not_started):
         if told := find(evidence):
@@ -55,26 +50,21 @@ def diagnose(evidence: Evidence) -> str | None:
     )
 
 
-def notes(evidence: Evidence, threads: str) -> tuple[str, ...]:
+def notes(ranks: int, threads: str) -> tuple[str, ...]:
     """Return what is worth knowing about a run, and no fault."""
-    cores = _cores()
-    if len(evidence.ranks) > cores:
-        return (
-            f"{len(evidence.ranks)} ranks share the {cores} cores of this machine "
-            f"(OMP_NUM_THREADS={threads}), "
-            "so do not compare times.",
-        )
-    return ()
+    cores = usable_cores()
+    if ranks <= cores:
+        return ()
+    return (
+        f"{ranks} ranks share the {cores} cores of this machine (OMP_NUM_THREADS={threads}), "
+        "so do not compare times.",
+    )
 
 
 def _ends(evidence: Evidence, kind: str) -> list[tuple[Rank, End]]:
     """Return the ranks that ended in one way, the first of them first."""
     found = [(rank, rank.end) for rank in evidence.ranks if rank.end and rank.end.kind == kind]
     return sorted(found, key=lambda pair: pair[1].at)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _different_sizes(evidence: Evidence) -> str | None:
@@ -95,16 +85,12 @@ def _different_sizes(evidence: Evidence) -> str | None:
 
 
 def _raised(evidence: Evidence) -> str | None:
-    raised = _ends(evidence, "raised")
-    first = [(rank, end) for rank, end in raised if not _ECHO.search(end.message)]
-    if not first:
+    raised = [pair for pair in _ends(evidence, "raised") if not _ECHO.search(pair[1].message)]
+    if not raised:
         return None
-    _, end = first[0]
-    alike = [
-        other
-        for other, their in first
-        if (their.what, their.message, their.line) == (end.what, end.message, end.line)
-    ]
+    _, end = raised[0]
+    same = (end.what, end.message, end.line)
+    alike = [rank for rank, their in raised if (their.what, their.message, their.line) == same]
     return f"{who(alike, len(evidence.ranks))} raised {quoted(end)}{at(end)}.{meaning(end.message)}"
 
 
@@ -130,19 +116,14 @@ def _killed(evidence: Evidence) -> str | None:
     echoes = bool(_ends(evidence, "raised"))
     for rank in silent:
         code = rank.exit_code
-        if (
-            code is None
-            and rank.started
-            and rank.end is None
-            and echoes
-            and None not in evidence.ended.codes
-        ):
-            return (
-                f"rank {rank.rank}'s process ended without a word: it was killed. {_OUT_OF_MEMORY}"
-            )
-        if code is not None and code < 0 and code != -signal.SIGTERM:
-            return _by_signal(rank, -code)
-        if code is not None and code > 0:
+        if code is None:
+            vanished = rank.started and rank.end is None
+            if vanished and echoes and None not in evidence.ended.codes:
+                return (
+                    f"rank {rank.rank}'s process ended without a word: it was killed. "
+                    f"{_OUT_OF_MEMORY}"
+                )
+        elif code > 0:
             when = (
                 "after its script had finished"
                 if rank.end
@@ -152,32 +133,28 @@ def _killed(evidence: Evidence) -> str | None:
                 f"rank {rank.rank}'s process ended with exit code {code} {when}. torchrun ended "
                 f"the others."
             )
+        elif code not in (0, -signal.SIGTERM):
+            return _by_signal(rank, -code)
     ended = [rank for rank in silent if rank.exit_code == -signal.SIGTERM]
     return _by_signal(ended[0], signal.SIGTERM) if ended and not echoes else None
 
 
-_OUT_OF_MEMORY = (
-    "Out of memory is the usual cause: make the batch or the model smaller, or start fewer ranks."
-)
-
-
 def _by_signal(rank: Rank, number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
-    told = f"rank {rank.rank} was killed by signal {number} ({name}){at(rank.place)}"
+    told = f"rank {rank.rank} was killed by signal {_signal(number)}{at(rank.place)}"
     if number == signal.SIGKILL:
         return f"{told}. {_OUT_OF_MEMORY}"
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return f"{told}, which another program sent. Start the run again."
-    last = next(
-        (
-            line
-            for line in reversed(rank.err.strip().splitlines())
-            if "what()" in line or "rror" in line
-        ),
-        "",
-    )
-    words = f" Its last words: {short(last)}." if last else ""
+    lines = rank.err.strip().splitlines()
+    last = [line for line in lines if "what()" in line or "rror" in line][-1:]
+    words = f" Its last words: {short(last[0])}." if last else ""
     return f"{told}: native code crashed.{words} The end of its output says more."
+
+
+def _signal(number: int) -> str:
+    """Name a signal. Example: 9 → "9 (SIGKILL)" """
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    return f"{number} ({name})"
 
 
 def _echoes(evidence: Evidence) -> str | None:
@@ -185,32 +162,23 @@ def _echoes(evidence: Evidence) -> str | None:
     for rank, end in _ends(evidence, "raised"):
         if through:
             when = f"when {names(through)} finished"
-            return f"{names([rank])} was waiting for other ranks{at(end)} {when}. {EQUALLY_OFTEN}"
+            return f"{names([rank])} was waiting for other ranks{at(end)} {when}. {_EQUALLY_OFTEN}"
         return (
             f"{names([rank])} lost its connection to another rank{at(end)}: {quoted(end)}. No rank "
-            f"left a cause; "
-            "start the run again, and look at the output of the others."
+            f"left a cause; start the run again, and look at the output of the others."
         )
     return None
 
 
 def _not_started(evidence: Evidence) -> str | None:
-    for number, code in enumerate(evidence.ended.codes):
+    for code in evidence.ended.codes:
         if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-            where = f" on node {number}" if evidence.nodes > 1 else ""
             return (
-                f"torchrun itself{where} was killed by signal {-code} ({name}), and its ranks "
-                f"with it. Start the run again."
+                f"torchrun itself was killed by signal {_signal(-code)}, and its ranks with it. "
+                f"Start the run again."
             )
     if any(rank.started for rank in evidence.ranks):
         return None
-    if PORT_IN_USE.search(evidence.launcher):
-        port = port_text(evidence.launcher)
-        return (
-            f"no rank started, because the port is in use{port}. Choose another, or end the "
-            f"program that has it."
-        )
     said = [
         line
         for line in evidence.launcher.strip().splitlines()
@@ -220,3 +188,55 @@ def _not_started(evidence: Evidence) -> str | None:
         f"no rank started: torchrun failed{': ' + short(said[-1]) if said else ''}. What it "
         f"printed is in `run.launcher`."
     )
+
+
+def _time_up(evidence: Evidence) -> str:
+    """Say which ranks had finished, which had not, where these were, and what may help."""
+    began = f"time was up after {evidence.ended.seconds:.0f} seconds"
+    absent = [rank for rank in evidence.ranks if not rank.started]
+    if len(absent) == len(evidence.ranks):
+        return f"{began}, and no rank had started. What torchrun printed is in `run.launcher`."
+    done = [rank for rank in evidence.ranks if rank.end]
+    busy = [rank for rank in evidence.ranks if rank.started and not rank.end]
+    told = [f"{names(done)} had finished"] if done else []
+    told += [_still(alike) for alike in _by_place(busy)]
+    told += [f"{names(absent)} had not started"] if absent else []
+    return f"{began}: {'; '.join(told)}. {_cure(busy, done, len(evidence.ranks))}"
+
+
+def _by_place(ranks: Sequence[Rank]) -> list[list[Rank]]:
+    """Put together the ranks that were at the same place."""
+    found: dict[Place | None, list[Rank]] = {}
+    for rank in ranks:
+        found.setdefault(rank.place, []).append(rank)
+    return list(found.values())
+
+
+def _still(ranks: Sequence[Rank]) -> str:
+    place, verb = ranks[0].place, "was" if len(ranks) == 1 else "were"
+    where = f"at line {place.line}, `{short(place.source)}`" if place else "running"
+    waiting = (
+        f", waiting for other ranks in `{place.collective}`" if place and place.collective else ""
+    )
+    return f"{names(ranks)} {verb} still {where}{waiting}"
+
+
+def _cure(busy: Sequence[Rank], done: Sequence[Rank], ranks: int) -> str:
+    if not busy:
+        return (
+            "Their scripts have finished, but their processes have not ended: join their threads "
+            "and subprocesses."
+        )
+    waiting = [rank.place for rank in busy if rank.place and rank.place.collective]
+    if not waiting:
+        return "Look at that line, or pass a larger `seconds` if the script needs longer."
+    joining = ("init_process_group", "new_group", "rendezvous")
+    if len(waiting) == len(busy) and all(place.collective in joining for place in waiting):
+        return (
+            "The ranks never found each other: use one address and a free port on all of them, and "
+            f"a `world_size` of {ranks}. torchrun sets all three; `init_process_group()` without "
+            "arguments takes them."
+        )
+    if done or len(waiting) < len(busy) or len({place.line for place in waiting}) > 1:
+        return _EQUALLY_OFTEN
+    return "Pass a larger `seconds` if the script only needs longer."

@@ -5,16 +5,18 @@ and torchrun's own report.
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import re
 import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from amp_course.distributed.launching.running import Ended
 
+RANK_MAIN = Path(__file__).with_name("rank_main.py")
 _MOST_BYTES = 200_000  # of one stream, from each of its ends
 # Both of torchrun's reports have it: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and "exitcode
 # : -9 (pid: 42)".
@@ -62,20 +64,20 @@ class Place:
 class Rank:
     """What is known of one rank.
 
+    out, err:  what it printed
+    exit_code: of its process, where known; negative for the signal that killed it
     started:   whether its Python process began to run the script
     end:       how the script ended, if it did
-    exit_code: of its process, where known; negative for the signal that killed it
-    out, err:  what it printed
     place:     where it was when it crashed, or when time was up
     """
 
     rank: int
-    started: bool
-    end: End | None
-    exit_code: int | None
     out: str
     err: str
-    place: Place | None
+    exit_code: int | None
+    started: bool = True
+    end: End | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -84,31 +86,31 @@ class Evidence:
     and what torch printed about itself in the ranks.
     """
 
-    script: Path
-    nodes: int
     ended: Ended
     ranks: tuple[Rank, ...]
     launcher: str
 
 
-def gather(folder: Path, script: Path, ranks: int, nodes: int, ended: Ended) -> Evidence:
+def gather(folder: Path, script: Path, ranks: int, ended: Ended) -> Evidence:
     """Read a run's folder."""
     own = "\n".join(read_text(file) for file in sorted(folder.glob("command*.*"))).strip()
-    codes = {int(pid): int(code) for code, pid in _EXIT.findall(own)}
+    codes = {pid: int(code) for code, pid in _EXIT.findall(own)}
     all_of_them, noise = [], [own]
     for rank in range(ranks):
         base = folder / f"rank{rank}"
-        facts = [json.loads(line) for line in read_text(base.with_suffix(".jsonl")).splitlines()]
-        end = _end(facts)
+        pid, record = read_text(base.with_suffix(".pid")), read_text(base.with_suffix(".json"))
+        end = End(**json.loads(without_paths(record))) if record else None
         out, out_noise = _without_noise(read_text(base.with_suffix(".out")))
         err, err_noise = _without_noise(read_text(base.with_suffix(".err")))
         noise += out_noise + err_noise
-        code = codes.get(facts[0]["pid"]) if facts else None
+        code = codes.get(pid)
         if code is None and end is not None:
             code = 1 if end.kind == "raised" else end.code
         place = _place(read_text(base.with_suffix(".dump")), script) or _place(err, script)
-        all_of_them.append(Rank(rank, bool(facts), end, code, out, err, place))
-    return Evidence(script, nodes, ended, tuple(all_of_them), "\n".join(filter(None, noise)))
+        out, err = without_paths(out), without_paths(err)
+        all_of_them.append(Rank(rank, out, err, code, bool(pid), end, place))
+    launcher = "\n".join(filter(None, noise)).replace(str(RANK_MAIN), str(script))
+    return Evidence(ended, tuple(all_of_them), without_paths(launcher))
 
 
 def read_text(file: Path) -> str:
@@ -128,37 +130,22 @@ def without_paths(text: str) -> str:
     """Shorten paths of packages, the course, temporary files and the current folder:
     a page for others has none.
     """
-    packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
-    course = str(Path(__file__).resolve().parents[2])
-    text = (
-        text.replace(packages, "…/site-packages")
-        .replace(library, "…/lib")
-        .replace(os.getcwd() + os.sep, "")
-    )
-    return text.replace(course, "…/amp_course").replace(
-        tempfile.gettempdir() + os.sep, "…" + os.sep
-    )
-
-
-def _end(facts: list[dict[str, Any]]) -> End | None:
-    for one in facts:
-        if "end" in one:
-            place = {"line": one.get("line"), "source": one.get("source", "")}
-            message = without_paths(one.get("message", ""))
-            return End(
-                one["end"], one["at"], one.get("type", ""), message, one.get("code", 0), **place
-            )
-    return None
+    shorter = {
+        sysconfig.get_path("purelib"): "…/site-packages",
+        sysconfig.get_path("stdlib"): "…/lib",
+        os.getcwd() + os.sep: "",
+        str(Path(__file__).resolve().parents[2]): "…/amp_course",
+        tempfile.gettempdir() + os.sep: "…" + os.sep,
+    }
+    for path, instead in shorter.items():
+        text = text.replace(path, instead)
+    return text
 
 
 def _without_noise(text: str) -> tuple[str, list[str]]:
     lines = text.splitlines()
     noise = [line for line in lines if _NOISE.match(line)]
-    return (
-        (text, [])
-        if not noise
-        else ("\n".join(line for line in lines if not _NOISE.match(line)), noise)
-    )
+    return ("\n".join(line for line in lines if line not in noise) if noise else text), noise
 
 
 def _place(dump: str, script: Path) -> Place | None:
@@ -171,22 +158,16 @@ def _place(dump: str, script: Path) -> Place | None:
             for found in map(_FRAME.match, thread.splitlines())
             if found
         ]
-        inner = next(
-            (number for number, frame in enumerate(frames) if frame[0] == str(script)), None
-        )
+        inner = next((n for n, (file, _, _) in enumerate(frames) if file == str(script)), None)
         if inner is None:
             continue
         called = [
             name
             for file, _, name in reversed(frames[:inner])
-            if Path(file).parts[-2:-1] == ("distributed",)
+            if Path(file).parts[-2:-1] == ("distributed",) and name != "wrapper"
         ]
-        collective = next((name for name in called if name != "wrapper"), "")
-        return Place(frames[inner][1], source_line(script, frames[inner][1]), collective)
+        line = frames[inner][1]
+        linecache.checkcache(str(script))
+        source = linecache.getline(str(script), line).strip()
+        return Place(line, source, called[0] if called else "")
     return None
-
-
-def source_line(script: Path, line: int) -> str:
-    """Return a line of a script, without its indentation; "" if there is none."""
-    lines = script.read_text(errors="replace").splitlines()
-    return lines[line - 1].strip() if 0 < line <= len(lines) else ""

@@ -19,60 +19,45 @@ class Launcher:
     device:     who calls torch.cuda.set_device, and from what
     restarts:   what happens when a rank fails
     machines:   how it reaches several of them
-    key:        its name for `time_launchers`; "" if it was not run here
     source:     where its documentation says so
+    key:        its name for `time_launchers`; "" if it was not run here
     """
 
     name: str
     command: str
-    sets: tuple[str, ...]
+    sets: list[str]
     device: str
     restarts: str
     machines: str
-    key: str
     source: str
+    key: str = ""
 
 
-LAUNCHERS = tuple(
-    Launcher(**{"key": "", **row, "sets": tuple(row.get("sets", ()))})
-    for row in read_toml(__file__, "launchers.toml")["launcher"]
-)
+LAUNCHERS = tuple(Launcher(**row) for row in read_toml(__file__, "launchers.toml")["launcher"])
+_HEAD = ["launcher", "sets", "picks the GPU", "when a rank fails", "several machines", "run here"]
 
 
-@dataclass(frozen=True)
 class LauncherTable:
     """The launchers as a table, in plain text and in HTML."""
 
-    launchers: tuple[Launcher, ...] = LAUNCHERS
-
-    def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first."""
-        rows = [
+    def __init__(self) -> None:
+        self._rows = [
             [
-                "launcher",
-                "sets",
-                "picks the GPU",
-                "when a rank fails",
-                "several machines",
-                "run here",
+                one.name,
+                ", ".join(one.sets) or "nothing",
+                one.device,
+                one.restarts,
+                one.machines,
+                "yes" if one.key else "no",
             ]
+            for one in LAUNCHERS
         ]
-        for one in self.launchers:
-            sets = ", ".join(one.sets) or "nothing"
-            rows.append(
-                [one.name, sets, one.device, one.restarts, one.machines, "yes" if one.key else "no"]
-            )
-        return rows
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Write one launcher after the other: the rows are too long for a terminal."""
-        head, *rows = self.rows()
         return "\n\n".join(
-            text_table([["launcher", row[0]], *map(list, zip(head[1:], row[1:], strict=True))])
-            for row in rows
+            text_table(list(map(list, zip(_HEAD, row, strict=True)))) for row in self._rows
         )
 
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
-        return html_table(self.rows())
+        return html_table([_HEAD, *self._rows])

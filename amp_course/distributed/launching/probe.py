@@ -10,28 +10,23 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-
-def join(folder: str) -> None:
-    """Be one rank, which the variables of the environment describe."""
-    environment = dict(os.environ)
-    dist.init_process_group("gloo")
-    _report(folder, environment)
 
 
 def spawned(rank: int, folder: str, ranks: int, port: int) -> None:
     """Be one rank that torch.multiprocessing.spawn started:
     its number is an argument, and nothing else is told.
     """
+    join(folder, init_method=f"tcp://localhost:{port}", rank=rank, world_size=ranks)
+
+
+def join(folder: str, **place: Any) -> None:
+    """Be one rank, in its place or in that which the variables of the environment describe."""
     environment = dict(os.environ)
-    dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    _report(folder, environment)
-
-
-def _report(folder: str, environment: dict[str, str]) -> None:
+    dist.init_process_group("gloo", **place)
     total = torch.ones(1)
     dist.all_reduce(total)
     done = time.time()

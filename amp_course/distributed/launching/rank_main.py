@@ -7,8 +7,8 @@ for the run is gone, and this run ends with it. In the folder that the environme
 leaves
 
 rank1.out, rank1.err  what it printed
-rank1.jsonl           a line when it starts, and one when it ends: {"end": "raised", "type":
-"ValueError", …}
+rank1.pid             its process, from the start
+rank1.json            how it ended, an `End` of `evidence`
 rank1.dump            where all its threads were when it received SIGABRT (or crashed)
 """
 
@@ -44,7 +44,8 @@ def main() -> None:
     asker, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     threading.Thread(target=_end_with, args=(asker,), daemon=True).start()
-    _record(base, pid=os.getpid())
+    with open(f"{base}.pid", "w") as started:
+        started.write(str(os.getpid()))
     sys.argv = sys.argv[1:]
     script = os.path.abspath(sys.argv[0])
     sys.path[0] = os.path.dirname(script)
@@ -56,21 +57,16 @@ def main() -> None:
             code = compile(source.read(), script, "exec")
         exec(code, module.__dict__)
     except SystemExit as error:
-        _record(base, end="exit", **_exit_code(error.code), **_place(error, script))
+        _record(base, "exit", **_exit_code(error.code), **_place(error, script))
         raise
     except BaseException as error:
-        _record(
-            base,
-            end="raised",
-            type=_name(type(error)),
-            message=_message(error),
-            **_place(error, script),
-        )
+        name = _name(type(error))
+        _record(base, "raised", what=name, message=str(error)[:_MOST], **_place(error, script))
         # without this file's own frame
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
-    _record(base, end="finished")
+    _record(base, "finished")
     # a process group in a reference cycle has threads, and they abort a process that they outlive
     # (torch 2.13)
     gc.collect()
@@ -87,33 +83,21 @@ def _end_with(asker: int) -> None:
     os._exit(1)
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)[:_MOST]
-    except Exception:  # of the script's own class
-        return "(its message fails itself when it is asked for)"
-
-
-def _record(base: str, **facts: Any) -> None:
-    with open(f"{base}.jsonl", "a") as file:
-        file.write(json.dumps({"at": time.time(), **facts}) + "\n")
+def _record(base: str, kind: str, **facts: Any) -> None:
+    with open(f"{base}.json", "w") as file:
+        json.dump({"kind": kind, "at": time.time(), **facts}, file)
 
 
 def _exit_code(code: object) -> dict[str, Any]:
     if code is None or isinstance(code, int):
-        return {"code": code or 0, "message": ""}
-    return {
-        "code": 1,
-        "message": str(code)[:_MOST],
-    }  # Python prints anything else, and exits with 1
+        return {"code": code or 0}
+    # Python prints anything else, and exits with 1
+    return {"code": 1, "message": str(code)[:_MOST]}
 
 
 def _name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ in ("builtins", "__main__")
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    own = kind.__module__ in ("builtins", "__main__")
+    return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _place(error: BaseException, script: str) -> dict[str, Any]:

@@ -8,23 +8,15 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from amp_course.distributed.launching.diagnosis import diagnose, notes
-from amp_course.distributed.launching.evidence import gather, without_paths
-from amp_course.distributed.launching.running import (
-    Command,
-    free_port,
-    local_environment,
-    port_in_use,
-    run_commands,
-)
-from amp_course.distributed.launching.script_run import RankOutput, ScriptRun
+from amp_course.distributed.launching.evidence import RANK_MAIN, gather, without_paths
+from amp_course.distributed.launching.running import local_environment, rendezvous, run_commands
+from amp_course.distributed.launching.script_run import ScriptRun
 from amp_course.kit.errors import CourseError
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # the course's own
-_RANK_MAIN = Path(__file__).with_name("rank_main.py")
 _MOST_RANKS = 64
 
 
@@ -34,9 +26,6 @@ def run_script(
     ranks: int = 2,
     seconds: float = 60,
     nodes: int = 1,
-    env: Mapping[str, str] | None = None,
-    port: int | None = None,
-    absent: Collection[int] = (),
 ) -> ScriptRun:
     """Run a Python script by torchrun in the current folder, wait for it, and return its output,
     rank by rank.
@@ -46,15 +35,12 @@ def run_script(
     ranks:   of all nodes together, shared equally
     seconds: after which everything is ended; that takes up to 5 seconds more
     nodes:   2 plays two machines on this one: one torchrun for each, which meet at a port
-    env:     variables to add to the environment
-    port:    of the rendezvous; by default torchrun finds a free one
-    absent:  nodes that are not started, to see what the others do
 
     Each rank computes on one thread unless OMP_NUM_THREADS says otherwise, and gloo uses the
     loopback interface unless GLOO_SOCKET_IFNAME names another. A run that fails raises nothing: its
     `problem` says why, and `.check()` raises it. No process is left behind, even if this one is
-    interrupted or killed. Raises CourseError for a file that is not a Python script and for a port
-    in use, ValueError for wrong numbers.
+    interrupted or killed. Raises CourseError for a file that is not a Python script, ValueError for
+    wrong numbers.
     Example: run_script("ddp_amp", "--dtype", "fp16").ok → True
     """
     if nodes < 1 or ranks < 1 or ranks % nodes or ranks > _MOST_RANKS:
@@ -64,42 +50,24 @@ def run_script(
         )
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds}: allow the run some time.")
-    if not set(absent) < set(range(nodes)):
-        raise ValueError(
-            f"absent is {sorted(absent)}: name some of the nodes 0 to {nodes - 1}, but not all."
-        )
     file = find_script(script)
-    if port is not None and port_in_use(port):
-        raise CourseError(
-            f"port {port} is in use: choose another, leave it out, or end the program that has it."
-        )
-    port = port if port is not None or nodes == 1 else free_port()
-    environment = local_environment() | dict(env or {})
-    options = [_options(ranks // nodes, nodes, port) for node in range(nodes) if node not in absent]
+    options = ["--nproc-per-node", str(ranks // nodes)]
+    if nodes == 1:
+        options = ["--standalone", *options]
+    else:
+        options = ["--nnodes", str(nodes), *options, *rendezvous()]
     words = [str(arg) for arg in args]
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
-    commands = [
-        Command([*launcher, *one, str(_RANK_MAIN), str(file), *words], environment)
-        for one in options
-    ]
+    environment = local_environment()
+    launcher = [sys.executable, "-m", "torch.distributed.run", *options]
+    started = [*launcher, str(RANK_MAIN), str(file), *words]
     with tempfile.TemporaryDirectory(prefix="amp_course-run-") as folder:
-        ended = run_commands(commands, Path(folder), seconds)
-        evidence = gather(Path(folder), file, ranks, nodes, ended)
-    settings = [f"{name}={shlex.quote(value)}" for name, value in (env or {}).items()]
-    typed = [
-        " ".join([*settings, "torchrun", *one, shlex.join([_as_typed(file), *words])])
-        for one in options
-    ]
-    outputs = (
-        RankOutput(one.rank, without_paths(one.out), without_paths(one.err), one.exit_code)
-        for one in evidence.ranks
-    )
-    launched = without_paths(evidence.launcher.replace(str(_RANK_MAIN), str(file)))
+        ended = run_commands([(started, environment)] * nodes, Path(folder), seconds)
+        evidence = gather(Path(folder), file, ranks, ended)
+    typed = " ".join(["torchrun", *options, shlex.join([_as_typed(file), *words])])
     threads = environment.get("OMP_NUM_THREADS") or os.environ["OMP_NUM_THREADS"]
-    problem, remarks = diagnose(evidence), notes(evidence, threads)
-    return ScriptRun(
-        without_paths("\n".join(typed)), tuple(outputs), ended.seconds, problem, remarks, launched
-    )
+    command = without_paths("\n".join([typed] * nodes))
+    problem, remarks = diagnose(evidence), notes(ranks, threads)
+    return ScriptRun(command, evidence.ranks, ended.seconds, problem, remarks, evidence.launcher)
 
 
 def find_script(script: str | os.PathLike[str]) -> Path:
@@ -111,9 +79,7 @@ def find_script(script: str | os.PathLike[str]) -> Path:
     if not file.exists() and len(file.parts) == 1 and own.exists():
         file = own
     if not file.exists():
-        names = (
-            ", ".join(sorted(f'"{one.stem}"' for one in SCRIPTS.glob("[a-z]*.py"))) or "none yet"
-        )
+        names = ", ".join(sorted(f'"{one.stem}"' for one in SCRIPTS.glob("[a-z]*.py")))
         raise CourseError(
             f"there is no file {script}: correct the path, or name one of the course's scripts "
             f"({names})."
@@ -127,25 +93,6 @@ def find_script(script: str | os.PathLike[str]) -> Path:
             f"{script} is not a Python script, whose name ends in .py: pass one that is."
         )
     return file.resolve()
-
-
-def _options(ranks: int, nodes: int, port: int | None) -> list[str]:
-    count = ["--nproc-per-node", str(ranks)]
-    if nodes > 1:
-        meeting = [
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            f"localhost:{port}",
-            "--local-addr",
-            "localhost",
-        ]
-        return ["--nnodes", str(nodes), *count, *meeting]
-    return (
-        [*count, "--master-addr", "localhost", "--master-port", str(port)]
-        if port is not None
-        else ["--standalone", *count]
-    )
 
 
 def _as_typed(file: Path) -> str:

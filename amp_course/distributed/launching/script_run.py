@@ -6,6 +6,7 @@ import html
 from dataclasses import dataclass
 
 from amp_course.checking.outcome import box_html
+from amp_course.distributed.launching.evidence import Rank
 from amp_course.kit.errors import CourseError
 from amp_course.kit.markup import plain_text
 from amp_course.kit.measure import seconds_text
@@ -18,23 +19,11 @@ _PRE = (
 
 
 @dataclass(frozen=True)
-class RankOutput:
-    """What one rank printed, and the exit code of its process
-    (None where unknown, negative for the signal that ended it).
-    """
-
-    rank: int
-    out: str
-    err: str
-    exit_code: int | None
-
-
-@dataclass(frozen=True)
 class ScriptRun:
     """A script that was run on some ranks; it prints as a page.
 
     command:  as one types it in a shell
-    ranks:    the output, rank by rank
+    ranks:    the output and the exit code, rank by rank
     seconds:  from the start of torchrun to its end
     problem:  what went wrong first, with the rank, the cause and the fix; None if nothing did
     notes:    what else is worth knowing
@@ -42,7 +31,7 @@ class ScriptRun:
     """
 
     command: str
-    ranks: tuple[RankOutput, ...]
+    ranks: tuple[Rank, ...]
     seconds: float
     problem: str | None = None
     notes: tuple[str, ...] = ()
@@ -72,13 +61,11 @@ class ScriptRun:
     def _streams(self) -> list[tuple[str, str]]:
         streams = []
         for rank in self.ranks:
-            streams += (
-                [(f"rank {rank.rank}", rank.out)]
-                if rank.out.strip() or not rank.err.strip()
-                else []
-            )
-            streams += [(f"rank {rank.rank}, stderr", rank.err)] if rank.err.strip() else []
-        return [(name, shortened(text) or "(nothing)") for name, text in streams]
+            if rank.out.strip() or not rank.err.strip():
+                streams.append((f"rank {rank.rank}", shortened(rank.out) or "(nothing)"))
+            if rank.err.strip():
+                streams.append((f"rank {rank.rank}, stderr", shortened(rank.err)))
+        return streams
 
     def _last_line(self) -> str:
         return (
@@ -87,16 +74,14 @@ class ScriptRun:
             else f"**The run failed:** {self.problem}"
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Write the page as plain text."""
-        streams = "\n".join(
-            f"[{name}] {line}" for name, text in self._streams() for line in text.splitlines()
-        )
-        notes = "\n".join(f"Note: {note}" for note in self.notes)
-        command = "\n".join(f"$ {line}" for line in self.command.splitlines())
-        return "\n".join(filter(None, [command, streams, plain_text(self._last_line()), notes]))
+        lines = [f"$ {line}" for line in self.command.splitlines()]
+        lines += [f"[{name}] {line}" for name, text in self._streams() for line in text.split("\n")]
+        return "\n".join([*lines, plain_text(self._last_line()), *self._remarks()])
 
-    __repr__ = __str__
+    def _remarks(self) -> list[str]:
+        return [f"Note: {note}" for note in self.notes]
 
     def _repr_html_(self) -> str:
         command = "".join(
@@ -106,15 +91,11 @@ class ScriptRun:
             f'<div><b>{name}</b></div><pre style="{_PRE}">{html.escape(text)}</pre>'
             for name, text in self._streams()
         )
-        notes = [f"Note: {note}" for note in self.notes]
-        if self.ok:
-            box = box_html("correct", self._last_line(), notes)
+        if self.problem is None:
+            box = box_html("correct", self._last_line(), self._remarks())
         else:
-            box = box_html(
-                "not yet",
-                "The run failed.",
-                [f"{str(self.problem)[0].upper()}{str(self.problem)[1:]}", *notes],
-            )
+            problem = f"{self.problem[0].upper()}{self.problem[1:]}"
+            box = box_html("not yet", "The run failed.", [problem, *self._remarks()])
         return f'<div style="max-width:60em">{command}{streams}{box}</div>'
 
 

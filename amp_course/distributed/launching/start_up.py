@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from amp_course.distributed.launching.running import (
     Command,
     free_port,
     local_environment,
+    rendezvous,
     run_commands,
 )
 from amp_course.kit.children import TOKEN
 from amp_course.kit.errors import CourseError
-from amp_course.kit.measure import Timing, seconds_text
-from amp_course.kit.report import Block, Page, Table
+from amp_course.kit.measure import Timing, order_of_round
 
 _PROBE = str(Path(__file__).with_name("probe.py"))
 _SECONDS = 60.0  # for one start
@@ -47,27 +47,15 @@ _NOT_THEIRS = {  # set by us, by a shell, by a terminal
     "LINES",
     "__CF_USER_TEXT_ENCODING",
 }
-QUICK = ("torchrun", "spawn", "by hand")
 
 
 @dataclass(frozen=True)
-class StartUp:
-    """One start of two ranks.
-
-    seconds:     from the command to the all-reduce of the later rank
-    environment: what rank 1 found set that was not set before
-    """
-
-    seconds: float
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True, repr=False)
-class StartUpTimes(Page):
-    """The start-up times of some launchers, one number a round.
+class StartUpTimes:
+    """The start-up times of some launchers, one number a round: from the command to the all-reduce
+    of the later rank.
 
     seconds:     launcher → seconds
-    environment: launcher → what rank 1 found set, in the last round
+    environment: launcher → what rank 1 found set that was not set before, in the last round
     left_out:    launcher → why it was not run
     """
 
@@ -79,18 +67,6 @@ class StartUpTimes(Page):
         """Return the times of one launcher."""
         return Timing(self.seconds[launcher])
 
-    def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first."""
-        rows = [["launcher", "start-up", "quartiles", "sets for rank 1"]]
-        for name in self.seconds:
-            timing, found = self.timing(name), self.environment[name]
-            spread = f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}"
-            rows.append([name, seconds_text(timing.median), spread, variables_text(found)])
-        return rows + [[name, "not run", "", why] for name, why in self.left_out.items()]
-
-    def blocks(self) -> Iterator[Block]:
-        yield Table(self.rows())
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""
         environment = {name: sorted(found) for name, found in self.environment.items()}
@@ -98,7 +74,9 @@ class StartUpTimes(Page):
         return {"seconds": seconds, "variables": environment, "left_out": dict(self.left_out)}
 
 
-def time_launchers(rounds: int = 3, launchers: Sequence[str] = QUICK) -> StartUpTimes:
+def time_launchers(
+    rounds: int = 3, launchers: Sequence[str] = ("torchrun", "spawn", "by hand")
+) -> StartUpTimes:
     """Start two ranks by each launcher in each of `rounds` rounds; no process is left behind.
 
     launchers: keys of LAUNCHERS ("torchrun", "two nodes", "spawn", "by hand", "launch",
@@ -114,40 +92,35 @@ def time_launchers(rounds: int = 3, launchers: Sequence[str] = QUICK) -> StartUp
             f"rounds={rounds}, launchers={list(launchers)}: use at least one round, and some of "
             f"{known}."
         )
-    left_out = {name: why for name in launchers if (why := _missing(name))}
+    left_out = {}
+    if "accelerate" in launchers and importlib.util.find_spec("accelerate") is None:
+        left_out["accelerate"] = 'Accelerate is not installed: `pip install -e ".[peers]"`'
     names = [name for name in launchers if name not in left_out]
     times: dict[str, list[float]] = {name: [] for name in names}
     environment: dict[str, Mapping[str, str]] = {}
-    for number in range(rounds):
-        shift = number % len(names) if names else 0
-        for name in names[shift:] + names[:shift]:
-            start = start_up(name)
-            times[name].append(start.seconds)
-            environment[name] = start.environment
+    for number in range(rounds if names else 0):
+        for name in order_of_round(names, number):
+            seconds, environment[name] = _start(name)
+            times[name].append(seconds)
     return StartUpTimes(
         {name: tuple(taken) for name, taken in times.items()}, environment, left_out
     )
 
 
-def start_up(launcher: str) -> StartUp:
-    """Start two ranks once. Raises CourseError, with the last words of the launcher,
-    if they do not complete the all-reduce.
+def _start(launcher: str) -> tuple[float, Mapping[str, str]]:
+    """Start two ranks once; return the seconds, and the variables that rank 1 found set. Raises
+    CourseError, with the last words of the launcher, if they do not complete the all-reduce.
     """
     local = local_environment()
-    with tempfile.TemporaryDirectory(prefix="amp_course-start-") as folder:
-        commands = _commands(launcher, folder)
+    with tempfile.TemporaryDirectory(prefix="amp_course-start-") as name:
+        folder = Path(name)
+        commands = [(words, local | dict(added)) for words, added in _commands(launcher, name)]
         began = time.time()
-        ended = run_commands(
-            [Command(one.arguments, local | dict(one.environment)) for one in commands],
-            Path(folder),
-            _SECONDS,
-        )
-        files = [Path(folder) / f"probe{rank}.json" for rank in (0, 1)]
+        ended = run_commands(commands, folder, _SECONDS)
+        files = [folder / f"probe{rank}.json" for rank in (0, 1)]
         if any(ended.codes) or not all(file.exists() for file in files):
-            said = "\n".join(
-                file.read_text(errors="replace")
-                for file in sorted(Path(folder).glob("command*.err"))
-            ).strip()
+            errors = sorted(folder.glob("command*.err"))
+            said = "".join(file.read_text(errors="replace") for file in errors).strip()
             why = said.splitlines()[-1] if said else f"time was up after {_SECONDS:.0f} seconds"
             raise CourseError(
                 f"{launcher} did not start two ranks: {why}. Try it in a shell to see all that it "
@@ -159,67 +132,24 @@ def start_up(launcher: str) -> StartUp:
         for name, value in sorted(ranks[1]["environment"].items())
         if os.environ.get(name) != value and name not in _NOT_THEIRS and not name.startswith("KMP_")
     }
-    return StartUp(max(rank["done"] for rank in ranks) - began, set_by_it)
-
-
-def variables_text(environment: Mapping[str, str]) -> str:
-    """Write variables for people, those that say where a rank is with their values. Example:
-    → "RANK=1, …, and 12 more"
-    """
-    first = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-    shown = [f"{name}={environment[name]}" for name in first if name in environment]
-    more = len(environment) - len(shown)
-    return (
-        ", ".join(shown) + (f", and {more} more" if more and shown else "") if shown else "nothing"
-    )
+    return max(rank["done"] for rank in ranks) - began, set_by_it
 
 
 def _commands(launcher: str, folder: str) -> list[Command]:
-    python = sys.executable
-    torchrun = [python, "-m", "torch.distributed.run"]
-    if launcher == "torchrun":
-        return [Command([*torchrun, "--standalone", "--nproc-per-node", "2", _PROBE, folder])]
-    if launcher == "two nodes":
-        meeting = [
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            f"localhost:{free_port()}",
-            "--local-addr",
-            "localhost",
-        ]
-        return [
-            Command([*torchrun, "--nnodes", "2", "--nproc-per-node", "1", *meeting, _PROBE, folder])
-        ] * 2
-    if launcher == "spawn":
-        return [Command([python, _PROBE, folder, "spawn", "2", str(free_port())])]
-    port = str(free_port())
+    probe, port = [_PROBE, folder], str(free_port())
     if launcher == "by hand":
         where = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        return [
-            Command([python, _PROBE, folder], {"RANK": str(rank), **where}) for rank in range(2)
-        ]
-    if launcher == "launch":
-        module = [python, "-m", "torch.distributed.launch"]
-        return [Command([*module, "--nproc-per-node", "2", "--master-port", port, _PROBE, folder])]
-    module = [python, "-m", "accelerate.commands.launch"]
-    return [
-        Command(
-            [
-                *module,
-                "--multi_gpu",
-                "--num_processes",
-                "2",
-                "--main_process_port",
-                port,
-                _PROBE,
-                folder,
-            ]
-        )
-    ]
-
-
-def _missing(launcher: str) -> str:
-    if launcher == "accelerate" and importlib.util.find_spec("accelerate") is None:
-        return 'Accelerate is not installed: `pip install -e ".[peers]"`'
-    return ""
+        return [([sys.executable, *probe], {"RANK": str(rank), **where}) for rank in range(2)]
+    torchrun = "-m torch.distributed.run"
+    if launcher == "two nodes":
+        options = [*f"{torchrun} --nnodes 2 --nproc-per-node 1".split(), *rendezvous()]
+        return [([sys.executable, *options, *probe], {})] * 2
+    started_by = {
+        "torchrun": f"{torchrun} --standalone --nproc-per-node 2",
+        "launch": f"-m torch.distributed.launch --nproc-per-node 2 --master-port {port}",
+        "accelerate": "-m accelerate.commands.launch --multi_gpu --num_processes 2 "
+        f"--main_process_port {port}",
+        "spawn": "",
+    }[launcher]
+    own = ["spawn", "2", port] if launcher == "spawn" else []
+    return [([sys.executable, *started_by.split(), *probe, *own], {})]

@@ -10,11 +10,7 @@ from collections.abc import Sequence
 from amp_course.distributed.launching.evidence import End, Place, Rank
 from amp_course.kit.toml_data import read_toml
 
-EQUALLY_OFTEN = (
-    "A collective returns only once every rank has called it: make all ranks call the "
-    "same ones, in the same order."
-)
-PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 # What torch and gloo say → what it means, with the fix. Groups of the pattern are put in as {0}, …
 MEANINGS: dict[str, str] = {
     one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
@@ -51,21 +47,16 @@ def quoted(end: End) -> str:
 
 def meaning(message: str) -> str:
     """Return what an obscure message of torch or gloo means, with the fix; "" for any other."""
-    if PORT_IN_USE.search(message):
+    if _PORT_IN_USE.search(message):
+        port = re.search(r"port: (\d+)", message)
         return (
-            f" The port is in use{port_text(message)}: choose another, or leave it to torchrun "
-            f"by `init_process_group()`."
+            f" The port is in use{f' ({port[1]})' if port else ''}: choose another, or leave it to "
+            f"torchrun by `init_process_group()`."
         )
     for pattern, meaning in MEANINGS.items():
         if found := re.search(pattern, message):
             return f" That is: {meaning.format(*found.groups())}."
     return ""
-
-
-def port_text(text: str) -> str:
-    """Return the port that a message of torch names. Example: → " (29500)" """
-    found = re.search(r"port: (\d+)", text)
-    return f" ({found[1]})" if found else ""
 
 
 def short(text: str, most: int = 200) -> str:

@@ -9,66 +9,41 @@ happen any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.kit.dtypes import dtype_name
-
-Kind = Literal["collective", "send", "receive", "returned"]
+from amp_course.kit.tensors import tensors_in
 
 ENDED_GROUP = (
     "your code ended the process group. It belongs to the program that opened it: leave it open"
 )
+RETURNED = "returned"  # no collective of torch's: an answer has ended a case, and waits for others
 
-# torch's name for an op → what people call it. Ops of either namespace that are not here are no
-# communication.
-_NAMES = {
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
-    "broadcast_": "broadcast",
-    "broadcast": "broadcast",
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "reduce_": "reduce",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "gather_": "gather",
-    "scatter_": "scatter",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "barrier": "barrier",
-    "monitored_barrier_": "monitored_barrier",
-    "send": "send",
-    "recv_": "recv",
-    "recv_any_source_": "recv",
-}
+# What people call the ops. torch spells them "allreduce_", "_allgather_base_", and so on; others,
+# such as sends, need nobody's word.
+_NAMES = (
+    "all_reduce",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce",
+    "gather",
+    "scatter",
+    "broadcast",
+    "monitored_barrier",
+    "barrier",
+)
 # what all ranks must have alike
 _SENT = ("tensors", "input_tensors", "input_tensor", "input", "inputs", "input_list")
-_SHAPELESS = {
-    "barrier",
-    "monitored_barrier",
-    "all_to_all",
-}  # nothing is sent, or something else by each rank
+# nothing is sent, or something else by each rank
+_SHAPELESS = ("barrier", "monitored_barrier", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -79,8 +54,7 @@ class Collective:
     group:  the ranks that have to call it
     shapes: of the tensors that this rank puts in, whose dtype is `dtype`; both empty where ranks
             need not agree on them
-    root:   of a broadcast, reduce, gather or scatter, and the other end of a send or recv; −1 for
-            the others
+    root:   of a broadcast, reduce, gather or scatter; −1 for the others
     """
 
     name: str
@@ -90,35 +64,21 @@ class Collective:
     root: int = -1
 
     @property
-    def kind(self) -> Kind:
-        """A send needs no word, a recv needs a send, and all others need the whole group.
-
-        "returned" is no collective of torch's: it says that an answer has ended a case, and waits
-        for the others (`answers`).
-        """
-        kinds: dict[str, Kind] = {"send": "send", "recv": "receive", "returned": "returned"}
-        return kinds.get(self.name, "collective")
-
-    @property
     def elements(self) -> int:
         """How many numbers this rank puts in."""
         return sum(torch.Size(shape).numel() for shape in self.shapes)
 
     def __str__(self) -> str:
         """Describe it: "`all_reduce` of a float32 tensor of shape (1,)"."""
-        at = (
-            f" {'from' if self.name == 'recv' else 'to' if self.name == 'send' else 'with root'} "
-            f"rank {self.root}"
-        )
-        what = f"`{self.name}`{at if self.root >= 0 else ''}"
+        what = f"`{self.name}`"
+        if self.root >= 0:
+            what += f" with root rank {self.root}"
         if not self.shapes:
             return what
         if len(self.shapes) > 1:
             return f"{what} of {len(self.shapes)} {self.dtype} tensors of {self.elements:,} numbers"
-        return (
-            f"{what} of {'an' if self.dtype[0] in 'ai' else 'a'} {self.dtype} tensor of shape "
-            f"{self.shapes[0]}"
-        )
+        article = "an" if self.dtype[0] in "ai" else "a"
+        return f"{what} of {article} {self.dtype} tensor of shape {self.shapes[0]}"
 
 
 class Stopped(BaseException):
@@ -176,25 +136,22 @@ class CollectiveWatch(TorchDispatchMode):
 
 
 def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Collective | None:
-    name = _NAMES.get(func._schema.name.split("::")[1])
+    op = func._schema.name.split("::")[1].replace("_", "")
+    name = next((name for name in _NAMES if op.startswith(name.replace("_", ""))), None)
     if name is None:
         return None
-    given = (
-        dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
-        | kwargs
-    )
+    names = (argument.name for argument in func._schema.arguments)
+    given = dict(zip(names, args, strict=False)) | kwargs
     group = _group(given)
-    root = next((given[key] for key in ("root_rank", "dst", "src") if key in given), -1)
-    sent = next((given[key] for key in ("output_tensors",) if name == "scatter"), None)
-    if sent is None:
-        sent = next((given[key] for key in _SENT if key in given), [])
-    tensors = [] if name in _SHAPELESS else list(_tensors(sent))
-    dtypes = {dtype_name(tensor.dtype) for tensor in tensors}
+    root = next((given[key] for key in ("root_rank", "src") if key in given), -1)
+    inputs = ("output_tensors",) if name == "scatter" else _SENT
+    sent = next((given[key] for key in inputs if key in given), None)
+    tensors = [] if name in _SHAPELESS else list(tensors_in(sent))
     return Collective(
         name,
         group,
-        " and ".join(sorted(dtypes)),
-        tuple(tuple(t.shape) for t in tensors),
+        " and ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors})),
+        tuple(tuple(tensor.shape) for tensor in tensors),
         group[root] if root >= 0 else -1,
     )
 
@@ -207,11 +164,3 @@ def _group(given: dict[str, Any]) -> tuple[int, ...]:
     else:
         group = dist.ProcessGroup.unbox(given["process_group"])
     return tuple(dist.get_process_group_ranks(group))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)

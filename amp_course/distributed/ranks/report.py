@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from amp_course.distributed.ranks.collective import Collective
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -31,15 +29,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank did: its result or its failure, and what came by the way.
-
-    collectives: those that ran, in order
-    printed:     what the work printed
-    leaks:       what it left changed in its process, as sentences
+    """What one rank did: its result or its failure, what the work printed, and, as sentences, what
+    it left changed in its process.
     """
 
     value: Any = None
     failure: Failure | None = None
-    collectives: tuple[Collective, ...] = ()
     printed: str = ""
     leaks: tuple[str, ...] = ()

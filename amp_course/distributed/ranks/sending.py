@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -32,13 +32,12 @@ def packed(function: Any, *arguments: Any) -> bytes:
     with _by_value((function, *arguments)):
         try:
             return cloudpickle.dumps((function, arguments), protocol=pickle.HIGHEST_PROTOCOL)
-        except (RecursionError, MemoryError):
-            raise
         except Exception as error:
+            first_line = str(error).strip().split("\n")[0]
             raise Wrong(
                 "your code runs in two other processes, and something that it uses cannot be sent "
-                "there "
-                f"({_first_line(error)}): create it inside your function instead"
+                f"there ({f'{type(error).__name__}: {first_line}'[:200]}): create it inside your "
+                "function instead"
             ) from error
 
 
@@ -63,39 +62,18 @@ def sources(functions: Iterable[Any]) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _by_value(arguments: tuple[Any, ...]) -> Iterator[None]:
-    modules = {
-        module.__name__: module for module in map(_module_of, arguments) if module is not None
-    }
-    registered = cloudpickle.list_registry_pickle_by_value()
-    mine = [module for name, module in modules.items() if name not in registered]
-    for module in mine:
+def _by_value(values: tuple[Any, ...]) -> Iterator[None]:
+    """Let what is defined in the modules of these functions travel by value, if they are the
+    reader's.
+    """
+    functions = [inspect.unwrap(one) for one in values if callable(one)]
+    names = {getattr(one, "__module__", None) for one in functions} - {"__main__"}
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    own = [one for one in modules if is_readers(getattr(one, "__file__", None) or "<frozen ")]
+    for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in mine:
+        for module in own:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _module_of(value: Any) -> ModuleType | None:
-    """Return the module of a function or class if that is the reader's; None for any other."""
-    try:
-        name = inspect.unwrap(value).__module__ if callable(value) else None
-    except Exception:
-        return None
-    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
-    file = getattr(module, "__file__", None)
-    return (
-        module
-        if isinstance(module, ModuleType) and isinstance(file, str) and is_readers(file)
-        else None
-    )
-
-
-def _first_line(error: Exception) -> str:
-    try:
-        text = str(error).strip().split("\n")[0]
-    except Exception:
-        text = ""
-    return f"{type(error).__name__}: {text}"[:200]

@@ -1,15 +1,14 @@
 """Be one rank: join the group, then run what the parent process sends, until it hangs up.
 
-Started by `pool`: `python -m amp_course.distributed.ranks.worker RANK SIZE SOCKET PARENT STORE`.
+Started by `pool`: `python -m amp_course.distributed.ranks.worker RANK SIZE SOCKET PARENT FOLDER`.
 The process ends when its parent does, however that ends: the socket closes; while work is running,
-a thread looks for the parent, and a timer that needs no Python ends what neither can stop.
+a thread looks for the parent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import faulthandler
 import io
 import linecache
 import os
@@ -42,36 +41,36 @@ from amp_course.checking.sandbox import sandbox
 from amp_course.checking.workplace import workplace
 from amp_course.distributed.ranks.collective import (
     ENDED_GROUP,
+    RETURNED,
     Collective,
     CollectiveWatch,
     Stopped,
 )
 from amp_course.distributed.ranks.report import Failure, Report
 
-_LAST_RESORT = 20.0  # seconds past the limit, after which the process ends whatever it is doing
 _PARENT = 0.5  # seconds between two looks for the parent
 _JOINING = datetime.timedelta(seconds=60)
-JOINED = pickle.dumps("joined")
 _PRINTED = 20_000  # characters that are sent back
 
 
 class Rank:
     """This process: its number, the group it is in, and the line to the parent."""
 
-    def __init__(self, rank: int, size: int, connection: Connection, store: str) -> None:
-        self.rank, self.size, self.store = rank, size, store
+    def __init__(self, rank: int, size: int, connection: Connection, folder: str) -> None:
+        self.rank, self.size, self.folder = rank, size, folder
         self.connection = connection
         self.groups = 0
         self.stopped: Stopped | None = None
 
     def join(self) -> None:
-        """Join a new group with the other ranks."""
+        """Join a new group with the other ranks, and say so."""
         self.groups += 1
-        store = dist.FileStore(f"{self.store}{self.groups}", self.size)
+        store = dist.FileStore(f"{self.folder}/group{self.groups}", self.size)
         dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=self.size, timeout=_JOINING
         )
         self.world = dist.group.WORLD
+        self.connection.send("joined")
 
     def serve(self) -> None:
         """Run what comes, until the parent hangs up."""
@@ -84,26 +83,17 @@ class Rank:
                 with contextlib.suppress(Exception):
                     dist.destroy_process_group()
                 self.join()
-                self.connection.send_bytes(JOINED)
-                continue
-            # the word for a collective that the work has left meanwhile
-            if isinstance(message, str):
-                continue
-            seconds, work, sources = message
-            for file, lines in sources.items():
-                linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
-            faulthandler.dump_traceback_later(seconds + _LAST_RESORT, exit=True, file=2)
-            report = self.run(work, seconds)
-            faulthandler.cancel_dump_traceback_later()
-            self.connection.send_bytes(_sendable(report))
+            elif not isinstance(message, str):  # the word for a collective that the work has left
+                seconds, work, sources = message
+                for file, lines in sources.items():
+                    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+                self.connection.send_bytes(_sendable(self.run(work, seconds)))
 
     def ask(self, collective: Collective) -> None:
         """Wait for the word that all ranks call this collective.
         Raises Stopped if they never will.
         """
-        self.connection.send_bytes(pickle.dumps(collective))
-        if collective.kind == "send":
-            return
+        self.connection.send(collective)
         answer = self.connection.recv()
         if answer != "go":
             self.stopped = Stopped(answer, collective)
@@ -113,9 +103,13 @@ class Rank:
         """Run a pickled function with its arguments, and report."""
         printed = io.StringIO()
         value, failure, self.stopped = None, None, None
-        watch = CollectiveWatch(self.ask)
         before = set(dist.distributed_c10d._world.pg_map)
-        with contextlib.redirect_stdout(printed), workplace(), sandbox() as left, watch:
+        with (
+            contextlib.redirect_stdout(printed),
+            workplace(),
+            sandbox() as left,
+            CollectiveWatch(self.ask),
+        ):
             try:
                 value = within(seconds, lambda: _call(work))
             except BaseException as error:
@@ -123,9 +117,7 @@ class Rank:
         if failure is None and self.stopped is not None:  # the work caught it and went on
             failure = _failure(self.stopped, seconds)
         leaks = [*left.leaks, *self._own_groups(before)]
-        return Report(
-            value, failure, tuple(watch.called), printed.getvalue()[:_PRINTED], tuple(leaks)
-        )
+        return Report(value, failure, printed.getvalue()[:_PRINTED], tuple(leaks))
 
     def _own_groups(self, before: set[Any]) -> list[str]:
         """End the groups that the work opened; say so if it ended ours."""
@@ -146,9 +138,7 @@ def _sendable(report: Report) -> bytes:
     except Exception as error:
         what = f"{type(error).__name__}: {short(str(error))}"
         told = f"your code returned something that cannot be sent back from its process ({what})"
-        return bytes(
-            cloudpickle.dumps(replace(report, value=None, failure=Failure(told, told, "refused")))
-        )
+        return pickle.dumps(replace(report, value=None, failure=Failure(told, told, "refused")))
 
 
 def _call(work: bytes) -> Any:
@@ -158,15 +148,11 @@ def _call(work: bytes) -> Any:
 
 def _failure(error: BaseException, seconds: float) -> Failure:
     if isinstance(error, Stopped):
-        if error.collective.kind == "returned":
+        if error.collective.name == RETURNED:
             told = f"your code returned, but the ranks did not get there together: {error}"
             return Failure(told, str(error), "returned", error.case)
-        return Failure(
-            f"your code would wait forever{where(error)}: {error}",
-            str(error),
-            "stopped",
-            error.case,
-        )
+        told = f"your code would wait forever{where(error)}: {error}"
+        return Failure(told, str(error), "stopped", error.case)
     if isinstance(error, TimeUp):
         told = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
         return Failure(told, "time", "time")
@@ -174,14 +160,7 @@ def _failure(error: BaseException, seconds: float) -> Failure:
         return Failure(str(error), str(error), "refused")
     if isinstance(error, Failed) and error.__cause__ is not None:
         return replace(_failure(error.__cause__, seconds), case=str(error))
-    try:
-        return Failure(*within(5.0, lambda: (explain(error), signature(error))))
-    except BaseException:
-        told = (
-            f"your code raised an exception{where(error)} that itself fails when its text is "
-            f"asked for"
-        )
-        return Failure(told, type(error).__name__)
+    return Failure(explain(error), signature(error))
 
 
 def _watch_parent(parent: int, folder: str) -> None:
@@ -193,25 +172,16 @@ def _watch_parent(parent: int, folder: str) -> None:
 
 def main() -> None:
     """Join the group and serve."""
-    rank, size, socket, parent, store = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        int(sys.argv[4]),
-        sys.argv[5],
-    )
-    connection = Connection(socket)
-    threading.Thread(
-        target=_watch_parent, args=(parent, os.path.dirname(store)), daemon=True
-    ).start()
+    rank, size, socket, parent = map(int, sys.argv[1:5])
+    folder = sys.argv[5]
+    threading.Thread(target=_watch_parent, args=(parent, folder), daemon=True).start()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of libraries: what a rank says on its own is for nobody
     load_lazy_modules()
-    here = Rank(rank, size, connection, store)
+    here = Rank(rank, size, Connection(socket), folder)
     here.join()
-    connection.send_bytes(JOINED)
     here.serve()
-    shutil.rmtree(os.path.dirname(store), ignore_errors=True)  # if the parent was killed
+    shutil.rmtree(folder, ignore_errors=True)  # if the parent was killed
 
 
 if __name__ == "__main__":

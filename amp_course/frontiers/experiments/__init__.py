@@ -10,7 +10,6 @@ from amp_course.frontiers.experiments.variants import (
     OPTIMIZERS,
     VARIANTS,
     CompressedVariant,
-    Variant,
     find_variant,
 )
 
@@ -21,7 +20,6 @@ __all__ = [
     "CompressedVariant",
     "Run",
     "TrainingTable",
-    "Variant",
     "find_variant",
     "load_trainings",
     "real_tensors",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,6 @@ class TrainingTable(Page):
 
     runs: tuple[Run, ...]
 
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError("a table needs at least one training")
-        if len({run.workload for run in self.runs}) != 1:
-            raise ValueError("a table holds trainings of one workload: make one for each")
-
     def groups(self) -> dict[tuple[str, float], list[Run]]:
         """Return the runs of each variant and rate, in the order of the first."""
         groups: dict[tuple[str, float], list[Run]] = {}
@@ -40,24 +34,11 @@ class TrainingTable(Page):
             groups.setdefault((run.variant, run.rate), []).append(run)
         return groups
 
-    def score(self, variant: str, rate: float | None = None) -> float:
-        """Return the mean score of a variant; KeyError if it did not train."""
-        found = [
-            run.score for run in self.runs if run.variant == variant and rate in (None, run.rate)
-        ]
-        if not found:
-            raise KeyError(
-                f"{variant!r} was not trained: choose one of "
-                f"{sorted({run.variant for run in self.runs})}"
-            )
-        return sum(found) / len(found)
-
     def differences(self, variant: str, other: str) -> list[float]:
         """Return how much a variant's score is above another's, seed by seed;
         KeyError for one that did not train.
         """
-        self.score(variant)
-        self.score(other)
+        self._require(variant, other)
         scores = {(run.variant, run.rate, run.seed): run.score for run in self.runs}
         pairs = [
             (score, (other, rate, seed))
@@ -67,66 +48,52 @@ class TrainingTable(Page):
         return [score - scores[pair] for score, pair in pairs if pair in scores]
 
     def only(self, *variants: str, rate: float | None = None) -> TrainingTable:
-        """Return the part of some variants, in their order here;
+        """Return the part of some variants, of all if none is named, in their order here;
         KeyError for one that did not train.
         """
+        part = TrainingTable(tuple(run for run in self.runs if rate in (None, run.rate)))
+        part._require(*variants)
+        chosen = variants or {run.variant for run in part.runs}
+        return TrainingTable(tuple(run for run in part.runs if run.variant in chosen))
+
+    def _require(self, *variants: str) -> None:
+        known = {run.variant for run in self.runs}
         for variant in variants:
-            self.score(variant, rate)
-        kept = [
-            run
-            for run in self.runs
-            if (not variants or run.variant in variants) and rate in (None, run.rate)
-        ]
-        return TrainingTable(tuple(kept))
+            if variant not in known:
+                raise KeyError(f"{variant!r} was not trained: choose one of {sorted(known)}")
 
     def rows(self) -> list[list[str]]:
         """Return the table as text, its head first."""
         workload = self.runs[0].workload
         several_rates = len({run.rate for run in self.runs}) > 1
         compressed = any(run.kept for run in self.runs)
-        head = [
-            "variant",
-            *(["rate"] if several_rates else []),
-            "bits",
-            "last loss",
-            SCORES.get(workload, workload),
-            "seeds",
-        ]
+        head = ["variant", "bits", "last loss", SCORES.get(workload, workload), "seeds"]
         rows = [head + (["fp32 bytes"] if compressed else [])]
-        for (variant, rate), runs in self.groups().items():
-            row = [variant, *([f"{rate:g}"] if several_rates else []), f"{runs[0].bits:.3g}"]
-            row += [_spread([run.last_loss for run in runs], 3)]
-            row += [
-                _spread([run.score for run in runs], 3)
-                if workload == "gpt"
-                else _percent([run.score for run in runs])
-            ]
-            row.append(str(len(runs)))
+        for (variant, _), runs in self.groups().items():
+            scores, losses = [run.score for run in runs], [run.last_loss for run in runs]
+            score = _spread(scores, 3)
+            if workload == "resnet":
+                score = _spread([100 * score for score in scores], 1, " %")
+            row = [variant, f"{runs[0].bits:.3g}", _spread(losses, 3), score, str(len(runs))]
             if compressed:
                 row.append(f"÷ {runs[0].whole / runs[0].kept:.1f}" if runs[0].kept else "")
             rows.append(row)
+        if several_rates:
+            rates = ["rate", *(f"{rate:g}" for _, rate in self.groups())]
+            rows = [[row[0], rate, *row[1:]] for row, rate in zip(rows, rates, strict=True)]
         return rows
 
     def blocks(self) -> Iterator[Block]:
         yield Table(self.rows())
 
 
-def _spread(values: Iterable[float], digits: int) -> str:
-    values = list(values)
+def _spread(values: Sequence[float], digits: int, unit: str = "") -> str:
     if not all(map(math.isfinite, values)):
         return "not finite"
-    mean = f"{sum(values) / len(values):.{digits}f}"
-    return (
-        mean
-        if len(values) == 1
-        else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-    )
-
-
-def _percent(values: Iterable[float]) -> str:
-    values = [100 * value for value in values]
-    mean = f"{sum(values) / len(values):.1f} %"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.1f} to {max(values):.1f})"
+    mean = f"{sum(values) / len(values):.{digits}f}{unit}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
@@ -136,25 +103,18 @@ def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
     Raises CourseError if there is none, with the command that makes one.
     """
     if path is None:
-        found = sorted(
-            (course_root() / "benchmarks" / "results").glob("low_bits-*.json"),
-            key=lambda file: file.name[-15:],
+        found = (course_root() / "benchmarks" / "results").glob("low_bits-*.json")
+        path = max(found, key=lambda file: file.name[-15:], default=None)
+    if path is None:
+        raise CourseError(
+            "no trainings are recorded: make a record with `python -m benchmarks.low_bits` "
+            "(some minutes)."
         )
-        if not found:
-            raise CourseError(
-                "no trainings are recorded: make a record with `python -m benchmarks.low_bits` "
-                "(some minutes)."
-            )
-        path = found[-1]
-    rows = json.loads(path.read_text("utf-8"))["runs"]
-    runs = [
-        Run(**row | {"losses": tuple(math.nan if n is None else n for n in row["losses"])})
-        for row in rows
-    ]
-    return {
-        name: TrainingTable(tuple(r for r in runs if r.workload == name))
-        for name in dict.fromkeys(r.workload for r in runs)
-    }
+    tables: dict[str, list[Run]] = {}
+    for row in json.loads(path.read_text("utf-8"))["runs"]:
+        losses = tuple(math.nan if loss is None else loss for loss in row["losses"])
+        tables.setdefault(row["workload"], []).append(Run(**row | {"losses": losses}))
+    return {workload: TrainingTable(tuple(runs)) for workload, runs in tables.items()}
 
 
 def as_json(run: Run) -> dict[str, Any]:

@@ -7,18 +7,25 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from amp_course.frontiers.activations import CompressedActivations
-from amp_course.frontiers.experiments.variants import MakeOptimizer, Variant
-from amp_course.kit.data import CharText, digit_batches, digits, documentation_text, text_batches
+from amp_course.frontiers.experiments.variants import Variant
+from amp_course.kit.data import (
+    Batches,
+    CharText,
+    digit_batches,
+    digits,
+    documentation_text,
+    text_batches,
+)
 from amp_course.kit.models import CharGPT, DigitsResNet
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
@@ -62,7 +69,6 @@ def train_gpt(
     steps: int = 250,
     rate: float = 4e-3,
     seed: int = 0,
-    width: int = 64,
     loss_scale: float = 1.0,
 ) -> Run:
     """Train a small character GPT on Python's documentation by AdamW; 16 stretches of 64 characters
@@ -75,44 +81,28 @@ def train_gpt(
     text = _text()
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
-        model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=width)
+        model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=64)
         batches = text_batches(text, 16, CONTEXT, steps, seed)
-        run = _train(
-            variant,
-            model,
-            lambda p: torch.optim.AdamW(p, lr=rate),
-            batches,
-            steps,
-            seed,
-            loss_scale,
-        )
+        adamw = torch.optim.AdamW(model.parameters(), lr=rate)
+        run = _train(variant, model, adamw, batches, seed, loss_scale)
         held_out = text_batches(text, 32, CONTEXT, 8, seed=1, split="validation")
         with torch.no_grad():
-            score = sum(
-                cross_entropy(model(x).flatten(0, 1), y.flatten()).item() for x, y in held_out
-            ) / len(held_out)
+            losses = [cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in held_out]
+        score = fmean(loss.item() for loss in losses)
     return Run("gpt", variant.name, variant.bits, rate, seed, score=score, **run)
 
 
-def train_resnet(
-    variant: Variant, *, steps: int = 250, rate: float = 0.05, seed: int = 0, channels: int = 16
-) -> Run:
+def train_resnet(variant: Variant, *, steps: int = 250, rate: float = 0.05, seed: int = 0) -> Run:
     """Train a small ResNet on the digits by SGD with momentum 0.9;
     32 pictures a step, with the same schedule.
     """
     data = digits()
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
-        model = DigitsResNet(channels)
+        model = DigitsResNet(16)
         batches = digit_batches(data, 32, steps=steps, seed=seed)
-        run = _train(
-            variant,
-            model,
-            lambda p: torch.optim.SGD(p, lr=rate, momentum=0.9),
-            batches,
-            steps,
-            seed,
-        )
+        sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        run = _train(variant, model, sgd, batches, seed)
         model.eval()
         with torch.no_grad():
             score = (model(data.test_x).argmax(dim=1) == data.test_y).float().mean().item()
@@ -127,16 +117,15 @@ def _text() -> CharText:
 def _train(
     variant: Variant,
     model: nn.Module,
-    make_optimizer: MakeOptimizer,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    steps: int,
+    usual: torch.optim.Optimizer,
+    batches: Batches,
     seed: int,
     loss_scale: float = 1.0,
 ) -> dict[str, Any]:
     variant.convert(model, seed)
-    stepping = variant.stepping(model, make_optimizer, seed)
+    optimizer, steps = variant.optimizer(usual, seed), len(batches)
     schedule = LambdaLR(
-        stepping.optimizer,
+        optimizer,
         lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps)),
     )
     losses: list[float] = []
@@ -149,11 +138,10 @@ def _train(
         loss = cross_entropy(outputs.flatten(0, -2), targets.flatten())
         model.zero_grad()
         (loss * loss_scale).backward()
-        if loss_scale != 1:
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= loss_scale
-        stepping.step()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= loss_scale
+        optimizer.step()
         schedule.step()
         losses.append(loss.item())
         # later ones may hold NaN, which is kept whole

@@ -35,12 +35,15 @@ def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Check the names, shapes and dtypes of a model's parameters and buffers."""
     now = {name: value for name, value in model.state_dict().items() if not is_lazy(value)}
     missing, left = [k for k in now if k not in saved], [k for k in saved if k not in now]
-    both = [(k, saved[k], now[k]) for k in now if k in saved and isinstance(now[k], Tensor)]
-    shapes = [
-        f"{k} is {tuple(there.shape)} there and {tuple(here.shape)} here"
-        for k, there, here in both
-        if there.shape != here.shape
-    ]
+    shapes, dtypes = [], []
+    for name, here in now.items():
+        there = saved.get(name)
+        if not isinstance(here, Tensor) or there is None:
+            continue
+        if there.shape != here.shape:
+            shapes.append(f"{name} is {tuple(there.shape)} there and {tuple(here.shape)} here")
+        if there.dtype != here.dtype:
+            dtypes.append(f"{name} is {there.dtype} there and {here.dtype} here")
     if missing or left or shapes:
         parts = [f"it lacks {_names(missing)}"] if missing else []
         parts += [f"it has {_names(left)} as well"] if left else []
@@ -49,11 +52,6 @@ def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
             f"the checkpoint is of another model: {'; '.join(parts)}. Build the model with the "
             f"sizes of the saved run."
         )
-    dtypes = [
-        f"{k} is {there.dtype} there and {here.dtype} here"
-        for k, there, here in both
-        if there.dtype != here.dtype
-    ]
     if dtypes:
         raise CheckpointError(
             f"the checkpoint's numbers are of another dtype: {_names(dtypes)}. Build the model in "
@@ -63,16 +61,14 @@ def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
 
 def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Check the sizes of an optimizer's groups, and the names of their options."""
-    groups = saved["param_groups"]
-    here, there = (
-        [len(group["params"]) for group in of] for of in (optimizer.param_groups, groups)
-    )
+    groups, saved_groups = optimizer.param_groups, saved["param_groups"]
+    here, there = ([len(one["params"]) for one in of] for of in (groups, saved_groups))
     if here != there:
         raise CheckpointError(
             f"the optimizer's groups hold {here} parameters, and the checkpoint's {there}: make "
             "the groups as the saved run did."
         )
-    for number, (group, wanted) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+    for number, (wanted, group) in enumerate(zip(groups, saved_groups, strict=True)):
         _check_names(wanted, group, f"the optimizer's group {number}")
 
 
@@ -96,16 +92,6 @@ def check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
         _check_names(now, saved, "the scheduler")
 
 
-def check_scaler(saved: dict[str, Any] | None, wanted: bool, fresh_scaler: bool) -> None:
-    """Check that there is a scaler's state where one is wanted."""
-    if saved is None and wanted and not fresh_scaler:
-        raise CheckpointError(
-            "the checkpoint has no scaler's state: it was saved by an fp32 run, or by a loop that "
-            "left it out. Pass `fresh_scaler=True` to start with your scaler's current scale, and "
-            "expect some skipped steps."
-        )
-
-
 def _check_names(now: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> None:
     missing = [name for name in now if name not in saved and name not in _ADDED]
     if missing:
@@ -115,6 +101,6 @@ def _check_names(now: Mapping[str, Any], saved: Mapping[str, Any], what: str) ->
         )
 
 
-def _names(names: Sequence[str], most: int = 3) -> str:
-    rest = len(names) - most
-    return ", ".join(map(str, names[:most])) + (f" and {rest} more" if rest > 0 else "")
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

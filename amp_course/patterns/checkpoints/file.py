@@ -27,13 +27,8 @@ def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
     """Save next to `path`, then move there in one step: a kill at any moment leaves the old file or
     the new one, whole.
 
-    Raises CheckpointError with the cause if the file cannot be written, TypeError if `path` is no
-    path.
+    Raises CheckpointError with the cause if the file cannot be written.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            f"path is a {type(path).__name__}: pass the name of the file, as text or as a Path."
-        )
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(
@@ -57,9 +52,7 @@ def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
 
 
 def read_checked(path: Path) -> Any:
-    """Read a file of `torch.save` with `weights_only=True`;
-    CheckpointError says what is wrong with it.
-    """
+    """Read a file of `torch.save` with `weights_only=True`; CheckpointError says what is wrong."""
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder: pass the name of the checkpoint's file in it.")
     if not path.is_file():
@@ -71,9 +64,8 @@ def read_checked(path: Path) -> Any:
         if name or "Unsupported" in str(error):
             raise CheckpointError(
                 f"{path} asks to call {name[1] if name else 'code'}, and was refused; nothing of "
-                f"it ran. A checkpoint holds only "
-                "tensors and plain values. If you wrote the file yourself, save states instead of "
-                "whole objects."
+                "it ran. A checkpoint holds only tensors and plain values. If you wrote the file "
+                "yourself, save states instead of whole objects."
             ) from None
         raise CheckpointError(_not_a_checkpoint(path)) from None
     except OSError as error:
@@ -88,16 +80,12 @@ def _not_a_checkpoint(path: Path) -> str:
     with open(path, "rb") as file:
         begins_as_zip = file.read(2) == b"PK"
     if begins_as_zip and not zipfile.is_zipfile(path):
-        return (
-            f"{path} is truncated: its end is missing. Go back to the one before; "
-            f"`save_checkpoint` leaves none like it."
+        what = (
+            "truncated: its end is missing. Go back to the one before; `save_checkpoint` leaves "
+            "none like it."
         )
-    if path.stat().st_size == 0:
-        return (
-            f"{path} is empty: the run was stopped before it wrote. Go back to the checkpoint "
-            f"before."
-        )
-    return (
-        f"{path} is not a file of `torch.save`, or it is damaged: check that this is the right "
-        f"file."
-    )
+    elif path.stat().st_size == 0:
+        what = "empty: the run was stopped before it wrote. Go back to the checkpoint before."
+    else:
+        what = "not a file of `torch.save`, or it is damaged: check that this is the right file."
+    return f"{path} is {what}"

@@ -5,7 +5,7 @@ values and gradients?
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
 from amp_course.kit.dtypes import dtype_name
 
@@ -41,10 +42,7 @@ def check_checkpointing(
         try:
             one = _Pass(model, snapshot, plain, batch, dtype)
             two = _Pass(model, snapshot, checkpointed, batch, dtype)
-            found = tuple(
-                finding(name, **({"where": where} if where else {}))
-                for name, where in two.against(one)
-            )
+            found = tuple(two.against(one))
         except Exception as error:
             found = (finding("checkpointing-raises", where=explain(error)),)
         finally:
@@ -69,7 +67,7 @@ class _Pass:
             p.grad = None
         self.outputs: dict[str, list[Tensor]] = {}
         hooks = [
-            module.register_forward_hook(self._left(name))
+            module.register_forward_hook(self._note(name))
             for name, module in model.named_modules()
             if not any(module.children())
         ]
@@ -86,56 +84,45 @@ class _Pass:
         }
         self.buffers = {n: b.clone() for n, b in model.named_buffers()}
 
-    def _left(self, name: str) -> Callable[..., None]:
+    def _note(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 self.outputs.setdefault(name, []).append(output.detach().clone())
 
         return hook
 
-    def against(self, plain: _Pass) -> list[tuple[str, str]]:
-        """Return (fault, where) for all that differs from the pass without checkpointing."""
-        found = []
+    def against(self, plain: _Pass) -> Iterator[Finding]:
+        """Yield a finding for all that differs from the pass without checkpointing."""
         twice = [
             name
             for name, outputs in self.outputs.items()
             if len(outputs) > len(plain.outputs.get(name, ()))
         ]
-        if not twice:
-            found.append(("nothing-recomputed", ""))
+        recomputed = self._recomputed(twice) if twice else finding("nothing-recomputed")
+        if recomputed:
+            yield recomputed
+        pairs = [(n, g, plain.gradients[n]) for n, g in self.gradients.items()]
+        missing = [n for n, g, wanted in pairs if g is None and wanted is not None]
+        if missing:
+            yield finding("gradients-missing", where=missing[0])
+        elif recomputed is None or not twice:
+            other = [n for n, g, wanted in pairs if g is not None and not _equal(g, wanted)]
+            if other:
+                yield finding("gradients-differ", where=other[0])
+        moved = [n for n, b in self.buffers.items() if not torch.equal(b, plain.buffers[n])]
+        if moved:
+            yield finding("statistics-moved-twice", where=moved[0])
+
+    def _recomputed(self, twice: list[str]) -> Finding | None:
+        """Return a finding for the first layer that gave something else the second time."""
         for name in twice:
             first, again = self.outputs[name][0], self.outputs[name][-1]
             if first.dtype != again.dtype:
-                found.append(
-                    (
-                        "recomputed-in-another-dtype",
-                        f"{name}: {dtype_name(first.dtype)}, then {dtype_name(again.dtype)}",
-                    )
-                )
-                break
+                where = f"{name}: {dtype_name(first.dtype)}, then {dtype_name(again.dtype)}"
+                return finding("recomputed-in-another-dtype", where=where)
             if not torch.equal(first, again):
-                found.append(("recomputed-with-other-values", name))
-                break
-        missing = [
-            name
-            for name, g in self.gradients.items()
-            if g is None and plain.gradients[name] is not None
-        ]
-        if missing:
-            found.append(("gradients-missing", missing[0]))
-        elif len(found) == 0 or found[0][0] == "nothing-recomputed":
-            other = [
-                n
-                for n, g in self.gradients.items()
-                if g is not None and not _equal(g, plain.gradients[n])
-            ]
-            found += [("gradients-differ", other[0])] if other else []
-        moved = [
-            name
-            for name, buffer in self.buffers.items()
-            if not torch.equal(buffer, plain.buffers[name])
-        ]
-        return found + ([("statistics-moved-twice", moved[0])] if moved else [])
+                return finding("recomputed-with-other-values", where=name)
+        return None
 
 
 def _equal(one: Tensor, other: Tensor | None) -> bool:

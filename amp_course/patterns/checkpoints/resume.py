@@ -14,20 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from amp_course.audit.arguments import as_list
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
 from amp_course.kit.nested import copied, first_difference
-from amp_course.patterns.checkpoints.saving import as_list
 
 
 @dataclass
 class Run:
-    """A training that can be stopped: `step(n)` does its n-th
-    (micro-)step on the objects next to it.
-    """
+    """A training that can be stopped: `step(n)` does its n-th (micro-)step on these objects."""
 
     step: Callable[[int], Any]
     model: nn.Module | list[nn.Module]
@@ -44,17 +42,14 @@ def check_resume(
     steps: int = 6,
     stop: int = 3,
 ) -> Report:
-    """Run `steps` steps without a break, and again with a stop after `stop` of them; compare to the
-    last bit.
+    """Run `steps` steps, and again with a stop after `stop` of them; compare to the last bit.
 
     build: makes a fresh training, the same one every time as far as its weights and data go
     save:  `save(run, path, n)` after n steps
     load:  `load(run, path)` into a fresh run; returns n, the number of the next step
 
-    The resumed run is built under another random seed, as a new process would be. The process's own
-    state is put back.
-
-    Raises ValueError for a `stop` that is not between 1 and `steps` − 1.
+    The resumed run is built under another random seed, as a new process would be. Raises
+    ValueError for a `stop` that is not between 1 and `steps` − 1.
     """
     if not 0 < stop < steps:
         raise ValueError(
@@ -62,17 +57,8 @@ def check_resume(
         )
     with sandbox(), tempfile.TemporaryDirectory() as folder:
         found = list(_compare(build, save, load, steps, stop, Path(folder) / "run.pt"))
-    checked = (
-        "weights",
-        "buffers",
-        "optimizer",
-        "scaler",
-        "scheduler",
-        "gradients",
-        "random",
-        "run",
-    )
-    return Report(tuple(found), checked, subject="the resumed run")
+    checked = "weights buffers optimizer scaler scheduler gradients random run"
+    return Report(tuple(found), tuple(checked.split()), subject="the resumed run")
 
 
 def _compare(
@@ -110,15 +96,16 @@ def _compare(
     if goes_on != stop:
         yield finding("position-not-restored", first_difference=f"{goes_on!r} instead of {stop}")
         return
+    if found:
+        return
     for number in range(stop, steps):
         resumed.step(number)
-    if not found:
-        end, other = _state(unbroken), _state(resumed)
-        for part, was in end.items():
-            where = first_difference(was, other[part])
-            if where is not None:
-                yield finding("run-differs", first_difference=f"{part}: {where}")
-                return
+    other = _state(resumed)
+    for part, was in _state(unbroken).items():
+        where = first_difference(was, other[part])
+        if where is not None:
+            yield finding("run-differs", first_difference=f"{part}: {where}")
+            return
 
 
 def _state(run: Run) -> dict[str, Any]:

@@ -1,15 +1,12 @@
 """Save a training in one file and go on from it: AMP or fp32, between two updates or in the middle
 of an accumulation.
 
-A file is whole or it is the one before: it is written next to its place and moved there in one
-step. It is read with `weights_only=True`, which builds tensors and plain values and runs no code:
-`plain_values` turns what is saved into those. Where something does not fit, everything stays as it
-was.
+It is read with `weights_only=True`, which builds tensors and plain values and runs no code:
+`plain_values` turns what is saved into those. Where something does not fit, all stays as it was.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
+from amp_course.audit.arguments import as_list
 from amp_course.kit.plain_values import as_plain
-from amp_course.kit.random_state import random_state as current_random_state
-from amp_course.kit.random_state import set_random_state
+from amp_course.kit.random_state import random_state, set_random_state
 from amp_course.patterns.checkpoints import checks
 from amp_course.patterns.checkpoints.file import CheckpointError, read_checked, write_atomically
 
@@ -32,7 +29,7 @@ KIND = "amp_course.patterns checkpoint 1"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run goes on: `step` updates are done, `micro_step` micro-batches of the next;
+    """Where a run goes on: after `step` updates, and `micro_step` micro-batches of the next one;
     `data` is what you saved.
     """
 
@@ -62,26 +59,24 @@ def save_checkpoint(
     Raises, before anything is written, ValueError between `unscale_` and `update`, a state that no
     file holds, and TypeError for what would need code to load, naming the entry. Raises
     CheckpointError if the file cannot be written; the old one stays.
-    Example: save_checkpoint("run.pt", model=model, optimizer=optimizer, scaler=scaler, step=100) →
-             Path("run.pt")
     """
-    models, optimizers = as_list(model), as_list(optimizer)
-    amp = scaler is not None and scaler.is_enabled()
-    if scaler is not None and amp and _in_between(scaler):
+    models = as_list(model)
+    scaler = _enabled(scaler)
+    if scaler is not None and _in_between(scaler):
         raise ValueError(
             "this is a moment between `scaler.unscale_` and `scaler.update`, which no state_dict "
             "holds: save before `unscale_`, or after `update`."
         )
     content: dict[str, Any] = {
         "kind": KIND,
-        "step": _count(step, "step"),
-        "micro_step": _count(micro_step, "micro_step"),
+        "step": step,
+        "micro_step": micro_step,
         "model": [one.state_dict() for one in models],
-        "optimizer": [one.state_dict() for one in optimizers],
-        "scaler": scaler.state_dict() if scaler is not None and amp else None,
+        "optimizer": [one.state_dict() for one in as_list(optimizer)],
+        "scaler": scaler.state_dict() if scaler is not None else None,
         "scheduler": [one.state_dict() for one in as_list(scheduler)],
         "gradients": [_gradients(one) for one in models] if micro_step else None,
-        "random": current_random_state(),
+        "random": random_state(),
         "data": data,
     }
     return write_atomically({name: as_plain(value, name) for name, value in content.items()}, path)
@@ -95,9 +90,9 @@ def load_checkpoint(
     scaler: torch.amp.GradScaler | None = None,
     scheduler: Any = None,
     fresh_scaler: bool = False,
-    random_state: bool = True,
 ) -> Position:
-    """Put a saved training into these objects and return where it goes on.
+    """Put a saved training into these objects, and the random states into torch, NumPy and Python;
+    return where it goes on.
 
     A run that saved with a scaler may go on without (AMP → fp32), and one without may go on with a
     new one (fp32 → AMP, with `fresh_scaler=True`); gradients of the middle of an accumulation are
@@ -112,10 +107,10 @@ def load_checkpoint(
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise CheckpointError(
             f"{path} holds {_describe(content)}, not a checkpoint of `save_checkpoint`: if these "
-            f"are weights alone, load "
-            "them with `model.load_state_dict(torch.load(path, weights_only=True))`."
+            "are weights alone, load them with "
+            "`model.load_state_dict(torch.load(path, weights_only=True))`."
         )
-    scaler = scaler if scaler is not None and scaler.is_enabled() else None
+    scaler = _enabled(scaler)
     with _rolled_back(*optimizers, *schedulers, *as_list(scaler)):
         checks.check_numbers(content, model=models, optimizer=optimizers, scheduler=schedulers)
         for one, state in zip(models, content["model"], strict=True):
@@ -126,23 +121,25 @@ def load_checkpoint(
         for one, state in zip(schedulers, content["scheduler"], strict=False):
             checks.check_scheduler(one, state)
             one.load_state_dict(state)
-        checks.check_scaler(content["scaler"], scaler is not None, fresh_scaler)
+        if scaler is not None and content["scaler"] is None and not fresh_scaler:
+            raise CheckpointError(
+                "the checkpoint has no scaler's state: it was saved by an fp32 run, or by a loop "
+                "that left it out. Pass `fresh_scaler=True` to start with your scaler's current "
+                "scale, and expect some skipped steps."
+            )
         factor = _rescaling(content, scaler)
         if scaler is not None and content["scaler"] is not None:
             scaler.load_state_dict(content["scaler"])
         for one, state in zip(models, content["model"], strict=True):
             one.load_state_dict(state)
     _put_gradients(models, content["gradients"], factor)
-    if random_state:
-        set_random_state(content["random"])
+    set_random_state(content["random"])
     return Position(content["step"], content["micro_step"], content["data"])
 
 
 @contextmanager
 def _rolled_back(*objects: Any) -> Iterator[None]:
-    """Give objects their attributes back if one refuses its state:
-    loading makes new ones and leaves the old as they were.
-    """
+    """Give objects their attributes back if one refuses its state: loading makes new ones."""
     before = [(one, dict(vars(one))) for one in objects]
     try:
         yield
@@ -164,19 +161,8 @@ def _describe(content: Any) -> str:
     return f"a {type(content).__name__}"
 
 
-def as_list(value: Any) -> tuple[Any, ...]:
-    """Return a tuple of one or of several objects: None → ()."""
-    return () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def _count(value: Any, name: str) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}: pass a whole number.") from None
-    if count < 0:
-        raise ValueError(f"{name} is {count}: pass 0 or more.")
-    return count
+def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+    return scaler if scaler is not None and scaler.is_enabled() else None
 
 
 def _in_between(scaler: torch.amp.GradScaler) -> bool:
@@ -190,20 +176,13 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _rescaling(content: dict[str, Any], scaler: torch.amp.GradScaler | None) -> float:
-    """Return the factor from the loss scale that gradients were saved with to the one that the run
-    goes on with.
+    """Return what takes saved gradients from the scale of their run to that of this one; runs that
+    both have a scaler, or both none, go on with the scale that was saved.
     """
     saved = content["scaler"]
-    if not any(content["gradients"] or ()) or (scaler is not None) == (saved is not None):
+    if not any(content["gradients"] or ()) or (scaler is None) == (saved is None):
         return 1.0
-    if saved is None:
-        return scaler.get_scale() if scaler is not None else 1.0
-    if saved["scale"] == 0:
-        raise CheckpointError(
-            "the checkpoint's gradients were scaled by 0, so nothing is left of them: go back to "
-            "the checkpoint before."
-        )
-    return 1.0 / float(saved["scale"])
+    return scaler.get_scale() if scaler is not None else 1.0 / saved["scale"]
 
 
 def _put_gradients(

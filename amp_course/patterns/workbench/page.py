@@ -20,17 +20,15 @@ SIGNS: dict[State, str] = {"right": "✓", "wrong": "✗", "not judged": "–"}
 
 
 class Line(NamedTuple):
-    """A line of two compared loops: `mark` is "+" for one of this loop only,
-    "−" for one of the right loop only, else "".
-    """
+    """A line of two compared loops: "+" marks one of this loop only, "−" of the right loop only."""
 
     mark: Literal["", "+", "−"]
     text: str
 
 
 class Judgement(NamedTuple):
-    """What an audit says of one behaviour; `word` says what holds, names the faults,
-    or why nothing is said.
+    """What an audit says of one behaviour; `word` says what holds, or names the faults, or why
+    nothing is said.
     """
 
     state: State
@@ -114,18 +112,14 @@ def headline(judged: Sequence[Judgement], audit: Report) -> str:
 
 
 def _loop(lines: Sequence[Line]) -> str:
-    changed = any(mark for mark, _ in lines)
-    legend = (
-        f'<div style="color:{FAINT}"><b>+</b> only in this loop &nbsp; <b>−</b> only in the right '
-        f"one, not executed</div>"
-        if changed
-        else f'<div style="color:{FAINT}">the right loop</div>'
-    )
-    rows = "".join(map(_row, lines))
+    legend = "the right loop"
+    if any(line.mark for line in lines):
+        legend = "<b>+</b> only in this loop &nbsp; <b>−</b> only in the right one, not executed"
+    look = f"{_CODE};color:{INK};background:transparent;margin:0;padding:0;overflow:visible"
     return (
         '<div style="flex:3 1 27em;min-width:0;max-width:100%;overflow-x:auto"><pre role="group" '
-        'aria-label="the loop that runs" '
-        f'style="{_CODE};color:{INK};background:transparent;margin:0;padding:0;overflow:visible">{rows}</pre>{legend}</div>'
+        f'aria-label="the loop that runs" style="{look}">{"".join(map(_row, lines))}</pre>'
+        f'<div style="color:{FAINT}">{legend}</div></div>'
     )
 
 
@@ -136,14 +130,11 @@ def _row(line: Line) -> str:
         return f'<div style="padding-left:5px"><span aria-hidden="true">  </span>{written}</div>'
     colour = _HERE if mark == "+" else _GONE
     look = f"border-left:5px solid {colour};background:{colour}2e"
+    inner = f'<ins style="text-decoration:none">{written}</ins>'
     if mark == "−":  # not a part of what one copies
-        code = escape(text.lstrip())
-        inner = (
-            f"{' ' * (len(text) - len(text.lstrip()))}<del "
-            f'style="user-select:none;color:{FAINT}">{code}</del>'
-        )
-    else:
-        inner = f'<ins style="text-decoration:none">{written}</ins>'
+        code = written.lstrip()
+        indent = written[: len(written) - len(code)]
+        inner = f'{indent}<del style="user-select:none;color:{FAINT}">{code}</del>'
     return f'<div style="{look}"><b style="user-select:none">{mark}</b> {inner}</div>'
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from amp_course.kit.markup import inline_html
-from amp_course.kit.table import text_table
+from amp_course.kit.toml_data import read_toml
 
 _HERE = Path(__file__).parent
 _LEGEND = "● seen in a run on a CPU, ○ read in the library's source."
@@ -82,33 +83,16 @@ class Phrasebook:
     def only(self, *slugs: str) -> Phrasebook:
         """Return the book with these libraries alone. Raises ValueError for one not in it."""
         known = {library.slug: library for library in self.libraries}
-        unknown = [slug for slug in slugs if slug not in known]
-        if unknown:
-            raise ValueError(
-                f"no library is called {unknown[0]!r}: the phrasebook has {', '.join(known)}."
-            )
+        _require("library", slugs, known)
         return replace(self, libraries=tuple(known[slug] for slug in slugs))
 
     def on(self, *topics: str) -> Phrasebook:
         """Return the book with these topics alone. Raises ValueError for one not in it."""
-        known = dict.fromkeys(phrase.topic for phrase in self.phrases)
-        unknown = [topic for topic in topics if topic not in known]
-        if unknown:
-            raise ValueError(
-                f"no topic is called {unknown[0]!r}: the phrasebook has {', '.join(known)}."
-            )
+        _require("topic", topics, dict.fromkeys(phrase.topic for phrase in self.phrases))
         return replace(self, phrases=tuple(one for one in self.phrases if one.topic in topics))
 
-    @property
-    def sources(self) -> str:
-        """How each cell is known, as a table of text."""
-        slugs = [library.slug for library in self.libraries]
-        rows = [["", *(library.name for library in self.libraries)]]
-        rows += [[one.thing, *map(one.evidence, slugs)] for one in self.phrases]
-        return text_table(rows)
-
     def __repr__(self) -> str:
-        width = max((len(library.name) for library in self.libraries), default=0)
+        width = max(len(library.name) for library in self.libraries)
         lines = []
         for phrase in self.phrases:
             lines.append(phrase.thing)
@@ -144,7 +128,7 @@ class Phrasebook:
 
 def read_book(file: str) -> Phrasebook:
     """Return the phrasebook in a TOML file next to this module."""
-    data = tomllib.loads((_HERE / file).read_text(encoding="utf-8"))
+    data = read_toml(__file__, file)
     libraries = [Library(**one | {"names": tuple(one.get("names", ()))}) for one in data["library"]]
     phrases = [
         Phrase(
@@ -159,15 +143,22 @@ def read_book(file: str) -> Phrasebook:
     return Phrasebook(tuple(libraries), tuple(phrases))
 
 
+def _require(kind: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"no {kind} is called {name!r}: the phrasebook has {', '.join(known)}."
+            )
+
+
 def _cell(phrase: Phrase, slug: str) -> str:
     """Return a cell whose code may break after a dot, a bracket, an underscore:
     columns are narrow.
     """
-
-    def open_up(code: re.Match[str]) -> str:
-        return re.sub(r"([.(_=])(?=\w)", r"\1<wbr>", code[0])
-
-    words = re.sub(r"<code>.*?</code>", open_up, inline_html(phrase.words[slug]))
+    code, places = re.compile(r"<code>.*?</code>"), re.compile(r"([.(_=])(?=\w)")
+    words = code.sub(
+        lambda found: places.sub(r"\1<wbr>", found[0]), inline_html(phrase.words[slug])
+    )
     words = f"{phrase.mark(slug)} {words}".strip()
     known = phrase.evidence(slug)
     title = f' title="{escape(known)}"' if known else ""
@@ -175,9 +166,7 @@ def _cell(phrase: Phrase, slug: str) -> str:
 
 
 def _about(library: Library) -> str:
-    run = (
-        f"not run, because {library.not_run}"
-        if library.not_run
-        else "run by `make test-phrasebook`"
-    )
+    run = "run by `make test-phrasebook`"
+    if library.not_run:
+        run = f"not run, because {library.not_run}"
     return f"{library.name}, {library.version}: {run}. Source: {library.source}"

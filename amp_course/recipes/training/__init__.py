@@ -2,9 +2,8 @@
 its lists of ops.
 """
 
-from amp_course.recipes.training.base import LOW_DTYPES, BaseRecipe
+from amp_course.recipes.training.base import BaseRecipe
 from amp_course.recipes.training.half_step import HalfStep, record_half_step
-from amp_course.recipes.training.op_lists import OpLists
 from amp_course.recipes.training.recipes import (
     ALL,
     AMP_BF16,
@@ -17,13 +16,11 @@ from amp_course.recipes.training.recipes import (
     PURE_BF16_SR,
     find,
 )
-from amp_course.recipes.training.scalers import HalfGradScaler, StaticScaler
 
 __all__ = [
     "ALL",
     "AMP_BF16",
     "HALF_BN32",
-    "LOW_DTYPES",
     "O0",
     "O1",
     "O2",
@@ -31,10 +28,7 @@ __all__ = [
     "PURE_BF16",
     "PURE_BF16_SR",
     "BaseRecipe",
-    "HalfGradScaler",
     "HalfStep",
-    "OpLists",
-    "StaticScaler",
     "find",
     "record_half_step",
 ]

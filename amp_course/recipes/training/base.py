@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
@@ -19,7 +18,13 @@ from amp_course.recipes.training.steppers import require_fp32_model
 
 LossScale = float | Literal["dynamic"] | None
 LOW_DTYPES = (torch.float16, torch.bfloat16)
-SAVE_DTYPES = (torch.float32, *LOW_DTYPES)
+_SWITCH = (True, False)
+_CHOICES = {  # of an option → its values
+    "save_dtype": (None, torch.float32, *LOW_DTYPES),
+    "dtype": LOW_DTYPES,
+    "keep_batchnorm_fp32": _SWITCH,
+    "master_weights": _SWITCH,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +46,7 @@ class BaseRecipe(ABC):
     save_dtype: torch.dtype | None = None
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
-        known = (
-            [field.name for field in fields(cls)]
-            if cls.__dict__.get("__dataclass_fields__")
-            else []
-        )
+        known = [field.name for field in fields(cls)]
         for option in options:
             if option not in known:
                 raise ValueError(
@@ -54,15 +55,20 @@ class BaseRecipe(ABC):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for option, allowed in self._choices().items():
-            value = getattr(self, option)
+        for option, allowed in _CHOICES.items():
+            value = getattr(self, option, allowed[0])
             if not any(value is choice for choice in allowed):
                 names = ", ".join(str(choice) for choice in allowed)
                 raise ValueError(
                     f"{type(self).__name__}: {option} is {value!r}, and it has to be one of {names}"
                 )
-        if hasattr(self, "loss_scale"):
-            _check_loss_scale(type(self).__name__, self.loss_scale)
+        scale = getattr(self, "loss_scale", None)
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if scale not in (None, "dynamic") and not (is_number and 0 < scale < math.inf):
+            raise ValueError(
+                f'{type(self).__name__}: loss_scale is {scale!r}, and it has to be "dynamic", a '
+                f"number above 0, or None"
+            )
         for option in ("fp32_ops", "lower_ops"):
             if hasattr(self, option):
                 object.__setattr__(self, option, checked_ops(option, getattr(self, option)))
@@ -72,16 +78,6 @@ class BaseRecipe(ABC):
                 f"{', '.join(sorted(both))} is in both fp32_ops and lower_ops: leave it in one of "
                 f"the two"
             )
-
-    def _choices(self) -> Mapping[str, tuple[Any, ...]]:
-        choices: dict[str, tuple[Any, ...]] = {
-            "save_dtype": (None, *SAVE_DTYPES),
-            "dtype": LOW_DTYPES,
-        }
-        switches = dict.fromkeys(("keep_batchnorm_fp32", "master_weights"), (True, False))
-        return {
-            name: allowed for name, allowed in (choices | switches).items() if hasattr(self, name)
-        }
 
     @property
     def low_dtype(self) -> torch.dtype | None:
@@ -102,7 +98,7 @@ class BaseRecipe(ABC):
                         lr=0.1)
         loss_fn:        (outputs, targets) → a loss with one element
 
-        Raises ValueError for a model without parameters, on two devices, or in 16 bits already.
+        Raises ValueError for a model without parameters, or in 16 bits already.
         Example: session = O2().prepare(model, make_sgd, cross_entropy); session.step(x, y) →
                  tensor(2.3)
         """
@@ -112,12 +108,3 @@ class BaseRecipe(ABC):
     @abstractmethod
     def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
         """Do what `prepare` promises, for a model that has been checked."""
-
-
-def _check_loss_scale(recipe: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or value == "dynamic" or (number and math.isfinite(value) and value > 0):
-        return
-    raise ValueError(
-        f'{recipe}: loss_scale is {value!r}, and it has to be "dynamic", a number above 0, or None'
-    )

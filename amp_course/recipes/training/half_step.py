@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 
@@ -58,10 +57,11 @@ def record_half_step(
     for name, parameter in half.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     weights = {name: parameter.detach().clone() for name, parameter in half.named_parameters()}
-    x, y = _half(inputs), _half(targets)
+    x, y = (one.half() if one.is_floating_point() else one for one in (inputs, targets))
     loss = loss_fn(half(x), y)
     loss.backward()
-    loss_fn(exact(_single(x)), _single(y)).backward()
+    x, y = (one.float() if one.is_floating_point() else one for one in (x, y))
+    loss_fn(exact(x), y).backward()
     found, wanted = (
         {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
         for one in (half, exact)
@@ -74,11 +74,3 @@ def record_half_step(
         weights,
         lr,
     )
-
-
-def _half(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float16) if tensor.is_floating_point() else tensor
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor

@@ -53,7 +53,6 @@ class OpLists(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an op, a listed one with its inputs cast and without autocast."""
         target = self.targets.get(op_name(func))
         if target is None:
             return func(*args, **(kwargs or {}))

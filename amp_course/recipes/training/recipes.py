@@ -7,18 +7,19 @@ at a live step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Scaler, Stepper
 from amp_course.recipes.training.base import BaseRecipe, LossScale
-from amp_course.recipes.training.scalers import HalfGradScaler, StaticScaler
 from amp_course.recipes.training.steppers import (
+    HalfGradScaler,
     HalfStepper,
     ListedStepper,
     MasterStepper,
+    StaticScaler,
     StochasticStepper,
     made_optimizer,
     make_masters,
@@ -50,29 +51,15 @@ class _Autocast(BaseRecipe):
     fp32_ops: tuple[str, ...] = ()
     lower_ops: tuple[str, ...] = ()
 
-    def _autocast(
-        self,
-        model: nn.Module,
-        make_optimizer: MakeOptimizer,
-        loss_fn: LossFn,
-        scaler: Scaler | None,
-    ) -> Stepper:
+    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
         optimizer = made_optimizer(make_optimizer, list(model.parameters()))
-        options: dict[str, Any] = {
-            "dtype": self.low_dtype,
-            "scaler": scaler,
-            "save_dtype": self.save_dtype,
-        }
-        if self.fp32_ops or self.lower_ops:
-            return ListedStepper(
-                model,
-                optimizer,
-                loss_fn,
-                fp32_ops=self.fp32_ops,
-                lower_ops=self.lower_ops,
-                **options,
-            )
-        return Stepper(model, optimizer, loss_fn, **options)
+        scaler = _scaler(self, model, torch.amp.GradScaler)
+        options: dict[str, Any] = {"scaler": scaler, "save_dtype": self.save_dtype}
+        parts = (model, optimizer, loss_fn)
+        if not self.fp32_ops and not self.lower_ops:
+            return Stepper(*parts, dtype=self.low_dtype, **options)
+        options |= {"fp32_ops": self.fp32_ops, "lower_ops": self.lower_ops}
+        return ListedStepper(*parts, dtype=self.low_dtype, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +80,6 @@ class O1(_Autocast):
     dtype: torch.dtype = torch.float16
     loss_scale: LossScale = "dynamic"
 
-    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        scaler = _scaler(self.loss_scale, model, torch.amp.GradScaler)
-        return self._autocast(model, make_optimizer, loss_fn, scaler)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AMP_BF16(_Autocast):
@@ -106,51 +89,40 @@ class AMP_BF16(_Autocast):
     label = "AMP bf16"
     _low = torch.bfloat16
 
-    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        return self._autocast(model, make_optimizer, loss_fn, None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Half(BaseRecipe):
-    """A model in 16 bits. What O2, O3 and the hand-made recipes share.
+    """A model in 16 bits: O2, O3 and the hand-made recipes. An option that one lacks is off.
 
     fp32_ops: names of ops that run in float32 regardless, their results cast back (Paddle O2's
               custom_black_list)
     """
 
     fp32_ops: tuple[str, ...] = ()
+    _norm_fp32: ClassVar[bool] = False  # batch norm, of a recipe that gives no choice
+    _loss_fp32: ClassVar[bool] = False
 
-    def _half(
-        self,
-        model: nn.Module,
-        make_optimizer: MakeOptimizer,
-        loss_fn: LossFn,
-        *,
-        keep_batchnorm_fp32: bool,
-        master_weights: bool = False,
-        loss_scale: LossScale = None,
-        fp32_outputs: bool = False,
-        seed: int | None = None,
-    ) -> Stepper:
+    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
         low = self.low_dtype
         assert low is not None
-        to_half(model, low, keep_batchnorm_fp32)
-        owned, pairs = (
-            make_masters(model, low) if master_weights else (list(model.parameters()), [])
-        )
-        optimizer = made_optimizer(make_optimizer, owned)
+        to_half(model, low, getattr(self, "keep_batchnorm_fp32", self._norm_fp32))
+        has_masters, seed = getattr(self, "master_weights", False), getattr(self, "seed", None)
+        owned = list(model.parameters())
+        if has_masters:
+            owned, pairs = make_masters(model, low)
+        parts = (model, made_optimizer(make_optimizer, owned), loss_fn)
         options: dict[str, Any] = {
             "low": low,
-            "fp32_outputs": fp32_outputs,
+            "fp32_outputs": self._loss_fp32,
             "fp32_ops": self.fp32_ops,
-            "scaler": _scaler(loss_scale, model, HalfGradScaler),
+            "scaler": _scaler(self, model, HalfGradScaler),
             "save_dtype": self.save_dtype,
         }
-        if master_weights:
-            return MasterStepper(model, optimizer, loss_fn, pairs=pairs, **options)
+        if has_masters:
+            return MasterStepper(*parts, pairs=pairs, **options)
         if seed is not None:
-            return StochasticStepper(model, optimizer, loss_fn, seed=seed, **options)
-        return HalfStepper(model, optimizer, loss_fn, **options)
+            return StochasticStepper(*parts, seed=seed, **options)
+        return HalfStepper(*parts, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,21 +137,12 @@ class _Level(_Half):
     loss_scale:          "dynamic", a number that stays, or None
     """
 
+    _loss_fp32 = True
+
     dtype: torch.dtype = torch.float16
     keep_batchnorm_fp32: bool = True
     master_weights: bool = True
     loss_scale: LossScale = "dynamic"
-
-    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        return self._half(
-            model,
-            make_optimizer,
-            loss_fn,
-            keep_batchnorm_fp32=self.keep_batchnorm_fp32,
-            master_weights=self.master_weights,
-            loss_scale=self.loss_scale,
-            fp32_outputs=True,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +185,7 @@ class HALF_BN32(_Half):
     name = "half_bn32"
     label = "half + BN fp32"
     _low = torch.float16
-
-    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        return self._half(model, make_optimizer, loss_fn, keep_batchnorm_fp32=True)
+    _norm_fp32 = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +195,6 @@ class PURE_BF16(_Half):
     name = "pure_bf16"
     label = "pure bf16"
     _low = torch.bfloat16
-
-    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        return self._half(model, make_optimizer, loss_fn, keep_batchnorm_fp32=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,46 +213,28 @@ class PURE_BF16_SR(_Half):
 
     seed: int = 0
 
-    def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        return self._half(model, make_optimizer, loss_fn, keep_batchnorm_fp32=False, seed=self.seed)
 
-
-def find(name: str | BaseRecipe, **options: Any) -> BaseRecipe:
+def find(name: str, **options: Any) -> BaseRecipe:
     """Return a recipe by its name, with options: find("o2", keep_batchnorm_fp32=False) →
     O2(keep_batchnorm_fp32=False).
 
     Raises ValueError for a name or an option that there is not, naming those that there are.
     """
-    if isinstance(name, BaseRecipe):
-        return name
+    known = {recipe.name: type(recipe) for recipe in ALL}
     wanted = str(name).lower().replace("-", "_").replace(" ", "_")
-    for recipe in ALL:
-        if recipe.name == wanted:
-            return type(recipe)(**options)
-    raise ValueError(
-        f"unknown recipe {name!r}: choose one of {', '.join(recipe.name for recipe in ALL)}"
-    )
+    if wanted not in known:
+        raise ValueError(f"unknown recipe {name!r}: choose one of {', '.join(known)}")
+    return known[wanted](**options)
 
 
 def _scaler(
-    loss_scale: LossScale, model: nn.Module, dynamic: type[torch.amp.GradScaler]
+    recipe: BaseRecipe, model: nn.Module, dynamic: type[torch.amp.GradScaler]
 ) -> Scaler | None:
-    if loss_scale is None:
-        return None
-    return (
-        dynamic(next(model.parameters()).device.type)
-        if loss_scale == "dynamic"
-        else StaticScaler(loss_scale)
-    )
+    loss_scale: LossScale = getattr(recipe, "loss_scale", None)
+    if loss_scale == "dynamic":
+        return dynamic(next(model.parameters()).device.type)
+    return None if loss_scale is None else StaticScaler(loss_scale)
 
 
-ALL: tuple[BaseRecipe, ...] = (
-    O0(),
-    O1(),
-    O2(),
-    O3(),
-    HALF_BN32(),
-    AMP_BF16(),
-    PURE_BF16(),
-    PURE_BF16_SR(),
-)
+_CLASSES = (O0, O1, O2, O3, HALF_BN32, AMP_BF16, PURE_BF16, PURE_BF16_SR)
+ALL: tuple[BaseRecipe, ...] = tuple(make() for make in _CLASSES)

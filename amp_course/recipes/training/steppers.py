@@ -1,11 +1,11 @@
-"""What a half model changes in the loop: its casts, its master weights,
-its stochastically rounded update.
+"""What a half model changes in the loop: its casts, its master weights, its stochastically rounded
+update, and its scaler, where `torch.amp.GradScaler` does not do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from amp_course.bits.formats import BF16
-from amp_course.loop.stepper import LossFn, MakeOptimizer, Scaler, Stepper, device_of
+from amp_course.loop.stepper import MakeOptimizer, Stepper, device_of
 from amp_course.recipes.training.op_lists import OpLists
 from amp_course.underflow.stochastic import stochastic_round
 
@@ -28,16 +28,11 @@ class ListedStepper(Stepper):
         assert self.dtype is not None
         self.lists = OpLists(fp32_ops, lower_ops, self.device.type, self.dtype)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the model's outputs, the listed ops in their own precision."""
-        with self.lists:
-            return super().forward(inputs)
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, the listed ops in their own precision there too."""
-        outputs = self.forward(inputs)
-        with self.lists:
-            return self.loss_fn(outputs, targets)
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Run under autocast, the listed ops in their own precision."""
+        with super().region(), self.lists:
+            yield
 
 
 class HalfStepper(Stepper):
@@ -52,35 +47,28 @@ class HalfStepper(Stepper):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn,
-        *,
+        *parts: Any,
         low: torch.dtype,
         fp32_outputs: bool,
-        fp32_ops: tuple[str, ...] = (),
-        scaler: Scaler | None = None,
-        save_dtype: torch.dtype | None = None,
+        fp32_ops: tuple[str, ...],
+        **options: Any,
     ) -> None:
-        super().__init__(model, optimizer, loss_fn, scaler=scaler, save_dtype=save_dtype)
+        super().__init__(*parts, **options)
         self.low, self.fp32_outputs = low, fp32_outputs
         self.lists = OpLists(fp32_ops, (), self.device.type, low, back=True) if fp32_ops else None
 
     def region(self) -> AbstractContextManager[Any]:
-        """Return the op lists, if there are any."""
         return self.lists or nullcontext()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the model for inputs of any floating dtype; ids stay ids."""
         outputs = self.model(inputs.to(self.low) if inputs.is_floating_point() else inputs)
         return outputs.float() if self.fp32_outputs else outputs
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss in the dtype of the outputs."""
         outputs = self.forward(inputs)
-        return self.loss_fn(
-            outputs, targets.to(outputs.dtype) if targets.is_floating_point() else targets
-        )
+        if targets.is_floating_point():
+            targets = targets.to(outputs.dtype)
+        return self.loss_fn(outputs, targets)
 
 
 class MasterStepper(HalfStepper):
@@ -106,7 +94,7 @@ class MasterStepper(HalfStepper):
         for parameter, master in self.pairs:
             if parameter.grad is not None:
                 # freed one by one: never all twice
-                master.grad, parameter.grad = (parameter.grad.float(), None)
+                master.grad, parameter.grad = parameter.grad.float(), None
         self.step_optimizer()
         self.optimizer.zero_grad()
         self._copy_back()
@@ -121,28 +109,16 @@ class MasterStepper(HalfStepper):
         """Return the base's state, and {"masters": [float32 tensors,
         in the order of the model's 16-bit parameters]}.
         """
-        return {
-            **super().state_dict(),
-            "masters": [master.detach().clone() for _, master in self.pairs],
-        }
+        masters = [master.detach().clone() for _, master in self.pairs]
+        return {**super().state_dict(), "masters": masters}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state, the masters bit for bit as they were;
-        ValueError for a state without them.
-        """
-        masters = state_dict.get("masters")
-        if masters is None or [tuple(m.shape) for m in masters] != [
-            tuple(m.shape) for _, m in self.pairs
-        ]:
-            found = (
-                "none"
-                if masters is None
-                else f"{len(masters)} of other shapes or in another number"
-            )
+        masters = state_dict.get("masters", [])
+        if [m.shape for m in masters] != [m.shape for _, m in self.pairs]:
+            found = f"{len(masters)} of other shapes or in another number" if masters else "none"
             raise ValueError(
                 f"{len(self.pairs)} master weights are needed, and this state has {found}: load "
-                f"what the state_dict() of a "
-                "session with master weights, of the same model, gave"
+                f"what the state_dict() of a session with master weights, of the same model, gave"
             )
         super().load_state_dict(state_dict)
         with torch.no_grad():
@@ -157,8 +133,7 @@ class StochasticStepper(HalfStepper):
 
     The optimizer's state is kept in bf16 too, rounded to nearest.
     Source: torchao/optim/adam.py with bf16_stochastic_round=True, without the 8-bit and 4-bit
-            states of its optimizers; chapter
-    02 has the rounding.
+            states of its optimizers; chapter 02 has the rounding.
     """
 
     def __init__(self, *parts: Any, seed: int, **options: Any) -> None:
@@ -201,36 +176,82 @@ class StochasticStepper(HalfStepper):
                 state[key] = value.to(dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the base's state, and where the draws of the rounding stand."""
         return {**super().state_dict(), "rounding": self.generator.get_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the draws that would have come next."""
         super().load_state_dict(state_dict)
         if "rounding" in state_dict:
             self.generator.set_state(state_dict["rounding"].cpu())
 
 
+class StaticScaler:
+    """Multiply the loss by one number and divide the gradients by it; look for nothing, skip
+    nothing.
+
+    Source: Apex's LossScaler, which skips a step only when it is dynamic.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = float(scale)
+
+    def scale(self, outputs: Tensor) -> Tensor:
+        return outputs * self._scale
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Divide every gradient that the optimizer will use by the scale, in its own dtype;
+        step.
+        """
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._scale)
+        return optimizer.step()
+
+    def update(self) -> None:
+        """Leave the scale as it is."""
+
+    def get_scale(self) -> float:
+        return self._scale
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self._scale}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._scale = float(state_dict["scale"])
+
+
+class HalfGradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler` that unscales fp16 gradients too, which torch's refuses to.
+
+    A half model without master weights has no others. Dividing in fp16 rounds once more, and can
+    lose what scaling saved: that is why torch refuses, and one of the things that O3 shows.
+    Source: Apex, whose scaler does so for O3; Paddle, for O2 without `master_grad`; torch's own
+            ShardedGradScaler, which also allows it.
+    """
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16=True)
+
+
 def require_fp32_model(model: nn.Module) -> None:
     """Raise ValueError for a model that no recipe can start from:
-    no parameters, two devices, not in float32.
+    no parameters, or not in float32.
     """
     device_of(model)
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
-        raise ValueError(
-            f"the model's parameters are on {' and '.join(devices)}: a recipe trains on one "
-            f"device. Call model.to(device) "
-            "before you prepare it"
-        )
     for name, parameter in model.named_parameters():
         if parameter.dtype is not torch.float32:
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{name} is {dtype} already, and a recipe starts from float32 weights and makes "
-                f"its own 16-bit ones: hand "
-                "over the model before half() or bfloat16(), or call model.float() (which does not "
-                "bring back the bits that were rounded away)"
+                f"its own 16-bit ones: hand over the model before half() or bfloat16(), or call "
+                f"model.float() (which does not bring back the bits that were rounded away)"
             )
 
 
@@ -263,12 +284,11 @@ def make_masters(
     """
     owned, pairs = [], []
     for parameter in model.parameters():
+        master = parameter
         if parameter.dtype is dtype and parameter.requires_grad:
-            master = nn.Parameter(parameter.detach().clone().float())
+            master = nn.Parameter(parameter.detach().float())
             pairs.append((parameter, master))
-            owned.append(master)
-        else:
-            owned.append(parameter)
+        owned.append(master)
     return owned, pairs
 
 
@@ -280,15 +300,10 @@ def made_optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
             f"the second argument made a {type(optimizer).__name__}: hand over a function that "
-            f"makes an optimizer, as in "
-            "lambda params: torch.optim.SGD(params, lr=0.1)"
+            f"makes an optimizer, as in lambda params: torch.optim.SGD(params, lr=0.1)"
         )
-    known = {id(parameter) for parameter in params}
-    if any(
-        id(parameter) not in known
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ):
+    owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if not owned <= {id(parameter) for parameter in params}:
         raise ValueError(
             "the optimizer owns parameters that it was not given: make it from the function's "
             "argument, not from model.parameters(). Under a recipe with master weights these are "

@@ -44,9 +44,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a recipe did to one training: its speed-up,
-    from a comparison or from a step that was too slow for one.
-    """
+    """What a recipe did to a training; its speed-up may be that of a step too slow to compare."""
 
     name: str
     speedup: float
@@ -63,11 +61,9 @@ def recommend(page: Page) -> Recommendation:
         )
     outcomes = {recipe: _outcomes(page, recipe) for recipe in FORMATS}
     if page.measured is None or not any(outcomes.values()):
-        why = (
-            "no training could be compared with fp32"
-            if page.complete
-            else "the run was interrupted too early"
-        )
+        why = "the run was interrupted too early"
+        if page.complete:
+            why = "no training could be compared with fp32"
         return Recommendation(f"No recommendation: {why}.")
     best = max(FORMATS, key=lambda recipe: _score(recipe, outcomes[recipe]))
     results = [one for one in page.results if one.recipe == best]
@@ -94,15 +90,12 @@ def recommend(page: Page) -> Recommendation:
     elif factor < HELPED:
         pace = "slower" if factor < 1 / HELPED else "no faster"
         headline = (
-            f"Stay in fp32 on this machine: 16-bit matmuls are {pace} here. Use AMP only to "
-            f"save memory."
+            f"Stay in fp32 on this machine: 16-bit matmuls are {pace} here. Use AMP only to save "
+            f"memory."
         )
         slower = [1 / one.speedup for found in outcomes.values() for one in found]
-        reasons += (
-            [f"The steps take {range_text(slower)} times as long under AMP."]
-            if min(slower) > 1
-            else []
-        )
+        if min(slower) > 1:
+            reasons.append(f"The steps take {range_text(slower)} times as long under AMP.")
     else:
         headline = (
             f"Stay in fp32 for trainings like "
@@ -174,11 +167,9 @@ def _headline_for_gain(best: str, outcomes: Sequence[_Outcome]) -> str:
 def _describe_format(machine: Machine, fmt: str) -> str:
     factor = machine.factor(fmt)
     if factor is None:
-        why = next(
-            (rate.why for rate in machine.rates if rate.fmt == fmt and rate.why),
-            "they were not timed",
-        )
-        return f"There is no rate for {fmt} matmuls here: {why.removeprefix('left out: ')}."
+        whys = [rate.why for rate in machine.rates if rate.fmt == fmt and rate.why]
+        why = whys[0].removeprefix("left out: ") if whys else "they were not timed"
+        return f"There is no rate for {fmt} matmuls here: {why}."
     if factor >= HELPED:
         return f"Large {fmt} matmuls run {range_text([factor])} times as fast as fp32's here."
     if factor > 1 / HELPED:
@@ -189,34 +180,32 @@ def _describe_format(machine: Machine, fmt: str) -> str:
 def _describe_ceiling(results: Sequence[Result]) -> list[str]:
     if not results:
         return []
-    shares = [
-        f"{share:.0%}"
-        for share in (min(one.share for one in results), max(one.share for one in results))
-    ]
+    shares = [one.share for one in results]
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    ceilings = range_text(one.ceiling for one in results)
     return [
-        f"Matmuls take {' to '.join(dict.fromkeys(shares))} of the fp32 steps. With nothing but "
-        f"them in 16 bits, the steps would be {range_text(one.ceiling for one in results)} times "
-        f"as fast."
+        f"Matmuls take {low if low == high else f'{low} to {high}'} of the fp32 steps. With "
+        f"nothing but them in 16 bits, the steps would be {ceilings} times as fast."
     ]
 
 
 def _describe_losses(results: Sequence[Result], machine: Machine) -> list[str]:
     said = []
     for one in results:
-        part, seconds = max(one.gap_seconds.items(), key=lambda item: item[1])
-        launching = min(1.0, one.ops["fp32"] * machine.launch_seconds / one.seconds["fp32"])
         if helped(one):
             continue
+        name, ops = short(one.title), one.ops["fp32"]
+        part, seconds = max(one.gap_seconds.items(), key=lambda item: item[1])
+        launching = min(1.0, ops * machine.launch_seconds / one.seconds["fp32"])
         if launching > _LAUNCHING:
             said.append(
-                f"{short(one.title)} is too small for this machine: starting its {one.ops['fp32']} "
-                f"ops takes {launching:.0%} of "
-                "the fp32 step, whatever their dtype. A larger batch or wider layers give AMP more "
-                "to speed up."
+                f"{name} is too small for this machine: starting its {ops} ops takes "
+                f"{launching:.0%} of the fp32 step, whatever their dtype. A larger batch or wider "
+                f"layers give AMP more to speed up."
             )
         elif seconds > _NOTABLE * one.seconds["amp"]:
             step = f"{seconds_text(seconds)} of an AMP step of {seconds_text(one.seconds['amp'])}"
-            said.append(f"{short(one.title)} lost most to {_PARTS[part]}: {step}.")
+            said.append(f"{name} lost most to {_PARTS[part]}: {step}.")
     return said
 
 
@@ -233,9 +222,7 @@ def _describe_memory(results: Sequence[Result]) -> list[str]:
 
 
 def _find_noise(page: Page) -> tuple[float, list[str]]:
-    """Return how many times as long as the fastest of its kind the worst median step took,
-    and what to say about it.
-    """
+    """Return the worst median step over the fastest of its kind, and what to say about it."""
     fastest: dict[tuple[str, str], float] = {}  # fp32's steps are timed once for each recipe
     steps = [
         (one, side, (one.title, side if side == "fp32" else one.recipe))
@@ -244,10 +231,8 @@ def _find_noise(page: Page) -> tuple[float, list[str]]:
     ]
     for one, side, key in steps:
         fastest[key] = min(fastest.get(key, math.inf), one.seconds[side])
-    ratio, title = max(
-        ((one.median[side] / fastest[key], one.title) for one, side, key in steps),
-        default=(1.0, ""),
-    )
+    ratios = [(one.median[side] / fastest[key], one.title) for one, side, key in steps]
+    ratio, title = max(ratios, default=(1.0, ""))
     if ratio < _NOISY:
         return ratio, []
     return ratio, [

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from amp_course.kit.errors import CourseError, describe_os_error
-from amp_course.kit.files import replacing, unused_name, write_text
+from amp_course.kit.files import replacing, write_text
 from amp_course.kit.hardware import pick_device
 from amp_course.kit.paths import work_dir
 from amp_course.speed.bench.advice import recommend
@@ -47,7 +47,7 @@ class Targets:
         """Raise CourseError for what could not be written once minutes of measuring are over."""
         named = [Path(name) for name in (self.json, self.png) if name and name != "-"]
         for path in named:
-            if path.exists() and not path.is_file():  # --force would replace a device, too
+            if path.exists() and not path.is_file():
                 raise CourseError(
                     f"{path} is a folder or a device: name a file, or give a folder by `--out`."
                 )
@@ -65,9 +65,7 @@ class Targets:
             _check_folder(folder)
 
     def chosen_folder(self) -> Path:
-        """Return the folder for files without a name of their own;
-        the reader's is made if need be.
-        """
+        """Return the folder for files without a name of their own; make the reader's."""
         if self.folder is None:
             work_dir().mkdir(parents=True, exist_ok=True)
         return self.folder or work_dir()
@@ -75,19 +73,16 @@ class Targets:
     def paths(self, page: Page) -> tuple[Path | None, Path | None]:
         """Return where the JSON and the PNG go; None for one that is not written."""
         if self.json or self.png:
-            return self._named(self.json), self._named(self.png)
+            json, png = (
+                Path(name) if name and name != "-" else None for name in (self.json, self.png)
+            )
+            return json, png
         folder, stem = self.chosen_folder(), _stem(page)
         name, number = stem, 1
         while (folder / f"{name}.json").exists() or (folder / f"{name}.png").exists():
             number += 1
             name = f"{stem}-{number}"
         return folder / f"{name}.json", folder / f"{name}.png"
-
-    def _named(self, name: str | None) -> Path | None:
-        if name is None or name == "-":
-            return None
-        path = Path(name)  # may have come into being while this measured
-        return path if self.force or not path.exists() else unused_name(path, "new")
 
 
 def bench(device_name: str | None, plan: Plan, targets: Targets) -> int:
@@ -177,7 +172,7 @@ def _progress(seconds: float) -> Iterator[Tick]:
     """Show a bar on stderr, if that is a terminal."""
     from tqdm import tqdm
 
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         yield lambda what, done: None
         return
     with tqdm(
@@ -193,8 +188,5 @@ def _progress(seconds: float) -> Iterator[Tick]:
 
 
 def _say(words: str) -> None:
-    """Write a line to stderr, so that a page or JSON on stdout can be piped;
-    a closed stderr costs nothing.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        print(words, file=sys.stderr, flush=True)
+    """Write a line to stderr, so that a page or JSON on stdout can be piped."""
+    print(words, file=sys.stderr, flush=True)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from amp_course.kit.errors import CourseError, describe_os_error
 from amp_course.kit.measure import seconds_text
@@ -31,7 +30,7 @@ def read_page(path: Path) -> Page:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CourseError(describe_os_error(error, f"{path} could not be read")) from None
-    except (ValueError, RecursionError):  # also UnicodeDecodeError
+    except ValueError:  # also UnicodeDecodeError
         raise CourseError(
             f"{path} is not JSON: give the .json file that `amp-course bench` wrote."
         ) from None
@@ -53,7 +52,7 @@ def read_page(path: Path) -> Page:
         )
     try:
         return Page.from_dict(data)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CourseError(
             f"{path} is damaged or was edited ({what}): make it again with `amp-course bench`, or "
@@ -68,14 +67,16 @@ def compare_files(first: Path, second: Path) -> str:
     pages = read_page(first), read_page(second)
     if os.path.samefile(first, second):
         raise CourseError(f"{first} and {second} are the same file: give two.")
-    text = compare(*pages, names=(str(first), str(second)))
-    # files of other people
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+    both = "\n".join(
+        f"{name}: {path} ({page.date[:10]})"
+        for name, path, page in zip("AB", (first, second), pages, strict=True)
+    )
+    return f"{both}\n\n{compare(*pages)}"
 
 
-def compare(a: Page, b: Page, names: tuple[str, str] = ("A", "B")) -> str:
+def compare(a: Page, b: Page) -> str:
     """Return the comparison of two pages as text."""
-    blocks = [f"A: {names[0]} ({a.date[:10]})\nB: {names[1]} ({b.date[:10]})", _differences(a, b)]
+    blocks = [_differences(a, b)]
     rows = list(_machine_rows(a, b))
     if rows:
         blocks.append(text_table([["", "A", "B", _RATIO], *rows], right=["A", "B", _RATIO]))
@@ -94,14 +95,13 @@ def compare(a: Page, b: Page, names: tuple[str, str] = ("A", "B")) -> str:
 
 def _differences(a: Page, b: Page) -> str:
     left, right = machine_facts(a), machine_facts(b)
-    rows = [[name, left.get(name, "–"), right.get(name, "–")] for name in {**left, **right}]
-    different = [row for row in rows if row[1] != row[2]]
-    same = [f"{name}: {value}" for name, value, other in rows if value == other]
-    lines = [
-        line
-        for name, one, other in different
-        for line in (wrap(f"{name:<8}A: {one}"), wrap(f"        B: {other}"))
-    ]
+    lines, same = [], []
+    for name in left | right:
+        one, two = left.get(name, "–"), right.get(name, "–")
+        if one == two:
+            same.append(f"{name}: {one}")
+        else:
+            lines += [wrap(f"{name:<8}A: {one}"), wrap(f"        B: {two}")]
     said = ["Machine and versions", *(lines or ["no difference"])]
     return "\n".join([*said, wrap(f"The same in both: {'; '.join(same)}.")] if same else said)
 
@@ -110,24 +110,20 @@ def _machine_rows(a: Page, b: Page) -> Iterator[Row]:
     if a.measured is None or b.measured is None:
         return
     one, two = a.measured, b.measured
-    for fmt in dict.fromkeys([*one.peaks, *two.peaks]):
+    for fmt in one.peaks | two.peaks:
         yield _row(f"{fmt} matmul, best rate, GFLOP/s", one.peaks.get(fmt), two.peaks.get(fmt), 1e9)
     yield _row("memory bandwidth, GB/s", one.bandwidth, two.bandwidth, 1e9)
-    yield _row(
-        "launching one op, µs", one.launch_seconds, two.launch_seconds, 1e-6, smaller_is_faster=True
-    )
+    launches = one.launch_seconds, two.launch_seconds
+    shown = [_figures(seconds * 1e6) for seconds in launches]
+    yield ["launching one op, µs", *shown, _figures(launches[0] / launches[1])]
     left, right = ridges(one), ridges(two)
     for fmt in [fmt for fmt in left if fmt in right]:
         yield [f"{fmt} ridge, FLOPs per byte", f"{left[fmt]:.1f}", f"{right[fmt]:.1f}", ""]
 
 
-def _row(
-    name: str, one: float | None, two: float | None, unit: float, smaller_is_faster: bool = False
-) -> Row:
+def _row(name: str, one: float | None, two: float | None, unit: float) -> Row:
     shown = ["–" if value is None else _figures(value / unit) for value in (one, two)]
-    if one is None or two is None:
-        return [name, *shown, "–"]
-    return [name, *shown, _figures(one / two if smaller_is_faster else two / one)]
+    return [name, *shown, _figures(two / one) if one and two else "–"]
 
 
 def _figures(value: float) -> str:
@@ -155,18 +151,17 @@ def _trainings(a: Page, b: Page) -> str:
 
 
 def _training_rows(one: Result, two: Result) -> list[Row]:
-    rows = [[f"{short(one.title)}, {one.label}", "", "", ""]]
-    rows.append(["  speed-up over fp32", f"{one.measured:.2f}", f"{two.measured:.2f}", ""])
-    rows.append(
-        [
-            "  quartiles allow",
-            *(f"{low:.2f} to {high:.2f}" for low, high in (one.spread, two.spread)),
-            "",
-        ]
-    )
-    rows.append(["  ceiling", f"{one.ceiling:.2f}", f"{two.ceiling:.2f}", ""])
+    def row(name: str, show: Callable[[Result], str]) -> Row:
+        return [f"  {name}", show(one), show(two), ""]
+
+    rows = [
+        [f"{short(one.title)}, {one.label}", "", "", ""],
+        row("speed-up over fp32", lambda result: f"{result.measured:.2f}"),
+        row("quartiles allow", lambda result: "{:.2f} to {:.2f}".format(*result.spread)),
+        row("ceiling", lambda result: f"{result.ceiling:.2f}"),
+    ]
     if one.title == two.title:
         for side, words in (("fp32", "  fp32 step"), ("amp", "  its step")):
-            times: list[Any] = [result.seconds[side] for result in (one, two)]
+            times = [result.seconds[side] for result in (one, two)]
             rows.append([words, *map(seconds_text, times), _figures(times[0] / times[1])])
     return rows

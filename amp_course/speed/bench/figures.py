@@ -18,25 +18,15 @@ from amp_course.speed.machine import Machine
 
 _DOTS = 110  # per inch, as many as the page shows: it is full of text
 _MARKS = {"fp32": "o", "tf32": "D", "bf16": "s", "fp16": "^"}
-_ON_WHITE = {
-    "facecolor": "white",
-    "edgecolor": "none",
-    "pad": 0.4,
-}  # keeps words readable on a line
+# keeps words readable on a line
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 
 
 def bench_figure(page: Page, advice: Recommendation) -> Figure:
-    """Draw a page: rates by size and the roofline above, speed-ups below,
-    the recommendation on top.
-    """
+    """Draw a page: the recommendation, rates by size and the roofline, then speed-ups."""
     rows = max(1, len(page.results) + len(page.left_out))
-    said = (
-        page.busy
-        or "; ".join(
-            f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results
-        )
-        or "none"
-    )
+    speedups = [f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results]
+    said = page.busy or "; ".join(speedups) or "none"
     tall = 0.5 + 0.3 * rows + 0.25 * len(page.titles())
     alt = (
         f"Matmul rates by format and size, the roofline, and speed-ups over fp32: {said}. "
@@ -66,22 +56,18 @@ def bench_figure(page: Page, advice: Recommendation) -> Figure:
 def _draw_rates(axis: Any, machine: Machine) -> None:
     formats = dict.fromkeys(rate.fmt for rate in machine.rates)
     for fmt in formats:
-        timed = [rate for rate in machine.rates if rate.fmt == fmt and rate.flops]
-        axis.plot(
-            [rate.size for rate in timed],
-            [(rate.flops or 0.0) / 1e9 for rate in timed],
-            label=fmt,
-            **_style(fmt),
-        )
+        timed = {
+            rate.size: rate.flops / 1e9 for rate in machine.rates if rate.fmt == fmt and rate.flops
+        }
+        axis.plot([*timed], [*timed.values()], label=fmt, **_style(fmt))
     sizes = sorted({rate.size for rate in machine.rates})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.set_xlabel("n, of two n × n matrices", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
-    out = [
-        fmt for fmt in formats if any(rate.fmt == fmt and not rate.flops for rate in machine.rates)
-    ]
+    slow = {rate.fmt for rate in machine.rates if not rate.flops}
+    out = [fmt for fmt in formats if fmt in slow]
     under = f"GFLOP/s; {' and '.join(out)} left out where too slow" if out else "GFLOP/s"
     title(axis, "Matmul rate", under)
 
@@ -119,15 +105,9 @@ def _draw_speedups(axis: Any, page: Page) -> None:
             y -= 1
         for left_out in [each for each in page.left_out if each.title == name]:
             axis.annotate(
-                left_out.why,
-                (0, y),
-                (5, 0),
-                textcoords="offset points",
-                fontsize=8,
-                va="center",
-                color=FAINT,
-                bbox=_ON_WHITE,
-            )
+                left_out.why, (0, y), (5, 0), textcoords="offset points",
+                fontsize=8, va="center", color=FAINT, bbox=_ON_WHITE,
+            )  # fmt: skip
             ticks.append(y)
             labels.append(label_of(left_out.recipe))
             y -= 1
@@ -144,29 +124,17 @@ def _draw_speedups(axis: Any, page: Page) -> None:
 
 def _draw_one(axis: Any, y: float, one: Result) -> None:
     low, high = one.spread
-    axis.barh(
-        y,
-        one.measured,
-        color=COLOURS[one.recipe],
-        hatch=HATCHES[one.recipe],
-        edgecolor="white",
-        height=0.75,
-    )
+    look = {"color": COLOURS[one.recipe], "hatch": HATCHES[one.recipe]}
+    axis.barh(y, one.measured, edgecolor="white", height=0.75, **look)
     axis.plot([low, high], [y, y], color=INK, lw=1.2, marker="|", ms=6)
     axis.plot([one.ceiling], [y], "v", mfc="white", mec=INK, ms=6, zorder=3)
     if one.predicted:
         axis.plot([one.predicted], [y], "D", color=INK, ms=4, zorder=3)
     # a wild whisker may end outside
     right = max(min(high, 2 * one.measured), one.ceiling, one.predicted or 0.0)
-    axis.text(
-        right + 0.03 * axis.get_xlim()[1],
-        y,
-        f"{one.measured:.2f} ×",
-        va="center",
-        fontsize=8,
-        bbox=_ON_WHITE,
-        zorder=4,
-    )
+    place = right + 0.03 * axis.get_xlim()[1]
+    words = f"{one.measured:.2f} ×"
+    axis.text(place, y, words, va="center", fontsize=8, bbox=_ON_WHITE, zorder=4)
 
 
 def _style(fmt: str) -> Mapping[str, Any]:

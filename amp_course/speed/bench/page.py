@@ -1,15 +1,13 @@
 """The page of a machine as data: what `amp-course bench` measured, and how it is read back from
 JSON.
 
-People send each other these files. They hold no user or host names and no paths, and a number that
-makes no sense is refused when one is read.
+People send each other these files, so they hold no user or host names and no paths.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from amp_course.kit.measure import busy_text
@@ -43,7 +41,7 @@ class Result:
     predicted: float | None
     seconds: Mapping[str, float]
     median: Mapping[str, float]
-    quartiles: Mapping[str, tuple[float, float]]
+    quartiles: Mapping[str, Sequence[float]]
     gap_seconds: Mapping[str, float]
     ops: Mapping[str, int]
 
@@ -54,7 +52,6 @@ class Result:
 
     @property
     def median_speedup(self) -> float:
-        """The speed-up of the median steps."""
         return self.median["fp32"] / self.median["amp"]
 
     @property
@@ -67,41 +64,23 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The recipe as people read it: "AMP bf16"."""
         return label_of(self.recipe)
 
     @classmethod
     def of(cls, workload: str, prediction: Prediction) -> Result:
-        """Keep what a page needs of a prediction. Raises ValueError for one whose times are 0 or
-        not finite.
-        """
         sides = {"fp32": prediction.fp32, "amp": prediction.amp}
         more = {
             "workload": workload,
             "title": prediction.title,
             "median": {name: side.timing.median for name, side in sides.items()},
             "ops": {name: len(side.priced) for name, side in sides.items()},
+            "gap_seconds": {name: prediction.gap()[name] for name in GAP},
         }
         return cls.from_dict({**prediction.to_dict(), **more})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        """Read what `asdict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        predicted = data["predicted"]
-        return cls(
-            workload=_text(data["workload"]),
-            title=_text(data["title"]),
-            recipe=_text(data["recipe"]),
-            share=_number(data["share"], least=0.0),
-            factor=_positive(data["factor"]),
-            ceiling=_positive(data["ceiling"]),
-            predicted=None if predicted is None else _positive(predicted),
-            seconds={name: _positive(data["seconds"][name]) for name in SIDES},
-            median={name: _positive(data["median"][name]) for name in SIDES},
-            quartiles={name: _pair(data["quartiles"][name]) for name in SIDES},
-            gap_seconds={name: _number(data["gap_seconds"][name]) for name in GAP},
-            ops={name: int(_number(data["ops"][name], least=0.0)) for name in SIDES},
-        )
+        return cls(**{one.name: data[one.name] for one in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -144,49 +123,24 @@ class Page:
         """Why nothing can be told from these numbers;
         "" on a quiet machine, or where it is not known.
         """
-        waited = self.settings.get("waited")
-        return busy_text(waited if isinstance(waited, int | float) else None)
+        return busy_text(self.settings.get("waited"))
 
     def titles(self) -> tuple[str, ...]:
         """Return the trainings' titles, those with a result first."""
-        return tuple(
-            dict.fromkeys(
-                [*(one.title for one in self.results), *(one.title for one in self.left_out)]
-            )
-        )
+        every: list[Result | LeftOut] = [*self.results, *self.left_out]
+        return tuple(dict.fromkeys(one.title for one in every))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
         measured = self.measured and {**self.measured.to_dict(), "ridges": ridges(self.measured)}
         return {"benchmark": BENCHMARK, "schema": SCHEMA, **asdict(self), "measured": measured}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Page:
-        """Read what `to_dict` wrote. Raises KeyError, TypeError,
-        ValueError or AttributeError for anything else.
-        """
-        measured = None if data["measured"] is None else Machine.from_dict(data["measured"])
-        if measured:
-            measured.roofline()  # refuses rates, a bandwidth and a launch that no machine has
-        return cls(
-            date=_text(data["date"]),
-            complete=bool(data["complete"]),
-            took_seconds=_number(data["took_seconds"]),
-            versions={str(name): _text(one) for name, one in data["versions"].items()},
-            settings=dict(data["settings"]),
-            machine={**data["machine"], "device_name": _text(data["machine"]["device_name"])},
-            measured=measured,
-            results=tuple(map(Result.from_dict, data["results"])),
-            left_out=tuple(
-                LeftOut(
-                    _text(one["title"]),
-                    _text(one["recipe"]),
-                    _text(one["why"]),
-                    _maybe(one["times_fp32"]),
-                )
-                for one in data["left_out"]
-            ),
-        )
+        read = {one.name: data[one.name] for one in fields(cls)}
+        read["measured"] = data["measured"] and Machine.from_dict(data["measured"])
+        read["results"] = tuple(map(Result.from_dict, data["results"]))
+        read["left_out"] = tuple(LeftOut(**one) for one in data["left_out"])
+        return cls(**read)
 
 
 def label_of(recipe: str) -> str:
@@ -197,39 +151,6 @@ def label_of(recipe: str) -> str:
 
 
 def ridges(machine: Machine) -> dict[str, float]:
-    """Return the FLOPs per byte from which on a format's matmuls are bound by compute,
-    by format.
-    """
+    """Return, by format, the FLOPs per byte from which on compute bounds its matmuls."""
     roofline = machine.roofline()
     return {fmt: roofline.ridge(fmt) for fmt in roofline.peak_flops}
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _number(value: Any, least: float = -math.inf) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not (math.isfinite(value) and value >= least)
-    ):
-        raise ValueError(f"{value!r} is not a number that can be measured")
-    return float(value)
-
-
-def _positive(value: Any) -> float:
-    if _number(value) <= 0:
-        raise ValueError(f"{value!r} is not above 0")
-    return float(value)
-
-
-def _maybe(value: Any) -> float | None:
-    return None if value is None else _positive(value)
-
-
-def _pair(values: Any) -> tuple[float, float]:
-    first, second = values
-    return _positive(first), _positive(second)

@@ -84,7 +84,6 @@ class Bench:
 
     @property
     def planned_seconds(self) -> float:
-        """The seconds that are planned for measuring."""
         return self.plan.machine_seconds + 3 * len(self.recipes) * self.plan.seconds
 
     def run(self, tick: Tick = lambda what, seconds: None) -> None:
@@ -127,9 +126,7 @@ class Bench:
             self.left_out.append(LeftOut(workload.title, recipe.name, f"left out: {why}"))
 
     def _too_slow(self, workload: Workload, recipe: Recipe) -> LeftOut | None:
-        """Take a step or two; say why the recipe is left out if a comparison would take longer than
-        planned.
-        """
+        """Take a step or two; say why, if a comparison would take longer than planned."""
         most = self.plan.seconds / _SLOW_STEPS
         seconds = self._step_seconds(workload, recipe, most)
         if seconds <= most:
@@ -142,9 +139,7 @@ class Bench:
         return LeftOut(workload.title, recipe.name, why, times)
 
     def _step_seconds(self, workload: Workload, recipe: Recipe, most: float) -> float:
-        """Return the seconds of a step; a second one is taken where the first,
-        which loads and allocates, took too long.
-        """
+        """Return the seconds of a step, or of a second one if the first, which loads, is slow."""
         session = workload.start(recipe)
         batch, best = next(session.batches), float("inf")
         for _ in range(2):
@@ -155,7 +150,6 @@ class Bench:
         return best
 
     def page(self) -> Page:
-        """Return what was measured so far."""
         assert self.report is not None, "nothing was measured yet"
         return Page(
             date=self._date.isoformat(timespec="seconds"),

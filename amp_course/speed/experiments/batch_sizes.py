@@ -15,30 +15,25 @@ from amp_course.kit.memory import bytes_text, step_memory
 from amp_course.kit.report import Block, Table
 from amp_course.loop.recipe import FP32
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import compare, figures, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, figures, sentence
 from amp_course.speed.experiments.workbench import drawn, low_recipe, pick_size, seeded
 
 RECIPES = ("fp32", "AMP")
 SIZES = {"cpu": (16, 64, 256)}  # of batches; a GPU takes larger ones
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class BatchSizes(Finding):
     """One net, trained in fp32 and under AMP at several batch sizes.
 
     batches: the sizes, ascending
     peaks:   recipe → the peak bytes of a step at each size
+    rates:   recipe → how many samples a second it trains on at each size
     """
 
     batches: tuple[int, ...]
     peaks: Mapping[str, tuple[int, ...]]
-
-    title = "What freed memory buys"
-
-    def rate(self, recipe: str, batch: int) -> float:
-        """Return how many samples a second a recipe trains on in batches of a size."""
-        assert self.comparison is not None
-        return batch / self.comparison.timing(f"{recipe}, batch {batch}").median
+    rates: Mapping[str, list[float]]
 
     @property
     def largest(self) -> int:
@@ -51,12 +46,11 @@ class BatchSizes(Finding):
         return self.batches[0] + int((self.peaks["fp32"][-1] - first) / a_sample)
 
     def blocks(self) -> Iterator[Block]:
-        """Show a row for each batch size, and what the numbers say."""
         rows = [["batch", *(f"{one}, {what}" for one in RECIPES for what in ("peak", "samples/s"))]]
         for place, batch in enumerate(self.batches):
             row = [f"{batch:,}"]
             for one in RECIPES:
-                rate = "too busy to tell" if self.busy else figures(self.rate(one, batch))
+                rate = "too busy to tell" if self.busy else figures(self.rates[one][place])
                 row += [bytes_text(self.peaks[one][place]), rate]
             rows.append(row)
         yield f"**{self.title}**"
@@ -67,21 +61,10 @@ class BatchSizes(Finding):
     def sentence(self) -> str:
         """Say how large a batch fits, which holds on a busy machine too, and what that brings."""
         memory, last = bytes_text(self.peaks["fp32"][-1]), self.batches[-1]
-        room = (
+        return sentence(
             f"in the {memory} that fp32 takes for a batch of {last:,}, AMP has room for "
-            f"{self.largest:,}"
-        )
-        return sentence(room, self.busy or self.claim)
-
-    @property
-    def claim(self) -> str:
-        """Compare the smallest and the largest batch, by samples a second."""
-        first, last = self.batches[0], self.batches[-1]
-        fp32, amp = (self.rate(one, last) / self.rate(one, first) for one in RECIPES)
-        return (
-            f"with batches of {last:,} instead of {first:,}, this machine trains on "
-            f"{figures(fp32)} times as many samples a second in fp32, and on {figures(amp)} times "
-            f"as many under AMP"
+            f"{self.largest:,}",
+            self.busy or self.claim,
         )
 
 
@@ -111,4 +94,21 @@ def batch_sizes(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> 
             memory = step_memory(stepper.model, stepper.optimizer, step, batch=(x, y))
             peaks[name] = (*peaks.get(name, ()), memory.peak)
             sides[f"{name}, batch {batch}"] = step
-    return BatchSizes(compare(sides, device, seconds=seconds), (), batches, peaks)
+    return judge_batch_sizes(compare(sides, device, seconds=seconds), batches, peaks)
+
+
+def judge_batch_sizes(
+    found: Comparison, batches: tuple[int, ...], peaks: Mapping[str, tuple[int, ...]]
+) -> BatchSizes:
+    """Compare the smallest and the largest batch, by samples a second."""
+    rates = {
+        one: [batch / found.timing(f"{one}, batch {batch}").median for batch in batches]
+        for one in RECIPES
+    }
+    fp32, amp = (figures(rates[one][-1] / rates[one][0]) for one in RECIPES)
+    claim = (
+        f"with batches of {batches[-1]:,} instead of {batches[0]:,}, this machine trains on {fp32} "
+        f"times as many samples a second in fp32, and on {amp} times as many under AMP"
+    )
+    title = "What freed memory buys"
+    return BatchSizes(title, found, claim, batches=batches, peaks=peaks, rates=rates)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.kit.measure import seconds_text
-from amp_course.speed.experiments.finding import PUBLISHED, Finding
-from amp_course.speed.experiments.interleaved import compare, sentence
+from amp_course.kit.tensors import short
+from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
 from amp_course.speed.experiments.workbench import (
     drawn,
-    format_name,
     is_slow,
     low_dtype,
     low_recipe,
@@ -39,7 +39,6 @@ class Blocks(nn.Module):
         self.island = island
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape of x."""
         for number, layer in enumerate(self.layers):
             if self.island and number == 1:
                 with torch.autocast(x.device.type, enabled=False):
@@ -49,126 +48,91 @@ class Blocks(nn.Module):
         return x
 
 
-@dataclass(frozen=True, repr=False)
-class Island(Finding):
-    """Blocks under AMP, with and without an fp32 island."""
-
-    width: int
-
-    title = "An fp32 island"
-
-    @property
-    def claim(self) -> str:
-        """Say what the island costs."""
-        assert self.comparison is not None
-        verdict = self.comparison.ratio("AMP", ISLAND).verdict
-        return sentence(
-            "the middle one of three blocks runs with autocast off, so a third of the matmuls is "
-            "in fp32",
-            self.comparison.tell("AMP", ISLAND, who="AMP without the island", than="with it"),
-            self.comparison.tell(ISLAND, "fp32"),
-            "keep only those islands that your numbers need" if verdict == "faster" else "",
-        )
-
-
-def fp32_island(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Island:
+def fp32_island(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Finding:
     """Train blocks in fp32, under AMP, and under AMP with the middle one in fp32."""
     device = torch.device(device)
     width = pick_size(device, cpu=512, slow=128, gpu=4096)
     batch = pick_size(device, cpu=256, slow=64, gpu=4096)
-    plain = seeded(partial(Blocks, width, island=False), device)
-    broken = seeded(partial(Blocks, width, island=True), device)
+    plain, broken = (seeded(partial(Blocks, width, island), device) for island in (False, True))
     x, y = drawn(batch, width, device=device), drawn(batch, width, device=device, seed=2)
     sides = {
         "fp32": training(plain, x, y),
         "AMP": training(plain, x, y, low_recipe(device)),
         ISLAND: training(broken, x, y, low_recipe(device)),
     }
-    return Island(compare(sides, device, seconds=seconds), (), width)
+    found = compare(sides, device, seconds=seconds)
+    claim = sentence(
+        "the middle one of three blocks runs with autocast off, so a third of the matmuls is in "
+        "fp32",
+        found.tell("AMP", ISLAND, who="AMP without the island", than="with it"),
+        found.tell(ISLAND, "fp32"),
+        "keep only those islands that your numbers need"
+        if found.ratio("AMP", ISLAND).verdict == "faster"
+        else "",
+    )
+    return Finding("An fp32 island", found, claim)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class BreakEven(Finding):
-    """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds,
-    by width.
+    """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds, by width.
+
+    saved: width → seconds that the matmul alone saves in 16 bits; negative where it is slower
+    cost:  width → seconds of the casts: input and weight to 16 bits, the output back
     """
 
     batch: int
-    widths: tuple[int, ...]
     fmt: str
-    slow_format: bool
-
-    title = "From which width a matmul pays for its casts"
-
-    def saved(self, width: int) -> float:
-        """Return the seconds that the matmul alone saves in 16 bits;
-        negative where it is slower.
-        """
-        assert self.comparison is not None
-        fp32, low = (
-            self.comparison.timing(f"{width:,}: {what}").median for what in ("fp32", self.fmt)
-        )
-        return fp32 - low
-
-    def cost(self, width: int) -> float:
-        """Return the seconds of the casts: input and weight to 16 bits, the output back."""
-        assert self.comparison is not None
-        return self.comparison.timing(f"{width:,}: casts").median
-
-    @property
-    def width(self) -> int | None:
-        """The smallest width from which on the matmul saves more than the casts cost;
-        None if there is none here.
-        """
-        pays = None
-        for width in reversed(self.widths):
-            if self.saved(width) <= self.cost(width):
-                break
-            pays = width
-        return pays
-
-    @property
-    def claim(self) -> str:
-        """Say where the casts begin to pay."""
-        first, last = self.widths[0], self.widths[-1]
-        told = [
-            f"at width {width:,}, the matmul {_saves(self.saved(width))} and the casts take "
-            f"{seconds_text(self.cost(width))}"
-            for width in (first, last)
-        ]
-        if self.width is not None:
-            told.append(f"with {self.batch:,} rows, casting pays from width {self.width:,} on")
-        elif self.slow_format:
-            told.append(
-                f"casting pays at no width here, since {self.fmt} has no fast units on this machine"
-            )
-        else:
-            told.append(f"casting does not pay up to width {last:,} here")
-        return sentence(*told)
+    saved: dict[int, float]
+    cost: dict[int, float]
 
 
 def break_even(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> BreakEven:
-    """Time the matmul of a linear layer in both formats and the casts around it,
-    for several widths.
-    """
+    """Time a linear layer's matmul in both formats and the casts around it, by width."""
     device, low = torch.device(device), low_dtype(torch.device(device))
     largest = pick_size(device, cpu=1024, slow=128, gpu=8192)
-    widths, batch = (
-        (largest // 16, largest // 4, largest),
-        pick_size(device, cpu=128, slow=64, gpu=2048),
-    )
+    batch = pick_size(device, cpu=128, slow=64, gpu=2048)
+    widths = (largest // 16, largest // 4, largest)
     sides: dict[str, Callable[[], object]] = {}
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for width in widths:
             x, w = drawn(batch, width, device=device), drawn(width, width, device=device, seed=2)
             low_x, low_w = x.to(low), w.to(low)
             sides[f"{width:,}: fp32"] = partial(torch.matmul, x, w)
-            sides[f"{width:,}: {format_name(low)}"] = partial(torch.matmul, low_x, low_w)
+            sides[f"{width:,}: {short(low)}"] = partial(torch.matmul, low_x, low_w)
             sides[f"{width:,}: casts"] = partial(_cast, x, w, low_x @ low_w, low)
         base = {side: f"{side.partition(':')[0]}: fp32" for side in sides}
-        comparison = compare(sides, device, seconds=seconds, base=base)
-    slow = is_slow(device, low)
-    return BreakEven(comparison, (PUBLISHED["cast_cost"],), batch, widths, format_name(low), slow)
+        found = compare(sides, device, seconds=seconds, base=base)
+    return judge_break_even(found, batch, widths, short(low), is_slow(device, low))
+
+
+def judge_break_even(
+    found: Comparison, batch: int, widths: tuple[int, ...], fmt: str, slow_format: bool
+) -> BreakEven:
+    """Return from which width on the matmul saves more than the casts cost, in words too."""
+    saved, cost = {}, {}
+    for width in widths:
+        fp32, low, casts = (
+            found.timing(f"{width:,}: {what}").median for what in ("fp32", fmt, "casts")
+        )
+        saved[width], cost[width] = fp32 - low, casts
+    told = [
+        f"at width {width:,}, the matmul {_saves(saved[width])} and the casts take "
+        f"{seconds_text(cost[width])}"
+        for width in (widths[0], widths[-1])
+    ]
+    too_narrow = [width for width in widths if saved[width] <= cost[width]]
+    pays = [width for width in widths if width > max(too_narrow, default=0)]
+    if pays:
+        told.append(f"with {batch:,} rows, casting pays from width {pays[0]:,} on")
+    elif slow_format:
+        told.append(f"casting pays at no width here, since {fmt} has no fast units on this machine")
+    else:
+        told.append(f"casting does not pay up to width {widths[-1]:,} here")
+    title = "From which width a matmul pays for its casts"
+    return BreakEven(
+        title, found, sentence(*told), ("cast_cost",), batch=batch, fmt=fmt, saved=saved, cost=cost
+    )
 
 
 def _cast(x: Tensor, w: Tensor, low_y: Tensor, low: torch.dtype) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,79 +17,54 @@ from torch import Tensor
 
 from amp_course.kit.children import ChildError, ChildTimeout, run_python
 from amp_course.kit.measure import seconds_text
-from amp_course.speed.experiments.finding import PUBLISHED, Finding
+from amp_course.speed.experiments.finding import Finding
 from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
 from amp_course.speed.experiments.workbench import drawn, low_dtype, pick_size
 
 LONGEST = 25.0  # seconds, after which compiling is given up
 
 
-@dataclass(frozen=True, repr=False)
-class Compiled(Finding):
-    """A linear layer and the ops around it, eager and compiled, with and without AMP.
-
-    compile_seconds: of the first call, by recipe; the compiler keeps what it made, so a second run
-                     is much quicker
-    error:           why there is no measurement; else ""
-    """
-
-    compile_seconds: dict[str, float]
-    error: str = ""
-
-    title = "torch.compile"
-
-    @property
-    def claim(self) -> str:
-        """Compare compiled with eager, and say what the compiling took."""
-        if self.comparison is None:
-            return sentence(f"nothing was compiled: {self.error}")
-        told = []
-        for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP")):
-            sides = f"{recipe}, compiled", f"{recipe}, eager"
-            compared = self.comparison.tell(*sides, who="compiled code", than="eager code")
-            told.append(f"{words}, {compared}")
-        took = " and ".join(seconds_text(one) for one in self.compile_seconds.values())
-        return sentence(
-            *told,
-            f"compiling took {took}; what was compiled before is taken from the compiler's store",
-        )
-
-
 def compiled(
     device: torch.device | str = "cpu", *, seconds: float = 1.5, longest: float = LONGEST
-) -> Compiled:
+) -> Finding:
     """Compile a forward pass and compare it with eager; takes up to `longest` seconds, most of them
     for the compiler.
 
     Without a C++ compiler (on a GPU: without Triton) the finding says so.
     """
-    code = (
-        f"from {__name__} import compile_and_compare; compile_and_compare({str(device)!r}, "
-        f"{seconds})"
-    )
+    code = f"from {__name__} import in_child; in_child({str(device)!r}, {seconds})"
     try:
-        found: dict[str, Any] = json.loads(run_python(code, seconds=longest))
+        told = json.loads(run_python(code, seconds=longest))
     except ChildTimeout as error:
         more = (
             "what the compiler finished is kept, so try again, or give it longer, as in "
             "compiled(longest=60)"
         )
-        return Compiled(None, (PUBLISHED["compile"],), {}, f"{error}; {more}")
+        told = {"error": f"{error}; {more}"}
     except ChildError as error:
-        return Compiled(None, (PUBLISHED["compile"],), {}, str(error))
-    if "error" in found:
-        return Compiled(None, (PUBLISHED["compile"],), {}, found["error"])
-    comparison = Comparison(
-        {side: tuple(times) for side, times in found["seconds"].items()},
-        found["base"],
-        found["steps"],
-        found["results"],
-        found["waited"],
+        told = {"error": str(error)}
+    if "error" in told:
+        comparison, claim = None, sentence(f"nothing was compiled: {told['error']}")
+    else:
+        comparison = Comparison(**told["comparison"])
+        claim = tell_compiled(comparison, told["compile_seconds"])
+    return Finding("torch.compile", comparison, claim, ("compile",))
+
+
+def tell_compiled(found: Comparison, compile_seconds: Mapping[str, float]) -> str:
+    """Compare compiled with eager, and say what the compiling took: the first call, by recipe."""
+    told = []
+    for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP")):
+        sides = f"{recipe}, compiled", f"{recipe}, eager"
+        told.append(f"{words}, {found.tell(*sides, who='compiled code', than='eager code')}")
+    took = " and ".join(seconds_text(one) for one in compile_seconds.values())
+    return sentence(
+        *told,
+        f"compiling took {took}; what was compiled before is taken from the compiler's store",
     )
-    return Compiled(comparison, (PUBLISHED["compile"],), found["compile_seconds"])
 
 
-def compile_and_compare(name: str, seconds: float) -> None:
+def in_child(name: str, seconds: float) -> None:
     """Do the work of `compiled`, and print what came of it as one line of JSON."""
     print(json.dumps(_compile_and_compare(torch.device(name), seconds)))
 
@@ -97,11 +72,8 @@ def compile_and_compare(name: str, seconds: float) -> None:
 def _compile_and_compare(device: torch.device, seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     width = pick_size(device, cpu=512, slow=64, gpu=4096)
-    rows = 1024 if device.type == "cpu" else 8192
-    x, weight = (
-        drawn(rows, width, device=device),
-        drawn(width, width, device=device, seed=2) / width**0.5,
-    )
+    x = drawn(1024 if device.type == "cpu" else 8192, width, device=device)
+    weight = drawn(width, width, device=device, seed=2) / width**0.5
     fast = torch.compile(layer, dynamic=False)
     sides: dict[str, Callable[[], object]] = {}
     compile_seconds = {}
@@ -118,15 +90,12 @@ def _compile_and_compare(device: torch.device, seconds: float) -> dict[str, Any]
         # inductor wraps whatever went wrong in errors of its own, one torch from the next
         return {"error": _cause(error)}
     base = {side: f"{side.partition(',')[0]}, eager" for side in sides}
-    return compare(sides, device, seconds=seconds, base=base).to_dict() | {
-        "compile_seconds": compile_seconds
-    }
+    found = compare(sides, device, seconds=seconds, base=base)
+    return {"comparison": asdict(found), "compile_seconds": compile_seconds}
 
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
-    """A linear layer and a chain of ops around it, each of which, run eagerly,
-    reads and writes all of its tensors.
-    """
+    """A linear layer and a chain of ops around it; run eagerly, each reads and writes it all."""
     y = F.layer_norm(x, x.shape[-1:]) @ weight
     return x + torch.sigmoid(y) * F.gelu(y) * 0.5
 

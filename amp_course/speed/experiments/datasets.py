@@ -3,7 +3,7 @@ waiting.
 
 They are in a module of their own because a worker that is spawned imports the module of its data
 set: a class that is defined in a notebook's cell cannot be found there. Drawing from the item's
-     index makes every item the same in any worker, and in none.
+index makes every item the same in any worker, and in none.
 """
 
 from __future__ import annotations
@@ -27,59 +27,42 @@ class AugmentedDigits(Dataset[tuple[Tensor, Tensor]]):
     Example: AugmentedDigits(96, size=64)[3][0].shape → (1, 64, 64)
     """
 
-    def __init__(self, length: int, size: int = 64, smoothing: int = 6) -> None:
+    def __init__(self, length: int, size: int = 64) -> None:
         digits = data.digits()
         self.pictures, self.labels = digits.train_x, digits.train_y
-        self.length, self.size, self.smoothing = length, size, smoothing
+        self.length, self.size = length, size
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return picture and label; IndexError past the end,
-        which is how a plain loop over a data set stops.
-        """
+        """Return picture and label; IndexError past the end, which stops a plain loop."""
         if not 0 <= index < self.length:
             raise IndexError(f"item {index} of {self.length}")
         generator = torch.Generator().manual_seed(index)
         angle = 0.5 * torch.randn((), generator=generator)
-        turn = torch.stack(
-            [angle.cos(), -angle.sin(), angle * 0, angle.sin(), angle.cos(), angle * 0]
-        ).view(1, 2, 3)
+        cos, sin = angle.cos(), angle.sin()
+        turn = torch.stack([cos, -sin, angle * 0, sin, cos, angle * 0]).view(1, 2, 3)
         field = torch.randn(1, 2, self.size, self.size, generator=generator)
-        for _ in range(self.smoothing):  # a blur, done several times, is close to a Gaussian
+        for _ in range(6):  # a blur, done several times, is close to a Gaussian
             field = F.avg_pool2d(field, 9, stride=1, padding=4)
+        place = index % len(self.pictures)
         large = F.interpolate(
-            self.pictures[index % len(self.pictures)][None],
+            self.pictures[place][None],
             (self.size, self.size),
             mode="bicubic",
             align_corners=False,
         )
-        grid = F.affine_grid(turn, list(large.shape), align_corners=False) + field.permute(
-            0, 2, 3, 1
-        )
-        return F.grid_sample(large, grid, align_corners=False)[0], self.labels[
-            index % len(self.labels)
-        ]
+        grid = F.affine_grid(turn, list(large.shape), align_corners=False)
+        bent = F.grid_sample(large, grid + field.permute(0, 2, 3, 1), align_corners=False)
+        return bent[0], self.labels[place]
 
 
 class SlowSource(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures from a source that makes you wait, as a network disk does: `seconds` each, and now
-    and then much longer.
+    """Pictures from a source that makes you wait, as a network disk does: `seconds` each."""
 
-    pause: seconds more for every `every`-th item; 0 for an even source
-    """
-
-    def __init__(
-        self, length: int, seconds: float, *, size: int = 64, pause: float = 0.0, every: int = 64
-    ) -> None:
-        self.length, self.seconds, self.size, self.pause, self.every = (
-            length,
-            seconds,
-            size,
-            pause,
-            every,
-        )
+    def __init__(self, length: int, seconds: float, *, size: int = 64) -> None:
+        self.length, self.seconds, self.size = length, seconds, size
 
     def __len__(self) -> int:
         return self.length
@@ -88,8 +71,6 @@ class SlowSource(Dataset[tuple[Tensor, Tensor]]):
         """Wait, then return picture and label; IndexError past the end."""
         if not 0 <= index < self.length:
             raise IndexError(f"item {index} of {self.length}")
-        time.sleep(self.seconds + (self.pause if index % self.every == self.every - 1 else 0.0))
-        picture = torch.randn(
-            1, self.size, self.size, generator=torch.Generator().manual_seed(index)
-        )
-        return picture, torch.tensor(index % 10)
+        time.sleep(self.seconds)
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(1, self.size, self.size, generator=generator), torch.tensor(index % 10)

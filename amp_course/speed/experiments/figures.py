@@ -18,33 +18,21 @@ from amp_course.speed.experiments.interleaved import figures
 
 
 def break_even_figure(found: BreakEven) -> Figure:
-    """Draw, for each width, the seconds that a 16-bit matmul saves or loses,
-    next to those of the casts it needs.
-    """
+    """Draw the seconds that a 16-bit matmul saves or loses and those of its casts, by width."""
     told = "; ".join(
-        f"width {width:,}: saves {found.saved(width) * 1e6:,.0f} µs, casts take "
-        f"{found.cost(width) * 1e6:,.0f} µs"
-        for width in found.widths
+        f"width {width:,}: saves {saved * 1e6:,.0f} µs, casts take {found.cost[width] * 1e6:,.0f} "
+        "µs"
+        for width, saved in found.saved.items()
     )
     figure, axis = new_figure(
         7.0, 3.0, alt=" ".join(filter(None, [found.busy, f"{found.title}. {told}."]))
     )
-    places = range(len(found.widths))
-    bars = (
-        (
-            [found.saved(width) for width in found.widths],
-            f"saved by the {found.fmt} matmul",
-            COLOURS["amp_bf16"],
-            "",
-        ),
-        (
-            [found.cost(width) for width in found.widths],
-            "taken by the casts",
-            COLOURS["amp_fp16"],
-            "//",
-        ),
-    )
-    for shift, (heights, label, colour, hatch) in zip((-0.2, 0.2), bars, strict=True):
+    places = range(len(found.saved))
+    saved, cost = [*found.saved.values()], [*found.cost.values()]
+    for shift, heights, label, colour, hatch in (
+        (-0.2, saved, f"saved by the {found.fmt} matmul", COLOURS["amp_bf16"], ""),
+        (0.2, cost, "taken by the casts", COLOURS["amp_fp16"], "//"),
+    ):
         drawn = axis.bar(
             [place + shift for place in places],
             heights,
@@ -54,13 +42,12 @@ def break_even_figure(found: BreakEven) -> Figure:
             hatch=hatch,
             edgecolor="white",
         )
-        axis.bar_label(
-            drawn, [_signed(height) for height in heights], fontsize=7, padding=2, color=INK
-        )
-    smallest = min(abs(one) for heights, *_ in bars for one in heights if one)
+        labels = [_signed(height) for height in heights]
+        axis.bar_label(drawn, labels, fontsize=7, padding=2, color=INK)
+    smallest = min(abs(one) for one in (*saved, *cost) if one)
     axis.set_yscale("symlog", linthresh=smallest)
     axis.axhline(0, color=INK, linewidth=1)
-    axis.set_xticks(places, [f"{width:,}" for width in found.widths])
+    axis.set_xticks(places, [f"{width:,}" for width in found.saved])
     axis.set_xlabel("width of the layer", fontsize=8, color=INK)
     axis.yaxis.set_major_formatter(
         FuncFormatter(lambda y, _: "0" if not y else "" if abs(y) < smallest else _signed(y))
@@ -77,24 +64,22 @@ def _signed(seconds: float) -> str:
 
 
 def batch_sizes_figure(found: BatchSizes) -> Figure:
-    """Draw the samples a second by batch size, in fp32 and under AMP, each point with the memory
-    of its step.
-    """
+    """Draw the samples a second by batch size, each point with the memory of its step."""
     told = "; ".join(
-        f"{recipe}, batch {batch:,}: {figures(found.rate(recipe, batch))} samples/s, "
-        f"{bytes_text(peak)}"
+        f"{recipe}, batch {batch:,}: {figures(rate)} samples/s, {bytes_text(peak)}"
         for recipe in RECIPES
-        for batch, peak in zip(found.batches, found.peaks[recipe], strict=True)
+        for batch, rate, peak in zip(
+            found.batches, found.rates[recipe], found.peaks[recipe], strict=True
+        )
     )
     alt = " ".join(filter(None, [found.busy, f"{found.title}. {told}."]))
     figure, axis = new_figure(7.0, 3.2, alt=alt)
     looks = {"fp32": (COLOURS["fp32"], "-", "o"), "AMP": (COLOURS["amp_bf16"], "--", "s")}
-    rates = {one: [found.rate(one, batch) for batch in found.batches] for one in RECIPES}
     for recipe, (colour, line, marker) in looks.items():
-        axis.plot(found.batches, rates[recipe], color=colour, ls=line, marker=marker, label=recipe)
-        for place, batch in enumerate(found.batches):
-            rate = rates[recipe][place]
-            above = rate == max(rates[one][place] for one in RECIPES)
+        rates = found.rates[recipe]
+        axis.plot(found.batches, rates, color=colour, ls=line, marker=marker, label=recipe)
+        for place, (batch, rate) in enumerate(zip(found.batches, rates, strict=True)):
+            above = rate == max(found.rates[one][place] for one in RECIPES)
             axis.annotate(
                 bytes_text(found.peaks[recipe][place]), (batch, rate), (0, 8 if above else -14),
                 textcoords="offset points", ha="center", fontsize=7.5, color=colour,

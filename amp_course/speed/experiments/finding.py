@@ -4,48 +4,34 @@ and what others published about the same thing.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from amp_course.kit.report import Block, Page
 from amp_course.kit.toml_data import read_toml
 from amp_course.speed.experiments.interleaved import Comparison
 
-
-@dataclass(frozen=True)
-class Published:
-    """A figure that somebody measured elsewhere: one sentence, and where it is from."""
-
-    what: str
-    source: str
-
-    def __str__(self) -> str:
-        """Write both. Example: "On a T4 … (pytorch#1)." """
-        return f"{self.what} ({self.source})."
-
-
-PUBLISHED = {name: Published(**row) for name, row in read_toml(__file__, "published.toml").items()}
+# What somebody measured elsewhere, each in a sentence with its source.
+PUBLISHED = {
+    name: f"{row['what']} ({row['source']})."
+    for name, row in read_toml(__file__, "published.toml").items()
+}
 
 
 @dataclass(frozen=True, repr=False)  # a dataclass's own repr would be a page of raw times
-class Finding(Page, ABC):
-    """One experiment's outcome. Each experiment adds its own numbers and its own `claim`.
+class Finding(Page):
+    """One experiment's outcome.
 
+    title:      what was tried, in a few words
     comparison: the sides, timed in turn; None where this machine cannot run the experiment
-    published:  the same thing measured elsewhere
+    claim:      what the numbers show, and no more than that
+    published:  names in PUBLISHED: the same thing measured elsewhere
     """
 
+    title: str
     comparison: Comparison | None
-    published: tuple[Published, ...]
-
-    title = ""  # what was tried, in a few words
-
-    @property
-    @abstractmethod
-    def claim(self) -> str:
-        """Say what the numbers show, and no more than that."""
+    claim: str
+    published: tuple[str, ...] = ()
 
     @property
     def busy(self) -> str:
@@ -62,20 +48,5 @@ class Finding(Page, ABC):
         if self.comparison:
             yield from self.comparison.blocks()
         yield self.sentence
-        for one in self.published:
-            yield f"Elsewhere: {one}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
-        own = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
-        return {"title": self.title, "sentence": self.sentence, **own}
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+        for name in self.published:
+            yield f"Elsewhere: {PUBLISHED[name]}"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,22 +54,19 @@ class Ratio:
         """Return a clause. Example: tell("AMP", "fp32") → "AMP is 1.80 times as fast as fp32
         (quartiles 1.70 to 1.90)"
         """
-        if self.verdict == "faster":
-            verb = "are" if plural else "is"
+        median, q1, q3 = self.median, self.q1, self.q3
+        if self.verdict == "same":
             return (
-                f"{who} {verb} {figures(self.median)} times as fast as {base} "
-                f"{spread_text(self.q1, self.q3)}"
+                f"between {who} and {base} there is no difference that this run can tell "
+                f"({figures(median)} times as fast, quartiles {figures(q1)} to {figures(q3)})"
             )
+        verb, compared = "are" if plural else "is", "fast"
         if self.verdict == "slower":
-            verb, times = "take" if plural else "takes", figures(1 / self.median)
-            return (
-                f"{who} {verb} {times} times as long as {base} "
-                f"{spread_text(1 / self.q3, 1 / self.q1)}"
-            )
+            verb, compared = "take" if plural else "takes", "long"
+            median, q1, q3 = 1 / median, 1 / q3, 1 / q1
         return (
-            f"between {who} and {base} there is no difference that this run can tell "
-            f"({figures(self.median)} times as fast, quartiles {figures(self.q1)} to "
-            f"{figures(self.q3)})"
+            f"{who} {verb} {figures(median)} times as {compared} as {base} "
+            f"(quartiles {figures(q1)} to {figures(q3)})"
         )
 
 
@@ -79,7 +76,6 @@ class Comparison(Page):
 
     seconds: side → seconds a step, one number a round
     base:    side → the side that the table compares it with
-    steps:   in a block
     results: side → what its very first call returned, if that was a number (a loss, say): sides
              that do the same work agree
     waited:  the share of the time in which this process, or a worker of it, waited for a CPU; None
@@ -88,7 +84,6 @@ class Comparison(Page):
 
     seconds: Mapping[str, tuple[float, ...]]
     base: Mapping[str, str]
-    steps: int
     results: Mapping[str, float | None]
     waited: float | None = None
 
@@ -97,61 +92,32 @@ class Comparison(Page):
         """Why nothing can be told from these times; "" on a quiet machine."""
         return busy_text(self.waited)
 
-    @property
-    def rounds(self) -> int:
-        """How many turns each side had."""
-        return len(next(iter(self.seconds.values())))
-
     def timing(self, side: str) -> Timing:
-        """Return the times of one side's step. Raises KeyError, with the sides there are."""
-        return Timing(self.seconds[self._known(side)])
+        return Timing(self.seconds[side])
 
     def ratio(self, side: str, base: str) -> Ratio:
         """Return how many times as fast `side` is as `base`, from the ratio of each round."""
-        pairs = zip(self.seconds[self._known(side)], self.seconds[self._known(base)], strict=True)
+        pairs = zip(self.seconds[side], self.seconds[base], strict=True)
         ratios = Timing(tuple(other / own for own, other in pairs))
         return Ratio(ratios.median, ratios.q1, ratios.q3, _is_clear(ratios.samples))
 
     def tell(
         self, side: str, base: str, *, who: str = "", than: str = "", plural: bool = False
     ) -> str:
-        """Say in a clause how `side` compares with `base`;
-        `who` and `than` are what to call them.
-        """
+        """Say in a clause how `side` compares with `base`, called `who` and `than`."""
         return self.ratio(side, base).tell(who or side, than or base, plural)
 
-    def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first; without ratios if the machine was too busy."""
+    def blocks(self) -> Iterator[Block]:
+        """Return the table of the sides; without ratios if the machine was too busy."""
         rows = [["", "time", "quartiles", "times as fast", "quartiles", "compared with"]]
         for side in self.seconds:
             timing, base = self.timing(side), self.base[side]
             ratio = self.ratio(side, base)
-            times = [
-                seconds_text(timing.median),
-                f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}",
-            ]
+            times = f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}"
             speeds = [figures(ratio.median), f"{figures(ratio.q1)} to {figures(ratio.q3)}", base]
-            rows.append([side, *times, *(["", "", ""] if side == base else speeds)])
-        return [row[:3] for row in rows] if self.busy else rows
-
-    def blocks(self) -> Iterator[Block]:
-        yield Table(self.rows())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
-        seconds = {side: list(times) for side, times in self.seconds.items()}
-        rest = {
-            "base": dict(self.base),
-            "steps": self.steps,
-            "rounds": self.rounds,
-            "results": dict(self.results),
-        }
-        return {"seconds": seconds, **rest, "waited": self.waited}
-
-    def _known(self, side: str) -> str:
-        if side not in self.seconds:
-            raise KeyError(f"{side!r} was not timed: choose one of {', '.join(self.seconds)}")
-        return side
+            speeds = ["", "", ""] if side == base else speeds
+            rows.append([side, seconds_text(timing.median), times, *speeds])
+        yield Table([row[:3] for row in rows] if self.busy else rows)
 
 
 def compare(
@@ -174,56 +140,38 @@ def compare(
              other programs
 
     Each side's first call is not timed. The order changes from round to round. There are fewer
-    rounds than asked for if time runs out: at least 5, or 3 if they take twice as long. Raises
-    ValueError for fewer than two sides, and for rounds or steps below 1.
+    rounds than asked for if time runs out: at least 5, or 3 if they take twice as long.
     Example: compare({"fp32": train, "AMP": train_amp}).ratio("AMP", "fp32").median → 1.8
     """
-    if len(sides) < 2 or rounds < 1 or (steps is not None and steps < 1):
-        raise ValueError(
-            f"{len(sides)} sides, rounds={rounds}, steps={steps}: a comparison needs at least two "
-            f"sides, one round and one step"
-        )
-    with one_thread() if single else nullcontext():
-        return _compare(
-            sides, torch.device(device), rounds, steps, seconds, dict(base or {}), crowded
-        )
-
-
-def _compare(
-    sides: Mapping[str, Side],
-    device: torch.device,
-    rounds: int,
-    steps: int | None,
-    seconds: float,
-    base: dict[str, str],
-    crowded: Collection[str],
-) -> Comparison:
-    results, pace = {}, {}
-    for name, side in sides.items():
-        started = time.perf_counter()
-        results[name] = _number(side())
-        first = time.perf_counter() - started
-        pace[name] = first if first > seconds / 10 else clock(side, device)
-    if steps is None:
-        steps = max(1, min(_MOST_STEPS, int(seconds / rounds / sum(pace.values())) - 1))
-    names, taken = list(sides), {name: list[float]() for name in sides}
+    names, results, pace = list(sides), {}, {}
+    taken = {name: list[float]() for name in names}
     wait = CpuWait()
-    began = time.perf_counter()
-    for number in range(rounds):
-        used = time.perf_counter() - began
-        if (number >= LEAST_ROUNDS and used > seconds) or (
-            number >= FEWEST_ROUNDS and used > 2 * seconds
-        ):
-            break
-        for name in order_of_round(names, number):
-            if pace[name] < _CHEAP:
-                # or the first timed step would find the caches full of the other sides' weights
-                sides[name]()
-            with nullcontext() if name in crowded else wait:
-                taken[name].append(clock(sides[name], device, steps))
-    bases = {name: base.get(name, names[0]) for name in names}
+    with one_thread() if single else nullcontext():
+        for name, side in sides.items():
+            started = time.perf_counter()
+            results[name] = _number(side())
+            first = time.perf_counter() - started
+            pace[name] = first if first > seconds / 10 else clock(side, device)
+        if steps is None:
+            steps = max(1, min(_MOST_STEPS, int(seconds / rounds / sum(pace.values())) - 1))
+        began = time.perf_counter()
+        for number in range(rounds):
+            used = time.perf_counter() - began
+            if (number >= LEAST_ROUNDS and used > seconds) or (
+                number >= FEWEST_ROUNDS and used > 2 * seconds
+            ):
+                break
+            for name in order_of_round(names, number):
+                if pace[name] < _CHEAP:
+                    # or the first timed step would find the caches full of the other sides' weights
+                    sides[name]()
+                with nullcontext() if name in crowded else wait:
+                    taken[name].append(clock(sides[name], device, steps))
     return Comparison(
-        {name: tuple(times) for name, times in taken.items()}, bases, steps, results, wait.share
+        {name: tuple(times) for name, times in taken.items()},
+        dict.fromkeys(names, names[0]) | dict(base or {}),
+        results,
+        wait.share,
     )
 
 
@@ -233,12 +181,10 @@ def _is_clear(ratios: tuple[float, ...]) -> bool:
 
     With 3 or 4 rounds it may be more, so they have to differ by a tenth.
     """
-    rounds, against = (
-        len(ratios),
-        min(sum(one <= 1 for one in ratios), sum(one >= 1 for one in ratios)),
-    )
+    rounds = len(ratios)
     if rounds < LEAST_ROUNDS:
         return min(ratios) > 1.1 or max(ratios) < 1 / 1.1
+    against = min(sum(one <= 1 for one in ratios), sum(one >= 1 for one in ratios))
     return sum(math.comb(rounds, number) for number in range(against + 1)) * 2 / 2**rounds < 0.07
 
 
@@ -252,15 +198,8 @@ def figures(number: float) -> str:
     return f"{number:.3f}"
 
 
-def spread_text(q1: float, q3: float) -> str:
-    """Write a spread. Example: 1.7, 1.9 → "(quartiles 1.70 to 1.90)" """
-    return f"(quartiles {figures(q1)} to {figures(q3)})"
-
-
 def sentence(*clauses: str) -> str:
-    """Join clauses that are not empty: each gets a capital and, unless it ends in a mark,
-    a full stop.
-    """
+    """Join clauses that are not empty, each with a capital and, unless it has one, a stop."""
     return " ".join(
         f"{one[0].upper()}{one[1:]}{'' if one[-1] in '.!?' else '.'}" for one in clauses if one
     )

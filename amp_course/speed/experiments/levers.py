@@ -1,4 +1,4 @@
-"""The other levers, each pulled with and without AMP: layout, optimizer, zero_grad, fp32 precision,
+"""The other levers, each pulled with and without AMP: layout, optimizer, fp32 precision,
 attention, CUDA graphs.
 
 torch.compile is in `compiling.py`. All take `seconds`, about what a run may last, and leave every
@@ -7,9 +7,8 @@ setting as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,65 +17,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amp_course.kit.dtypes import _BACKENDS
-from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32, Recipe
-from amp_course.speed.experiments.finding import PUBLISHED, Finding, Published
-from amp_course.speed.experiments.interleaved import compare, sentence
+from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
 from amp_course.speed.experiments.workbench import (
-    SGD,
     drawn,
     low_dtype,
     low_recipe,
     pick_size,
     seeded,
+    three_layers,
     training,
 )
 
 MakeStep = Callable[[Recipe], Callable[[], object]]
 
 
-@dataclass(frozen=True, repr=False)
-class Lever(Finding):
-    """A lever's settings, each in fp32 and under AMP; the first setting is the one that the others
-    are compared with.
-
-    note: what to know besides, or why nothing was measured
-    """
-
-    name: str
-    settings: tuple[str, ...]
-    note: str = ""
-
-    @property
-    def title(self) -> str:  # type: ignore[override]
-        """The lever's name."""
-        return self.name
-
-    @property
-    def claim(self) -> str:
-        """Compare each setting with the first, in fp32 and under AMP."""
-        if self.comparison is None:
-            return sentence(self.note)
-        first, *others = self.settings
-        told = [
-            f"{words}, "
-            f"{self.comparison.tell(f'{recipe}, {one}', f'{recipe}, {first}', who=one, than=first)}"
-            for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP"))
-            for one in others
-        ]
-        return sentence(*told, self.note)
-
-
-def pull(
-    name: str,
-    settings: Mapping[str, MakeStep],
-    device: torch.device,
-    seconds: float,
-    elsewhere: Sequence[Published] = (),
-    note: str = "",
-) -> Lever:
-    """Time each setting in fp32 and under AMP, all in turn. settings:
-    name → recipe → the step to time.
+def time_settings(
+    settings: Mapping[str, MakeStep], device: torch.device, seconds: float
+) -> Comparison:
+    """Time each setting of a lever in fp32 and under AMP, all in turn. settings: name → recipe →
+    the step to time; the others are compared with the first.
     """
     first = next(iter(settings))
     sides = {
@@ -85,16 +46,34 @@ def pull(
         for setting, make in settings.items()
     }
     base = {side: f"{side.partition(',')[0]}, {first}" for side in sides}
-    return Lever(
-        compare(sides, device, seconds=seconds, base=base),
-        tuple(elsewhere),
-        name,
-        tuple(settings),
-        note,
-    )
+    return compare(sides, device, seconds=seconds, base=base)
 
 
-def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
+def tell_settings(found: Comparison, note: str = "") -> str:
+    """Compare each setting with the first, in fp32 and under AMP; note: what to know besides."""
+    first, *others = (side[6:] for side in found.seconds if side.startswith("fp32, "))
+    told = [
+        f"{words}, {found.tell(f'{recipe}, {one}', f'{recipe}, {first}', who=one, than=first)}"
+        for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP"))
+        for one in others
+    ]
+    return sentence(*told, note)
+
+
+def pull(
+    title: str,
+    settings: Mapping[str, MakeStep],
+    device: torch.device,
+    seconds: float,
+    published: str,
+    note: str = "",
+) -> Finding:
+    """Time a lever's settings, as `time_settings`."""
+    found = time_settings(settings, device, seconds)
+    return Finding(title, found, tell_settings(found, note), (published,))
+
+
+def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
     """Train a small convolutional net whose tensors are contiguous (NCHW), and in channels_last
     (NHWC).
 
@@ -112,7 +91,7 @@ def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -
 
     layouts = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     settings = {name: partial(make, layout) for name, layout in layouts.items()}
-    return pull("channels_last", settings, device, seconds, [PUBLISHED["channels_last"]])
+    return pull("channels_last", settings, device, seconds, "channels_last")
 
 
 def _conv_net(channels: int) -> nn.Module:
@@ -122,7 +101,7 @@ def _conv_net(channels: int) -> nn.Module:
     )
 
 
-def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
+def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
     """Train a net of many small layers with AdamW: tensor by tensor, in lists of tensors
     (foreach), in one kernel (fused).
     """
@@ -145,47 +124,16 @@ def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> L
         "weights and optimizer state are fp32 under AMP, too, so the optimizer itself costs the "
         "same there"
     )
-    return pull("Optimizer in one kernel", settings, device, seconds, [PUBLISHED["fused"]], note)
-
-
-class _Zeroing(torch.optim.SGD):
-    """SGD whose `zero_grad()` fills the gradients with zeros, as it did before torch 2.0."""
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        super().zero_grad(set_to_none=False)
-
-
-def zero_grad(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Lever:
-    """Clear the gradients by filling them with zeros, and by dropping them."""
-    device = torch.device(device)
-    width = pick_size(device, cpu=512, slow=128, gpu=4096)
-    model = seeded(partial(SimpleNet, width), device)
-    x, y = drawn(32, width, device=device), drawn(32, width, device=device, seed=2)
-    settings: dict[str, MakeStep] = {
-        "set_to_none=False": lambda recipe: training(
-            model, x, y, recipe, make_optimizer=partial(_Zeroing, lr=1e-3)
-        ),
-        "set_to_none=True": lambda recipe: training(model, x, y, recipe, make_optimizer=SGD),
-    }
-    return pull(
-        "zero_grad",
-        settings,
-        device,
-        seconds,
-        note="`set_to_none=True` is the default since torch 2.0",
-    )
+    return pull("Optimizer in one kernel", settings, device, seconds, "fused", note)
 
 
 @contextmanager
 def matmul_precision_restored() -> Iterator[None]:
-    """Put the precision of fp32 matmuls back at the end,
-    in torch's global setting and in those of its backends.
-    """
+    """Put the precision of fp32 matmuls back at the end, torch's global one and its backends'."""
     backends = [backend.fp32_precision for backend in _BACKENDS]
     for backend in _BACKENDS:
-        backend.fp32_precision = (
-            "none"  # or torch would refuse to tell the global setting where the two disagree
-        )
+        # or torch would refuse to tell the global setting where the two disagree
+        backend.fp32_precision = "none"
     before = torch.get_float32_matmul_precision()
     try:
         yield
@@ -195,17 +143,15 @@ def matmul_precision_restored() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
+def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
     """Train three linear layers with `torch.set_float32_matmul_precision` at "highest",
     "high" and "medium".
     """
     device = torch.device(device)
     width = pick_size(device, cpu=512, slow=128, gpu=4096)
-    model = seeded(partial(SimpleNet, width), device)
-    x, y = drawn(128, width, device=device), drawn(128, width, device=device, seed=2)
 
     def make(precision: str, recipe: Recipe) -> Callable[[], Tensor]:
-        step = training(model, x, y, recipe)
+        step = three_layers(width, 128, device, recipe)
 
         def at_precision() -> Tensor:
             torch.set_float32_matmul_precision(precision)
@@ -215,10 +161,9 @@ def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0
 
     settings = {name: partial(make, name) for name in ("highest", "high", "medium")}
     with matmul_precision_restored():
-        found = pull("Precision of fp32 matmuls", settings, device, seconds)
-    assert found.comparison is not None
-    verdicts = {found.comparison.ratio(f"fp32, {one}", "fp32, highest").verdict for one in settings}
-    if len({found.comparison.results[f"fp32, {one}"] for one in settings}) > 1:
+        found = time_settings(settings, device, seconds)
+    verdicts = {found.ratio(f"fp32, {one}", "fp32, highest").verdict for one in settings}
+    if len({found.results[f"fp32, {one}"] for one in settings}) > 1:
         note = (
             "this machine makes use of it: fp32 matmuls round their inputs, and the first loss "
             "is no longer the same"
@@ -233,17 +178,15 @@ def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0
             "the first loss is the same to the last bit, so this machine does not use what the "
             "setting allows"
         )
-    return replace(
-        found,
-        note=f"{note}. “high” and “medium” allow TF32 on GPUs from Ampere on, “medium” bf16 on "
-        f"some CPUs with units for it",
+    note += (
+        ". “high” and “medium” allow TF32 on GPUs from Ampere on, “medium” bf16 on some CPUs with "
+        "units for it"
     )
+    return Finding("Precision of fp32 matmuls", found, tell_settings(found, note))
 
 
-def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
-    """Run causal attention forward and backward: softmax written out,
-    and `scaled_dot_product_attention`.
-    """
+def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
+    """Run causal attention forward and backward: softmax written out, and SDPA."""
     device = torch.device(device)
     length = pick_size(device, cpu=256, slow=64, gpu=2048)
     shape = (2, 4, length, 64) if device.type == "cpu" else (8, 16, length, 64)
@@ -263,30 +206,25 @@ def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Le
 
     fused = partial(F.scaled_dot_product_attention, is_causal=True)
     settings = {"softmax written out": partial(make, written_out), "SDPA": partial(make, fused)}
-    return pull("Fused attention (SDPA)", settings, device, seconds, [PUBLISHED["attention"]])
+    return pull("Fused attention (SDPA)", settings, device, seconds, "attention")
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention, (batch, heads, length, size) → the same shape,
-    through a matrix of length × length.
-    """
+    """Return causal attention, (batch, heads, length, size) → the same, by a length² matrix."""
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
 
 
-def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Lever:
-    """Launch the many small kernels of a deep, narrow net one by one, and as one recorded graph;
-    needs an NVIDIA GPU.
-    """
-    device, name = torch.device(device), "CUDA graphs"
-    settings = ("one launch each", "one graph")
+def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Finding:
+    """Launch the kernels of a deep, narrow net one by one, and as a graph; needs NVIDIA's GPU."""
+    device, title = torch.device(device), "CUDA graphs"
     if device.type != "cuda":
-        note = (
-            "a CUDA graph records what a step sends to an NVIDIA GPU, and sends it again as "
-            "one; there is no such GPU here"
+        claim = (
+            "A CUDA graph records what a step sends to an NVIDIA GPU, and sends it again as one; "
+            "there is no such GPU here."
         )
-        return Lever(None, (PUBLISHED["graphs"],), name, settings, note)
+        return Finding(title, None, claim, ("graphs",))
     x = drawn(16, 64, device=device)
 
     def make(graphed: bool, recipe: Recipe) -> Callable[[], Tensor]:
@@ -314,5 +252,5 @@ def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> 
 
         return step
 
-    made = dict(zip(settings, (partial(make, False), partial(make, True)), strict=True))
-    return pull(name, made, device, seconds, [PUBLISHED["graphs"]])
+    settings = {"one launch each": partial(make, False), "one graph": partial(make, True)}
+    return pull(title, settings, device, seconds, "graphs")

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from amp_course.kit.dtypes import DTYPES
 from amp_course.kit.measure import best_seconds
+from amp_course.kit.models import SimpleNet
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
@@ -24,9 +24,7 @@ SLOW = 1.5
 
 
 def low_recipe(device: torch.device) -> Recipe:
-    """Return AMP in the 16-bit format to use on a device:
-    fp16 on GPUs without bf16 arithmetic, bf16 elsewhere.
-    """
+    """Return AMP for a device: in bf16, or in fp16 on GPUs without bf16 arithmetic."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return AMP_FP16
     return AMP_BF16
@@ -39,24 +37,12 @@ def low_dtype(device: torch.device) -> torch.dtype:
     return dtype
 
 
-def format_name(dtype: torch.dtype | None) -> str:
-    """Write a dtype as the course does: torch.bfloat16 → "bf16", None → "fp32"."""
-    return next((name for name, one in DTYPES.items() if one == dtype), "fp32")
-
-
 @functools.cache
 def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matmuls in `dtype` are clearly slower than in fp32;
-    takes a few hundredths of a second, once.
-    """
+    """Return whether matmuls in `dtype` are clearly slower than in fp32, as timed once."""
     size = 256 if device.type == "cpu" else 2048
-    with (
-        one_thread(),
-        same_random_state(),
-        torch.no_grad(),
-        torch.autocast(device.type, enabled=False),
-    ):
-        source = torch.randn(size, size, device=device)
+    with one_thread(), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        source = drawn(size, size, device=device)
         fp32, low = (
             best_seconds(lambda matrix=matrix: matrix @ matrix, device, least=6)  # type: ignore[misc]
             for matrix in (source, source.to(dtype))
@@ -65,9 +51,7 @@ def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pick_size(device: torch.device, *, cpu: int, slow: int, gpu: int) -> int:
-    """Return the size for a device: `slow` for a CPU whose 16-bit matmuls are emulated and would
-    take minutes.
-    """
+    """Return the size for a device: `slow` for a CPU whose 16-bit matmuls are emulated."""
     if device.type != "cpu":
         return gpu
     return slow if is_slow(device, low_dtype(device)) else cpu
@@ -93,8 +77,14 @@ def training(
     loss_fn: LossFn = nn.functional.mse_loss,
     make_optimizer: MakeOptimizer = SGD,
 ) -> Callable[[], Tensor]:
-    """Return a function that trains a copy of `model` by one step on one batch and returns the
-    loss.
-    """
+    """Return a function that trains a copy of `model` by one step and returns the loss."""
     stepper = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
     return lambda: stepper.step(inputs, targets)
+
+
+def three_layers(
+    width: int, batch: int, device: torch.device, recipe: Recipe = FP32
+) -> Callable[[], Tensor]:
+    """As `training`, of a `SimpleNet` on random numbers."""
+    x, y = (drawn(batch, width, device=device, seed=seed) for seed in (1, 2))
+    return training(seeded(lambda: SimpleNet(width), device), x, y, recipe)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
 from amp_course.speed.explain.explanation import Explanation
 from amp_course.speed.explain.findings import Advice
 from amp_course.speed.explain.kinds import KINDS
@@ -26,7 +24,6 @@ def explain(
     train_step: Callable[..., Any],
     batches: Iterable[Any] | None = None,
     *,
-    device: torch.device | str | None = None,
     seconds: float = 6.0,
     patience: float = 30.0,
 ) -> Explanation:
@@ -37,7 +34,6 @@ def explain(
     batches:    a DataLoader or a list of batches, begun again when it ends; waiting for it is part
                 of the step. Without it the step is called with nothing, and fetches its data
                 itself.
-    device:     on which the step computes; None takes the one that its tensors are on
     seconds:    for all that is timed; a slow step takes longer, for about ten of them are needed
     patience:   seconds that a batch, or half a step, may take
 
@@ -47,6 +43,6 @@ def explain(
     """
     run = Runner(train_step, batches, patience)
     try:
-        return measure(run, torch.device(device) if device is not None else None, seconds)
+        return measure(run, seconds)
     finally:
         run.close()

@@ -12,9 +12,7 @@ UNTRIED = 0.8  # what a bound counts next to a gain that was tried: a fix rarely
 
 
 def advise(found: Findings) -> tuple[Advice, ...]:
-    """Return the advice, what should save most first;
-    nothing that would save less than 3 % of the step.
-    """
+    """Return the advice, largest first; nothing that would save less than 3 % of the step."""
     logs = set(found.lines.logs)
     reads = {line for line in found.evidence.reads if line} - logs
     casts = op_rules.cast_lines(found.evidence) - logs - reads

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
-from amp_course.speed.counting import CAST, MATMUL, Layout, OpCall, OpCounter, Replay
+from amp_course.speed.counting import CAST, MATMUL, OpCall, OpCounter, Replay
 from amp_course.speed.explain.kinds import LOW
 from amp_course.speed.explain.sampling import Line, reader_line
 
@@ -34,7 +33,8 @@ _MOST_KEPT = 2**29  # bytes; casts after that are not looked at
 class CastSeen:
     """One cast: of which tensor, from and to what, and where in the reader's code."""
 
-    source: tuple[Any, ...]  # address, version, shape: the same for the same unchanged tensor
+    # address, version, shape, strides: the same for the same unchanged tensor
+    source: tuple[Any, ...]
     before: torch.dtype
     after: torch.dtype
     bytes: int
@@ -62,16 +62,8 @@ class Evidence:
 
     def matmul_devices(self) -> set[str]:
         """Return where matmuls ran: {"cuda:0"}."""
-        found = set()
-        for call, replay in zip(self.calls, self.replays, strict=True):
-            if call.kind == MATMUL:
-                layouts = [
-                    leaf
-                    for leaf in tree_leaves((replay.args, replay.kwargs))
-                    if isinstance(leaf, Layout)
-                ]
-                found |= {layout.device for layout in layouts[:1]}
-        return found
+        pairs = zip(self.calls, self.replays, strict=True)
+        return {replay.layouts()[0].device for call, replay in pairs if call.kind == MATMUL}
 
     def repeated_casts(self) -> list[tuple[CastSeen, int]]:
         """Return the casts of one unchanged tensor to one dtype that ran more than once,
@@ -114,28 +106,16 @@ class _Watch(OpCounter):
             source, target = tensors[-2], tensors[-1]
             self.kept.append(source)
             self.room -= source.nbytes
+            shape = (tuple(source.shape), tuple(source.stride()))
+            same = (source.data_ptr(), source._version, *shape)
             evidence.casts.append(
-                CastSeen(
-                    (
-                        source.data_ptr(),
-                        source._version,
-                        tuple(source.shape),
-                        tuple(source.stride()),
-                    ),
-                    source.dtype,
-                    target.dtype,
-                    call.bytes,
-                    line,
-                    not backward,
-                )
+                CastSeen(same, source.dtype, target.dtype, call.bytes, line, not backward)
             )
         return out
 
 
 def _in_optimizer(frame: Any) -> bool:
-    """Return True if torch's optimizer asked: on a CPU it reads its own step count,
-    which costs nothing worth naming.
-    """
+    """Return True if torch's optimizer asked: on a CPU, its reads of its step count cost little."""
     for _ in range(12):
         if frame is None:
             return False

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from amp_course.kit.measure import Timing, seconds_text
 from amp_course.kit.report import Block, Numbered, Page, Table
 from amp_course.speed.explain.findings import Advice
-from amp_course.speed.explain.kinds import KINDS
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +32,7 @@ class Explanation(Page):
     ceiling: float | None
     now: float | None
     advice: tuple[Advice, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     busy: str = ""
 
     @property
@@ -42,36 +40,19 @@ class Explanation(Page):
         """The median step."""
         return self.timing.median
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
-        return {
-            "seconds": self.seconds,
-            "quartiles": [self.timing.q1, self.timing.q3],
-            "kinds": dict(self.kinds),
-            "recorded_seconds": self.recorded,
-            "ceiling": self.ceiling,
-            "now": self.now,
-            "advice": [dict(vars(one)) for one in self.advice],
-            "notes": list(self.notes),
-            "waited": self.timing.waited,
-        }
-
     def _rows(self) -> list[list[str]]:
-        shown = [
-            (kind, seconds)
-            for kind, seconds in self.kinds.items()
-            if seconds >= 0.0005 * self.seconds
+        return [
+            ["where the time goes", "per step", "share"],
+            *(
+                [kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"]
+                for kind, seconds in self.kinds.items()
+                if seconds >= 0.0005 * self.seconds
+            ),
         ]
-        rows = [
-            [kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"]
-            for kind, seconds in shown
-        ]
-        return [["where the time goes", "per step", "share"], *rows]
 
     columns = 100
 
     def blocks(self) -> Iterator[Block]:
-        """Return the page: the step, where its time goes, what to change first, notes."""
         if self.busy:
             yield f"A step took {self.timing}."
             yield self.busy
@@ -94,12 +75,5 @@ class Explanation(Page):
         return (
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
-            f"**Fix:** {one.fix}."
-            + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
+            f"**Fix:** {one.fix}." + (f" (Chapter {one.chapter})" if one.chapter != "09" else "")
         )
-
-
-def in_order(kinds: dict[str, float]) -> dict[str, float]:
-    """Return kinds with the largest first, and those of the list that are missing as 0."""
-    full = {kind: kinds.get(kind, 0.0) for kind in KINDS}
-    return dict(sorted(full.items(), key=lambda pair: pair[1], reverse=True))

@@ -8,8 +8,7 @@ import torch
 
 from amp_course.speed.explain import kinds
 from amp_course.speed.explain.evidence import Evidence
-from amp_course.speed.explain.lines import LineTimes
-from amp_course.speed.explain.sampling import Line
+from amp_course.speed.explain.sampling import Line, LineTimes
 from amp_course.speed.explain.trials import MatmulTrial
 
 
@@ -26,7 +25,7 @@ class Advice:
     seconds: float
     evidence: str
     fix: str
-    chapter: str = ""
+    chapter: str = "09"
     measured: bool = False
 
 
@@ -44,29 +43,23 @@ class Findings:
     # of the optimizers: name, fused time over current
     fused: list[tuple[str, float]] = field(default_factory=list)
     threads: tuple[int, int] = (0, 0)  # now, and the cores that there are
-    other_threads: tuple[float, float] | None = (
-        None  # seconds of the step as it is, and with a thread for each core, if tried
-    )
+    # seconds of the step as it is, and with a thread for each core, if tried
+    other_threads: tuple[float, float] | None = None
     faults: float = 0.0  # pages a step
     fault_seconds: float = 0.0
-    fetch_busy: float | None = (
-        None  # CPU time over wall-clock time of the fetches; None if the step fetches its own data
-    )
-    crowded: bool = (
-        False  # whether other programs may have had the CPU, on a system that does not say
-    )
+    # CPU time over wall-clock time of the fetches; None if the step fetches its own data
+    fetch_busy: float | None = None
+    # whether other programs may have had the CPU, on a system that does not say
+    crowded: bool = False
     workers: int | None = None  # of a DataLoader; None if it is none
     cast_seconds: float = 0.0  # what autocast's casts would take, if it were on
 
     @property
     def scale(self) -> float:
-        """What a second of the matmuls' trials is worth in the step,
-        where other ops and a busy machine slow them, too.
-        """
+        """What a second of the matmuls' trials is worth in the step, where they are slower."""
         tried = sum(one.count * one.seconds for one in self.trials)
-        return (
-            (self.times[kinds.LOW_MATMUL] + self.times[kinds.FP32_MATMUL]) / tried if tried else 0.0
-        )
+        in_step = self.times[kinds.LOW_MATMUL] + self.times[kinds.FP32_MATMUL]
+        return in_step / tried if tried else 0.0
 
     def saved(self, trials: list[MatmulTrial], dtype: torch.dtype) -> float:
         """Return the seconds that these matmuls would save in another dtype, in the step."""
@@ -77,5 +70,4 @@ class Findings:
         return f" in {line}" if line else ""
 
     def percent(self, seconds: float) -> str:
-        """Write seconds as a share of the step."""
         return f"{100 * seconds / self.seconds:.0f} %"

@@ -21,48 +21,26 @@ KINDS = (LOW_MATMUL, FP32_MATMUL, LOW_OP, FP32_OP, CAST, OPTIMIZER, LAUNCH, WAIT
 
 LOW = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 _FLOATS = {*LOW, torch.float32, torch.float64}
-_MATMULS = (
-    "addmm",
-    "mm",
-    "bmm",
-    "baddbmm",
-    "addbmm",
-    "addmv",
-    "mv",
-    "dot",
-    "_scaled_mm",
-    "_addmm_activation",
-    "convolution_backward",
-    "_convolution",
-    "mkldnn_convolution",
-    "mkldnn_linear",
-    "mkldnn_rnn_layer",
-    "mkldnn_rnn_layer_backward",
-    "cudnn_convolution",
-    "cudnn_convolution_transpose",
-    "thnn_conv2d",
-    "_slow_conv2d_forward",
-    "_slow_conv2d_backward",
-    "slow_conv3d",
-    "_conv_depthwise2d",
-    "_cudnn_rnn",
-    "_cudnn_rnn_backward",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_cudnn_attention_backward",
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+MATMULS = _aten(
+    "addmm mm bmm baddbmm addbmm addmv mv dot _scaled_mm _addmm_activation convolution_backward "
+    "_convolution mkldnn_convolution mkldnn_linear mkldnn_rnn_layer mkldnn_rnn_layer_backward "
+    "cudnn_convolution cudnn_convolution_transpose thnn_conv2d _slow_conv2d_forward "
+    "_slow_conv2d_backward slow_conv3d _conv_depthwise2d _cudnn_rnn _cudnn_rnn_backward "
+    "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
+    "_scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_flash_attention_for_cpu_backward "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
+    "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward"
 )
-MATMULS = frozenset(f"aten::{name}" for name in _MATMULS)
 # Ops that read a tensor's values on the host: on a GPU the program waits there for all that was
 # queued.
-READS = frozenset(
-    f"aten::{name}"
-    for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique2")
-) | {
+READS = _aten("item _local_scalar_dense is_nonzero equal nonzero _unique2") | {
     "cudaStreamSynchronize",
     "cudaDeviceSynchronize",
     "cudaEventSynchronize",
@@ -70,13 +48,12 @@ READS = frozenset(
 }
 # Ops that only find out how a tensor is to be read, or reserve memory: their own time is the price
 # of a call.
-_NAMES = (
+_BOOKKEEPING = _aten(
     "linear matmul conv1d conv2d conv3d convolution to t transpose permute view reshape "
     "_reshape_alias as_strided expand select slice unsqueeze squeeze narrow split chunk unbind "
-    "detach empty empty_like empty_strided resize_ result_type resolve_conj resolve_neg contiguous "
-    "alias lift_fresh scaled_dot_product_attention _to_copy ones_like zeros_like "
+    "detach empty empty_like empty_strided resize_ result_type resolve_conj resolve_neg "
+    "contiguous alias lift_fresh scaled_dot_product_attention _to_copy ones_like zeros_like"
 )
-_BOOKKEEPING = frozenset(f"aten::{name}" for name in _NAMES.split())
 
 
 def sort_step(step: StepRecord, launch: int) -> dict[str, int]:
@@ -127,11 +104,8 @@ def own_kind(op: Op) -> str:
     """Return the kind of an op's own time, its children's aside."""
     if "CompiledFxGraph" in op.name:
         return FP32_OP  # what torch.compile fused; the profiler does not tell its dtypes
-    if (
-        "::" not in op.name
-        or op.name in _BOOKKEEPING
-        or op.name.startswith(("autograd::", "torch::"))
-    ):
+    calls = op.name.startswith(("autograd::", "torch::")) or op.name in _BOOKKEEPING
+    if calls or "::" not in op.name:
         return LAUNCH
     return LOW_OP if is_low(op) else FP32_OP
 
@@ -143,11 +117,8 @@ def is_low(op: Op) -> bool:
 
 def _is_cast(op: Op) -> bool:
     if op.name in ("aten::to", "aten::_to_copy"):
-        return any(
-            _is_cast(child)
-            for child in op.children
-            if child.name in ("aten::_to_copy", "aten::copy_")
-        )
+        copies = ("aten::_to_copy", "aten::copy_")
+        return any(_is_cast(child) for child in op.children if child.name in copies)
     if op.name == "aten::copy_" and len(op.dtypes) >= 2:
         return op.dtypes[0] != op.dtypes[1] and {op.dtypes[0], op.dtypes[1]} <= _FLOATS
     return False

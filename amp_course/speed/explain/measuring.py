@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import best_seconds, clock
 from amp_course.speed.counting import CAST, MATMUL
+from amp_course.speed.experiments.workbench import low_dtype
 from amp_course.speed.explain import kinds
 from amp_course.speed.explain.advice import advise
 from amp_course.speed.explain.evidence import Evidence, watched
-from amp_course.speed.explain.explanation import Explanation, in_order
+from amp_course.speed.explain.explanation import Explanation
 from amp_course.speed.explain.findings import Findings
 from amp_course.speed.explain.kinds import LOW
 from amp_course.speed.explain.rounds import Rounds, plain_steps, price_of_a_call
@@ -27,13 +28,11 @@ _ROUNDS = 5  # turns of plain and recorded steps
 _MOST_OPS = 60_000  # in all recorded steps: each costs some 20 µs to read
 
 
-def measure(run: Runner, device: torch.device | None, seconds: float) -> Explanation:
-    """Run the step again and again, for about `seconds`, and return what it shows;
-    see `explain`.
-    """
+def measure(run: Runner, seconds: float) -> Explanation:
+    """Run the step again and again, for about `seconds`, and return what it shows."""
     run.guarded()  # the first step allocates and loads, and what raises raises here
     first = _look(run)
-    device, ops = device or _device_of(first), 5 * len(first.calls)
+    device, ops = _device_of(first), 5 * len(first.calls)
     del first
     gc.collect()
     run.guarded()
@@ -45,24 +44,16 @@ def measure(run: Runner, device: torch.device | None, seconds: float) -> Explana
     for _ in range(2 if slow else _ROUNDS):
         turns.take(plain, recorded)
     evidence = _look(run)
+    timing, times, took = turns.timing, turns.times(), statistics.median(turns.recorded)
     if busy := turns.busy:
-        times, took = in_order(turns.times()), statistics.median(turns.recorded)
-        return Explanation(turns.timing, times, took, None, None, (), (_count(evidence),), busy)
+        return Explanation(timing, times, took, None, None, (), (_count(evidence),), busy)
     found = _findings(run, turns, evidence, max(3, min(plain, 4)), seconds)
-    ceiling, now = _ceiling(found)
     return Explanation(
-        turns.timing,
-        in_order(found.times),
-        statistics.median(turns.recorded),
-        ceiling,
-        now,
-        advise(found),
-        tuple(_notes(found, turns)),
+        timing, times, took, *_ceiling(found), advise(found), tuple(_notes(found, turns))
     )
 
 
 def _look(run: Runner) -> Evidence:
-    """Take one step and note its ops."""
     evidence = Evidence()
     with watched(evidence):
         run.guarded()
@@ -119,13 +110,8 @@ def _device_of(evidence: Evidence) -> torch.device:
 
 
 def _low_dtype(evidence: Evidence, device: torch.device) -> torch.dtype:
-    used = [call.dtype for call in evidence.calls if call.kind == "matmul" and call.dtype in LOW]
-    if used and used[0] in (torch.float16, torch.bfloat16):
-        assert used[0] is not None
-        return used[0]
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return torch.bfloat16
+    used = [call.dtype for call in evidence.calls if call.kind == MATMUL and call.dtype in LOW]
+    return used[0] if used and used[0] in (torch.float16, torch.bfloat16) else low_dtype(device)
 
 
 def _may_change(threads: int, cores: int) -> bool:
@@ -155,13 +141,9 @@ def _with_threads(
 
 
 def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) -> float:
-    """Estimate what casting every fp32 matmul's inputs would take:
-    their bytes, at the pace of one such cast.
-    """
+    """Estimate the seconds of casting every fp32 matmul's inputs, at the pace of one cast."""
     moved = sum(
-        call.bytes
-        for call in evidence.calls
-        if call.kind == "matmul" and call.dtype == torch.float32
+        call.bytes for call in evidence.calls if call.kind == MATMUL and call.dtype == torch.float32
     )
     if not moved:
         return 0.0
@@ -178,25 +160,17 @@ def _ceiling(found: Findings) -> tuple[float | None, float | None]:
     def ratio(chosen: list[MatmulTrial], dtype: torch.dtype) -> float:
         known = [one for one in chosen if dtype in one.other or one.dtype == dtype]
         mine = sum(one.count * one.seconds for one in known)
-        return (
-            sum(one.count * one.other.get(dtype, one.seconds) for one in known) / mine
-            if mine
-            else 1.0
-        )
+        theirs = sum(one.count * one.other.get(dtype, one.seconds) for one in known)
+        return theirs / mine if mine else 1.0
 
     lows = [one for one in trials if one.dtype in LOW]
     highs = [one for one in trials if one.dtype not in LOW]
     if not trials:
         return None, None
     in_low, in_high = times[kinds.LOW_MATMUL], times[kinds.FP32_MATMUL]
-    rest = found.seconds - in_low - in_high
-    fp32 = (
-        rest
-        - times[kinds.CAST]
-        + in_low * ratio(lows, torch.float32)
-        + in_high * ratio(highs, torch.float32)
-    )
-    best = rest - times[kinds.CAST] + in_low + in_high * ratio(highs, found.low)
+    rest = found.seconds - in_low - in_high - times[kinds.CAST]
+    fp32 = rest + in_low * ratio(lows, torch.float32) + in_high * ratio(highs, torch.float32)
+    best = rest + in_low + in_high * ratio(highs, found.low)
     return fp32 / best, fp32 / found.seconds
 
 
@@ -214,9 +188,9 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
             "The steps differ much in time, by more than half between the quartiles: the shares "
             "are those of a middling one."
         )
-    sizes = sorted(turns.ops)
     # a step now and then does something else
-    sizes = sizes[len(sizes) // 10 : len(sizes) - len(sizes) // 10]
+    tenth, sizes = len(turns.ops) // 10, sorted(turns.ops)
+    sizes = sizes[tenth : len(sizes) - tenth]
     if sizes[-1] > 1.2 * sizes[0]:
         notes.append(
             f"The steps are not alike: the recorded ones called between {sizes[0]:,} and "
@@ -247,9 +221,7 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
 
 
 def _load() -> float:
-    """Return how many processes wanted to run during the last minute, on average;
-    0 where the system does not tell.
-    """
+    """Return the system's load of the last minute; 0 where it does not tell."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

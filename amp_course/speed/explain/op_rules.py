@@ -31,7 +31,6 @@ def check_precision(found: Findings) -> Iterator[Advice]:
     high = (torch.float32, torch.float64)
     low, name = found.low, dtype_name(found.low)
     faster = [one for one in found.trials if one.dtype in high and one.gain(low) > 0]
-    gain = found.saved(faster, low)
     double = [one for one in found.trials if one.dtype == torch.float64]
     if double:
         saved = max(found.saved(double, low), found.saved(double, torch.float32))
@@ -45,9 +44,8 @@ def check_precision(found: Findings) -> Iterator[Advice]:
             measured=True,
         )
         faster = [one for one in faster if one not in double]
-        gain = found.saved(faster, low)
+    gain, casts = found.saved(faster, low), _island_casts(found)
     if faster and found.evidence.uses_low:
-        casts = _island_casts(found)
         yield Advice(
             "fp32-island",
             gain + casts,
@@ -59,7 +57,7 @@ def check_precision(found: Findings) -> Iterator[Advice]:
             "04",
             measured=True,
         )
-    elif found.evidence.uses_low and (casts := _island_casts(found)):
+    elif found.evidence.uses_low and casts:
         line = next(one.line for one in found.evidence.casts if _asks_for_fp32(one))
         yield Advice(
             "fp32-island",
@@ -83,9 +81,7 @@ def check_precision(found: Findings) -> Iterator[Advice]:
 
 
 def check_slow_formats(found: Findings) -> Iterator[Advice]:
-    """Advise on 16-bit matmuls that are slower than fp32's would be:
-    all of them together, or one op's kernel.
-    """
+    """Advise on 16-bit matmuls that are slower than in fp32: all of them, or one kernel."""
     low = [one for one in found.trials if one.dtype in LOW and torch.float32 in one.other]
     slow = [one for one in low if one.gain(torch.float32) > 0]
     if not slow:
@@ -93,10 +89,8 @@ def check_slow_formats(found: Findings) -> Iterator[Advice]:
     worst = max(slow, key=lambda one: one.gain(torch.float32))
     name, device = dtype_name(worst.dtype), "CPU" if found.device == "cpu" else "device"
     op = found.evidence.calls[worst.number].op.removeprefix("aten.")
-    as_is, in_fp32 = (
-        sum(one.count * one.seconds for one in low),
-        sum(one.count * one.other[torch.float32] for one in low),
-    )
+    as_is = sum(one.count * one.seconds for one in low)
+    in_fp32 = sum(one.count * one.other[torch.float32] for one in low)
     if as_is > 1.1 * in_fp32 and len(slow) > len(low) / 2:
         yield Advice(
             "slower-in-16-bits",
@@ -138,33 +132,34 @@ def _island_casts(found: Findings) -> float:
 
 
 def _many(trials: list[MatmulTrial]) -> str:
-    """"""
     count = sum(one.count for one in trials)
     return "1 matmul runs" if count == 1 else f"{count} matmuls run"
 
 
 def _places(found: Findings, trials: list[MatmulTrial]) -> str:
-    """"""
     lines = [found.evidence.lines[one.number] for one in trials]
     return next((f", the largest in {line}" for line in lines if line), "")
 
 
 def check_sizes(found: Findings) -> Iterator[Advice]:
     """Advise on sizes whose next multiples were tried, and faster."""
-    odd = [one for one in found.trials if one.padded is not None and one.seconds > 1.1 * one.padded]
-    if odd:
-        saved = found.scale * sum(one.count * (one.seconds - (one.padded or 0.0)) for one in odd)
-        worst = max(odd, key=lambda one: one.count * (one.seconds - (one.padded or 0.0)))
+    times = [(one, one.padded) for one in found.trials if one.padded]
+    gains = [
+        (one.count * (one.seconds - padded), one, padded)
+        for one, padded in times
+        if one.seconds > 1.1 * padded
+    ]
+    if gains:
+        _, worst, padded = max(gains, key=lambda gain: gain[0])
         shapes = " and ".join("×".join(map(str, shape)) for shape in worst.shapes[-2:])
         yield Advice(
             "odd-sizes",
-            saved,
+            found.scale * sum(gain for gain, _, _ in gains),
             f"matmuls of sizes that are no multiples of 8 are slow here: "
             f"{dtype_name(worst.dtype)} {shapes} takes "
-            f"{worst.seconds / (worst.padded or worst.seconds):.1f} times as long as the next "
+            f"{worst.seconds / padded:.1f} times as long as the next "
             f"multiples would",
             "pad the vocabulary, the width or the batch to a multiple of 64",
-            "09",
             measured=True,
         )
 
@@ -181,7 +176,6 @@ def check_optimizer(found: Findings) -> Iterator[Advice]:
             f"{name} takes {found.percent(found.times[kinds.OPTIMIZER])} of the step, and its "
             f"fused version takes {ratio:.2f} times as long, tried on copies",
             f"`{name}(…, fused=True)`",
-            "09",
             measured=True,
         )
 
@@ -201,7 +195,6 @@ def check_threads(found: Findings) -> Iterator[Advice]:
         f"{seconds_text(after)} instead of {seconds_text(before)}",
         f"`torch.set_num_threads({cores})`, or OMP_NUM_THREADS={cores} in the environment"
         + ("; with DataLoader workers, leave cores for them" if many else ""),
-        "09",
         measured=True,
     )
 
@@ -217,7 +210,6 @@ def check_memory(found: Findings) -> Iterator[Advice]:
             f"takes about {seconds_text(found.fault_seconds)}: the allocator gives freed memory "
             f"back",
             f"start Python with {CURE} (glibc), or with jemalloc",
-            "09",
         )
 
 

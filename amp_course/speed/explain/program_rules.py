@@ -23,9 +23,7 @@ def line_seconds(found: Findings, counts: Counter[Line], line: Line) -> float:
 
 
 def python_seconds(found: Findings, line: Line, also: Counter[Line] | None = None) -> float:
-    """Return a line's share of the time that the step spends between ops; `also`:
-    other samples of the line to count.
-    """
+    """Return a line's share of the time between ops; also: other samples of it to count."""
     gaps, own = found.lines.gaps, found.lines.python[line] + (also[line] if also else 0)
     return found.times[kinds.LAUNCH] * own / gaps if gaps else 0.0
 
@@ -39,52 +37,42 @@ def check_data(found: Findings) -> Iterator[Advice]:
         f"the step waits {seconds_text(waited)} for its batch, {found.percent(waited)} of its time"
     )
     if found.workers:
-        yield Advice(
-            "slow-workers",
-            waited,
-            f"{took}, although {found.workers} "
-            f"worker{'s prepare' if found.workers > 1 else ' prepares'} the batches",
+        prepare = "workers prepare" if found.workers > 1 else "worker prepares"
+        cause, why = "slow-workers", f", although {found.workers} {prepare} the batches"
+        fix = (
             "make the batches cheaper (decode or resize once, beforehand), or use more workers if "
-            "there are idle cores",
-            "09",
+            "there are idle cores"
         )
     elif found.fetch_busy is None:
-        yield Advice(
-            "waiting-for-data",
-            waited,
-            f"{took}{where}",
+        cause, why = "waiting-for-data", where
+        fix = (
             "pass the loader to `explain(step, loader)` to learn whether its CPU or its source is "
-            "slow; several workers help with both",
-            "09",
+            "slow; several workers help with both"
         )
     elif found.fetch_busy > _BUSY:
-        yield Advice(
-            "data-preparation",
-            waited,
-            f"{took}, and the CPU is busy with it{where}",
+        cause, why = "data-preparation", f", and the CPU is busy with it{where}"
+        fix = (
             "let workers prepare batches while the model trains: `DataLoader(…, num_workers=2)`; "
-            "or do this work once, beforehand, or on whole batches",
-            "09",
+            "or do this work once, beforehand, or on whole batches"
         )
     elif found.crowded:
-        yield Advice(
-            "waiting-for-data",
-            waited,
-            f"{took}{where}; whether its source is slow or other programs had the CPU, this "
-            f"machine cannot tell",
+        cause = "waiting-for-data"
+        why = (
+            f"{where}; whether its source is slow or other programs had the CPU, this machine "
+            f"cannot tell"
+        )
+        fix = (
             "let workers read ahead, which helps with both: `DataLoader(…, num_workers=2)`; and "
-            "run this again when little else runs",
-            "09",
+            "run this again when little else runs"
         )
     else:
-        yield Advice(
-            "slow-source",
-            waited,
-            f"{took}, and the CPU is idle meanwhile{where}: the source is slow (a disk, a network)",
+        cause = "slow-source"
+        why = f", and the CPU is idle meanwhile{where}: the source is slow (a disk, a network)"
+        fix = (
             "read ahead: `DataLoader(…, num_workers=2, prefetch_factor=4)`; or copy the data to a "
-            "fast disk, in few large files",
-            "09",
+            "fast disk, in few large files"
         )
+    yield Advice(cause, waited, f"{took}{why}", fix)
 
 
 def check_logging(found: Findings, logs: set[Line]) -> Iterator[Advice]:
@@ -99,7 +87,6 @@ def check_logging(found: Findings, logs: set[Line]) -> Iterator[Advice]:
             f"logging takes {seconds_text(total)}, {found.percent(total)} of the step, most of "
             f"it{found.at(worst)}",
             "log every hundredth step, and keep what you log as tensors until then",
-            "09",
         )
 
 
@@ -135,7 +122,6 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
         if line and ".step(" in line.text and ".item(" not in line.text
         else "keep values as tensors (`total += loss.detach()`), and read one every hundredth "
         "step; let `torch.where` decide instead of `if`",
-        "09",
     )
 
 
@@ -158,7 +144,6 @@ def check_python(found: Findings, explained: set[Line]) -> Iterator[Advice]:
         f"{found.percent(total)} of the step, most of it{found.at(worst)}",
         "move it out of the step: into the loader's workers, or to every hundredth step; or write "
         "it as an op on whole tensors",
-        "09",
     )
 
 
@@ -175,5 +160,4 @@ def check_small_ops(found: Findings, left: float) -> Iterator[Advice]:
             f"its launch",
             "give each op more to do (a larger batch, a wider net), or start fewer: "
             "`torch.compile`, a fused optimizer, CUDA graphs on a GPU",
-            "09",
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ class Op:
 
     @property
     def own(self) -> int:
-        """The nanoseconds that no child accounts for."""
         return max(
             0, self.end - self.start - sum(child.end - child.start for child in self.children)
         )
@@ -42,30 +41,14 @@ class Op:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step: what the calling thread did, and what other threads
-    (autograd's, for a GPU) did meanwhile.
-    """
+    """What the calling thread did in a step, and others (autograd's, for a GPU) meanwhile."""
 
     main: Op
-    others: tuple[Op, ...] = field(default=())
-
-
-class Stretch:
-    """Name a stretch of code in the record; cheap where nothing is recorded."""
-
-    def __init__(self, name: str) -> None:
-        self._function = record_function(name)
-
-    def __enter__(self) -> None:
-        self._function.__enter__()
-
-    def __exit__(self, *details: Any) -> None:
-        self._function.__exit__(*details)
+    others: tuple[Op, ...] = ()
 
 
 def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> list[StepRecord]:
-    """Call `run()` so many times under the profiler, each inside `Stretch(STEP)`, and return what
-    it recorded.
+    """Call `run()` so many times under the profiler, and return what it recorded.
 
     Raises RuntimeError if another profiler is running.
     """
@@ -84,14 +67,13 @@ def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> l
         warnings.simplefilter("ignore")
         with profiler:
             for _ in range(steps):
-                with Stretch(STEP):
+                with record_function(STEP):
                     run()
     assert profiler.profiler is not None
     results: Any = profiler.profiler.kineto_results
     # subtle: a profiler refers to itself, so its events would stay until the next garbage
-    #         collection. They lie scattered over the
-    # heap, where glibc then finds no room for a step's tensors between them, and asks the system
-    # for more memory at every step.
+    # collection. They lie scattered over the heap, where glibc then finds no room for a step's
+    # tensors between them, and asks the system for more memory at every step.
     vars(profiler).clear()
     return _steps(results, device)
 
@@ -99,16 +81,16 @@ def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> l
 def _steps(results: Any, device: torch.device) -> list[StepRecord]:
     kernels = _kernels(results) if device.type != "cpu" else {}
     roots = results.experimental_event_tree()
-    found = [node for node in roots if node.name == STEP]
     others = [node for node in roots if node.name != STEP]
     records = []
-    for step in found:
-        start, end = step.start_time_ns, step.end_time_ns
+    for step in roots:
+        if step.name != STEP:
+            continue
         meanwhile = tuple(
             _op(node, kernels)
             for root in others
             if root.start_tid != step.start_tid
-            for node in _within(root, start, end)
+            for node in _within(root, step.start_time_ns, step.end_time_ns)
         )
         records.append(StepRecord(_op(step, kernels), meanwhile))
     return records

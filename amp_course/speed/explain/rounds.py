@@ -19,10 +19,9 @@ import torch
 from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import CpuWait, Timing, synchronize
 from amp_course.speed.explain.kinds import KINDS, LAUNCH, sort_step
-from amp_course.speed.explain.lines import LineTimes, time_lines
 from amp_course.speed.explain.recording import StepRecord, record_steps
 from amp_course.speed.explain.running import Runner
-from amp_course.speed.explain.sampling import Sample, sampled
+from amp_course.speed.explain.sampling import LineTimes, Sample, sampled, time_lines
 from amp_course.speed.faults import page_faults
 
 # steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
@@ -94,7 +93,6 @@ class Rounds:
 
     @property
     def timing(self) -> Timing:
-        """The plain steps."""
         return Timing(tuple(self.plain), self.wait.share)
 
     @property
@@ -116,15 +114,14 @@ class Rounds:
         )
 
     def times(self) -> dict[str, float]:
-        """Return kind → seconds of a step; they add up to the median plain step."""
+        """Return kind → seconds of a step, largest first; they add up to the median plain step."""
         medians = {kind: statistics.median(one[kind] for one in self.kinds) / 1e9 for kind in KINDS}
-        return _fitted(medians, self.timing.median)
+        times = _fitted(medians, self.timing.median)
+        return dict(sorted(times.items(), key=lambda pair: pair[1], reverse=True))
 
 
 def plain_steps(run: Runner, device: torch.device, steps: int) -> tuple[list[float], list[int]]:
-    """Return the seconds of some steps, each from idle device to idle device,
-    and the pages that they were handed.
-    """
+    """Return the seconds of some steps, from idle to idle device, and their new pages."""
     seconds, faults = [], []
     for _ in range(steps):
         synchronize(device)

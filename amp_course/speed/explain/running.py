@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.profiler import record_function
 
 from amp_course.checking.limit import TimeUp, within
-from amp_course.speed.explain.recording import DATA, Stretch
+from amp_course.speed.explain.recording import DATA
 from amp_course.watching.calling import BatchError, arguments_for
 
 
@@ -48,13 +49,11 @@ class Runner:
         self.iterator: Iterator[Any] | None = None
         self.steps, self.passes = 0, 0
         self.fetch_busy: list[float] = []  # for each fetch: CPU seconds over wall-clock seconds
-        self.returned: Any = None
 
     def __call__(self) -> None:
-        """Take one step."""
         args, kwargs = self._arguments()
         try:
-            self.returned = self.train_step(*args, **kwargs)
+            self.train_step(*args, **kwargs)
         except Exception as error:
             raise StepFailed(
                 f"step {self.steps + 1} raised {type(error).__name__}: {error}. Make the step run "
@@ -77,7 +76,7 @@ class Runner:
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.batches is None:
             return (), {}
-        with Stretch(DATA):
+        with record_function(DATA):
             # of this thread: torch's others spin while they wait
             wall, busy = (time.perf_counter(), time.thread_time())
             batch = self._next()
@@ -108,9 +107,9 @@ class Runner:
             try:
                 return next(self.iterator)
             except StopIteration:
-                self.iterator = None if self.iterator is not self.batches else self.iterator
-                if self.iterator is not None:
+                if self.iterator is self.batches:
                     break
+                self.iterator = None
             except Exception as error:
                 raise StepFailed(
                     f"reading `batches` raised {type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from amp_course.kit.measure import clock
 from amp_course.speed.counting import MATMUL, Layout, Replay
@@ -43,21 +43,16 @@ class MatmulTrial:
     seconds: float
     other: dict[torch.dtype, float]
     padded: float | None
-    flops: int
 
     def gain(self, dtype: torch.dtype) -> float:
-        """Return the seconds a step that another dtype would save;
-        negative if it would be slower.
-        """
+        """Return the seconds a step that another dtype would save, or lose, if negative."""
         return self.count * (self.seconds - self.other[dtype]) if dtype in self.other else 0.0
 
 
 def try_matmuls(
     evidence: Evidence, device: torch.device, dtypes: Sequence[torch.dtype], seconds: float
 ) -> tuple[MatmulTrial, ...]:
-    """Time the step's largest matmuls as they are, in other dtypes and with rounded sizes,
-    for about `seconds`.
-    """
+    """Time the step's largest matmuls as they are, in other dtypes and with rounded sizes."""
     found: dict[str, list[int]] = {}
     for number, (call, replay) in enumerate(zip(evidence.calls, evidence.replays, strict=True)):
         if call.kind == MATMUL and call.dtype in _FLOATS:
@@ -92,7 +87,7 @@ def _try_matmul(
     rounded = _rounded(replay)
     if rounded:
         ways["padded"] = rounded
-    best = _interleaved({name: _maker(way) for name, way in ways.items()}, device, budget)
+    best = _interleaved({name: way.on_new_tensors() for name, way in ways.items()}, device, budget)
     if "as it is" not in best:
         return None
     others = {dtype: best[dtype] for dtype in dtypes if dtype in best}
@@ -104,13 +99,7 @@ def _try_matmul(
         best["as it is"],
         others,
         best.get("padded"),
-        call.flops,
     )
-
-
-def _maker(replay: Replay) -> Callable[[], Any]:
-    args, kwargs = replay.tensors()
-    return lambda: replay.func(*args, **kwargs)
 
 
 def _interleaved(
@@ -118,23 +107,20 @@ def _interleaved(
 ) -> dict[Any, float]:
     """Return the fastest seconds of each way; one that raises is left out."""
     best: dict[Any, float] = {}
-    failed: set[Any] = set()
+    left, rounds, ends = dict(ways), 0, time.perf_counter() + budget
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        ends, rounds = time.perf_counter() + budget, 0
         while rounds < 2 or (rounds < 100 and time.perf_counter() < ends):
-            for name, way in ways.items():
-                if name in failed:
-                    continue
+            for name in [*left]:
                 try:
-                    taken = clock(way, device)
-                except (RuntimeError, TypeError, ValueError, NotImplementedError):
-                    failed.add(name)
+                    taken = clock(left[name], device)
+                except (RuntimeError, TypeError, ValueError):
+                    del left[name]
                     continue
                 # the first call warms up, unless it is too slow to be called again
                 if rounds or taken > budget:
                     best[name] = min(best.get(name, taken), taken)
                 if taken > budget:
-                    failed.add(name)
+                    del left[name]
             rounds += 1
     return best
 
@@ -143,20 +129,18 @@ def _in_dtype(replay: Replay, dtype: torch.dtype) -> Replay:
     def swap(layout: Layout) -> Layout:
         return replace(layout, dtype=dtype) if layout.dtype in _FLOATS else layout
 
-    args, kwargs = tree_map_only(Layout, swap, (replay.args, replay.kwargs))
-    return Replay(replay.func, args, kwargs)
+    return _with_layouts(replay, swap)
+
+
+def _with_layouts(replay: Replay, change: Callable[[Layout], Layout]) -> Replay:
+    return Replay(replay.func, *tree_map_only(Layout, change, (replay.args, replay.kwargs)))
 
 
 def _rounded(replay: Replay) -> Replay | None:
-    """Return a matmul with its sizes rounded up to a multiple of 8,
-    or of 64 where they are larger; None if they are.
-    """
+    """Return a matmul with sizes rounded up to 8, or 64 where they are larger, or None."""
     if getattr(replay.func, "overloadpacket", None) not in _PADDED:
         return None
-    layouts = [
-        leaf for leaf in tree_leaves((replay.args, replay.kwargs)) if isinstance(leaf, Layout)
-    ]
-    if all(size % 8 == 0 or size < 8 for layout in layouts for size in layout.shape):
+    if all(size % 8 == 0 or size < 8 for layout in replay.layouts() for size in layout.shape):
         return None
 
     def round_up(size: int) -> int:
@@ -172,26 +156,20 @@ def _rounded(replay: Replay) -> Replay | None:
                 strides[axis], step = step, step * shape[axis]
         return replace(layout, shape=shape, strides=tuple(strides))
 
-    args, kwargs = tree_map_only(Layout, rounded, (replay.args, replay.kwargs))
-    return Replay(replay.func, args, kwargs)
+    return _with_layouts(replay, rounded)
 
 
 def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float | None:
     """Return the fused optimizer's time over the current one's, on copies;
     None where there is none, or no memory for them.
     """
-    if (
-        any(group.get("fused") for group in optimizer.param_groups)
-        or "fused" not in optimizer.defaults
-    ):
+    groups = optimizer.param_groups
+    if any(group.get("fused") for group in groups) or "fused" not in optimizer.defaults:
         return None
-    parameters = [
-        one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
-    ]
+    parameters = [one for group in groups for one in group["params"] if one.requires_grad]
     needed, free = sum(8 * one.nbytes for one in parameters), free_memory(device)
     if not parameters or (free is not None and needed > free / 2):
         return None
-    best = {}
     try:
         ways = {name: _stepper(optimizer, name == "fused") for name in ("current", "fused")}
         best = _interleaved(ways, device, 0.3)
@@ -203,9 +181,8 @@ def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float |
 def _stepper(optimizer: torch.optim.Optimizer, fused: bool) -> Callable[[], Any]:
     groups = []
     for group in optimizer.param_groups:
-        copies = [
-            one.detach().clone().requires_grad_() for one in group["params"] if one.requires_grad
-        ]
+        trained = [one for one in group["params"] if one.requires_grad]
+        copies = [one.detach().clone().requires_grad_() for one in trained]
         for one in copies:
             one.grad = torch.ones_like(one)
         settings = {name: value for name, value in group.items() if name in optimizer.defaults}
@@ -213,6 +190,6 @@ def _stepper(optimizer: torch.optim.Optimizer, fused: bool) -> Callable[[], Any]
             settings |= {"fused": True, "foreach": None}
         if copies:
             groups.append({**settings, "params": copies})
-    defaults = {name: value for name, value in optimizer.defaults.items() if name in ("lr",)}
+    defaults = {"lr": optimizer.defaults["lr"]} if "lr" in optimizer.defaults else {}
     twin: Any = type(optimizer)(groups, **defaults)
     return twin.step

@@ -64,48 +64,35 @@ def test_torchs_own_is_the_same_with_and_without_dropout(dtype: torch.dtype | No
     assert audit(net(nn.Dropout(0.5)), right, dtype) == ()
 
 
-def test_named_faults() -> None:
-    found = {
-        *audit(net(), lambda block, x: block(x)),
-        *audit(net(), lambda block, x: ByHand.apply(x, block, *block.parameters())),
-        *audit(
-            net(nn.Dropout(0.5)),
-            lambda b, x: checkpoint(b, x, use_reentrant=False, preserve_rng_state=False),
-        ),
-        *audit(net(), lambda block, x: checkpoint(block, x, use_reentrant=True)),
-        *audit(net(nn.BatchNorm1d(32)), right),
-        *audit(net(), lambda block, x: 2 * right(block, x)),
-        *audit(net(), lambda block, x: right(block, x[:, :3])),
-    }
-    assert found == {name for name, one in catalogue().items() if one.of == "recomputation"}
+FAULTS: dict[str, tuple[Any, tuple[nn.Module, ...]]] = {  # what is found → a way, extra layers
+    "nothing-recomputed": (lambda block, x: block(x), ()),
+    "recomputed-in-another-dtype": (
+        lambda block, x: ByHand.apply(x, block, *block.parameters()),
+        (),
+    ),
+    "recomputed-with-other-values": (
+        lambda block, x: checkpoint(block, x, use_reentrant=False, preserve_rng_state=False),
+        (nn.Dropout(0.5),),
+    ),
+    "nothing-recomputed gradients-missing": (
+        lambda block, x: checkpoint(block, x, use_reentrant=True),
+        (),
+    ),
+    "statistics-moved-twice": (right, (nn.BatchNorm1d(32),)),
+    "gradients-differ": (lambda block, x: 2 * right(block, x), ()),
+    "checkpointing-raises": (lambda block, x: right(block, x[:, :3]), ()),
+}
 
 
-@pytest.mark.parametrize(
-    ("way", "extra", "expected"),
-    [
-        (lambda block, x: block(x), (), "nothing-recomputed"),
-        (
-            lambda block, x: ByHand.apply(x, block, *block.parameters()),
-            (),
-            "recomputed-in-another-dtype",
-        ),
-        (
-            lambda b, x: checkpoint(b, x, use_reentrant=False, preserve_rng_state=False),
-            (nn.Dropout(0.5),),
-            "recomputed-with-other-values",
-        ),
-        (
-            lambda b, x: checkpoint(b, x, use_reentrant=True),
-            (),
-            "nothing-recomputed gradients-missing",
-        ),
-        (right, (nn.BatchNorm1d(32),), "statistics-moved-twice"),
-        (lambda block, x: 2 * right(block, x), (), "gradients-differ"),
-        (lambda block, x: right(block, x[:, :3]), (), "checkpointing-raises"),
-    ],
-)
-def test_each_has_its_own_finding(way: Any, extra: tuple[nn.Module, ...], expected: str) -> None:
+@pytest.mark.parametrize("expected", FAULTS)
+def test_each_has_its_own_finding(expected: str) -> None:
+    way, extra = FAULTS[expected]
     assert audit(net(*extra), way) == tuple(expected.split())
+
+
+def test_every_fault_of_recomputation_is_found() -> None:
+    known = {name for name, one in catalogue().items() if one.of == "recomputation"}
+    assert {name for names in FAULTS for name in names.split()} == known
 
 
 def test_everything_is_put_back() -> None:

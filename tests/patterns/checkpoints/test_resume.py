@@ -46,10 +46,8 @@ def test_a_pair_that_keeps_everything_passes() -> None:
 @pytest.mark.parametrize(
     ("left_out", "expected"),
     [
-        (
-            "optimizer",
-            {"optimizer-not-restored", "scheduler-not-restored"},
-        ),  # the rate lives in the optimizer's groups
+        # the rate lives in the optimizer's groups
+        ("optimizer", {"optimizer-not-restored", "scheduler-not-restored"}),
         ("scaler", {"scaler-not-restored"}),
         ("scheduler", {"scheduler-not-restored"}),
         ("grads", {"gradients-not-restored"}),
@@ -80,14 +78,13 @@ def test_buffers_alone() -> None:
 
 
 def test_position_counters_and_errors() -> None:
-    assert check_resume(build, save, lambda run, path: load(run, path) + 1).names == (
-        "position-not-restored",
-    )
-    assert check_resume(build, save, lambda run, path: [load(run, path)][1]).names == (
-        "load-raises",
-    )
-    assert check_resume(build, lambda run, path, n: 1 / 0, load).names == ("save-raises",)
-    assert check_resume(build, lambda run, path, n: None, load).names == ("nothing-saved",)
+    for other_save, other_load, name in (
+        (save, lambda run, path: load(run, path) + 1, "position-not-restored"),
+        (save, lambda run, path: 1 / 0, "load-raises"),
+        (lambda run, path, n: 1 / 0, load, "save-raises"),
+        (lambda run, path, n: None, load, "nothing-saved"),
+    ):
+        assert check_resume(build, other_save, other_load).names == (name,)
 
     def counting() -> Run:
         run, count = build(), [0]

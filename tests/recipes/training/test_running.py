@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 )
 def test_recipes_and_their_twins_of_chapter_06_are_one(recipe, twin):
     workload = simple_net(CPU, width=16, batch_size=4)
-    assert workload.start(recipe).run(6).losses == workload.start(twin).run(6).losses
+    assert workload.start(recipe).run(4).losses == workload.start(twin).run(4).losses
 
 
 def test_a_record_of_a_session(overflowing):
@@ -32,7 +32,7 @@ def test_a_record_of_a_session(overflowing):
     record = run(session, overflowing.batches, O2(), progress=False)
     assert record.skipped == (3, 4, 11, 19) and session.skipped == 4
     assert record.scales[3:6] == (2.0**16, 2.0**15, 2.0**14)
-    assert record.memory.gradients > 0 and record.to_dict()["recipe"] == "o2"
+    assert record.memory.gradients > 0 and record.recipe.name == "o2"
 
 
 def test_accuracy_is_computed_as_the_recipe_computes():
@@ -45,7 +45,7 @@ def test_accuracy_is_computed_as_the_recipe_computes():
 
 
 def test_report_card_of_all_recipes():
-    workloads = [dataclasses.replace(simple_net(CPU, width=16, batch_size=4), steps=12)]
+    workloads = [dataclasses.replace(simple_net(CPU, width=16, batch_size=4), steps=4)]
     card = make_report_card(CPU, workloads=workloads, recipes=ALL, max_seconds=60)
     assert [row.recipe.label for row in card.rows] == [recipe.label for recipe in ALL]
     words = " ".join(
@@ -53,19 +53,15 @@ def test_report_card_of_all_recipes():
     )
     for cells, row in zip(card.cells()[1:], card.rows, strict=True):
         assert cells[2] in words and row.bytes_per_parameter > 0
-    by_name = {row.recipe.name: row for row in card.rows}
     # SGD without momentum: weights and gradients, and O2's masters
-    assert {name: row.bytes_per_parameter for name, row in by_name.items()} == {
-        **dict.fromkeys(("o0", "o1", "amp_bf16"), 8),
-        "o2": 8,
-        **dict.fromkeys(("o3", "half_bn32", "pure_bf16", "pure_bf16_sr"), 4),
-    }
-    assert by_name["o3"].to_dict()["activation_bytes"] == by_name["o3"].activation_bytes
+    halved = {row.recipe.name for row in card.rows if row.bytes_per_parameter == 4}
+    assert halved == {"o3", "half_bn32", "pure_bf16", "pure_bf16_sr"}
+    assert {row.bytes_per_parameter for row in card.rows} == {4, 8}
     assert card.paragraph()
 
 
 def test_a_recipe_that_dies_is_reported_as_it_is():
-    workload = dataclasses.replace(simple_net(CPU, width=16, batch_size=4), steps=12)
+    workload = dataclasses.replace(simple_net(CPU, width=16, batch_size=4), steps=4)
 
     def start(recipe):
         session = workload.start(recipe)

@@ -30,24 +30,9 @@ def test_a_resumed_run_is_the_unbroken_one(overflowing, recipe):
     for number in range(7, 14):
         loss = resumed.step(*batches[number])
         assert torch.equal(loss, losses[number]) or (loss.isnan() and losses[number].isnan())
-    pairs = zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
-    assert all(
-        a.dtype is b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-        for a, b in pairs
-    )
+    states = whole.model.state_dict(), resumed.model.state_dict()
+    torch.testing.assert_close(*states, rtol=0, atol=0, equal_nan=True)
     assert resumed.scale == whole.scale
-
-
-def test_master_weights_survive_bit_for_bit(setting):
-    session = setting.prepare(O2())
-    for batch in setting.batches[:5]:
-        session.step(*batch)
-    masters = [master.detach().clone() for _, master in session.pairs]
-    other = setting.prepare(O2())
-    other.load_state_dict(through_a_file(session.state_dict()))
-    assert all(torch.equal(a, b) for a, (_, b) in zip(masters, other.pairs, strict=True))
-    assert any((m.half().float() != m).any() for m in masters)  # there was something to lose
-    assert all(torch.equal(p, m.to(p.dtype)) for p, m in other.pairs)
 
 
 def test_state_is_a_snapshot(setting):
@@ -58,15 +43,14 @@ def test_state_is_a_snapshot(setting):
     assert all(torch.equal(a, b) for a, b in zip(before, state["masters"], strict=True))
 
 
-@pytest.mark.parametrize("recipe", [O2, O3, PURE_BF16], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", [O2, PURE_BF16], ids=lambda recipe: recipe.name)
 def test_save_dtype_is_honoured_and_changes_no_training(setting, recipe):
     session = setting.prepare(recipe(save_dtype=torch.float32))
     session.step(*setting.batches[0])
     state = session.state_dict()
     floats = {t.dtype for t in state["model"].values() if t.is_floating_point()}
-    assert (
-        floats == {torch.float32} and state["model"]["1.num_batches_tracked"].dtype is torch.int64
-    )
+    assert floats == {torch.float32}
+    assert state["model"]["1.num_batches_tracked"].dtype is torch.int64
     setting.model().load_state_dict(state["model"])  # an fp32 model takes it as it is
     other = setting.prepare(recipe(save_dtype=torch.float32))
     other.load_state_dict(state)
@@ -90,5 +74,3 @@ def test_states_of_another_recipe_are_refused(setting):
     o2["masters"].pop()
     with pytest.raises(ValueError, match="of other shapes or in another number"):
         setting.prepare(O2()).load_state_dict(o2)
-    with pytest.raises(ValueError, match='"model" and an "optimizer"'):
-        setting.prepare(O0()).load_state_dict({"weights": {}})

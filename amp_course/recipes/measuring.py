@@ -1,32 +1,31 @@
-"""Measure what a recipe keeps in which dtype, from a live training step:
-nothing in the table is written by hand.
+"""Measure a recipe in a live training step: the bytes it keeps in which dtype, and whether its
+update reaches the weights. Nothing in the table is written by hand.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from amp_course.bits.formats import find_format
 from amp_course.kit.memory import bytes_text, masters_of, tensor_bytes
 from amp_course.kit.report import Block, Page, Table
+from amp_course.kit.tensors import short
 from amp_course.kit.watch import Saved, StepWatch, storages
 from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
-from amp_course.recipes.training.scalers import StaticScaler
+from amp_course.recipes.training.steppers import StaticScaler
 
 # of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
 Bytes = Mapping[str, int]
-_MOST_STEPS = (
-    30  # before the optimizer must have made its state: a scale that starts too high skips some
-)
+_MOST_STEPS = 30  # until one is not skipped: a scale that starts too high skips some
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,8 @@ class Measured:
         """Bytes of weights, masters, gradients and optimizer state,
         when backward has just ended.
         """
-        return sum(
-            sum(kind.values())
-            for kind in (self.weights, self.master, self.gradients, self.optimizer_state)
-        )
+        kinds = (self.weights, self.master, self.gradients, self.optimizer_state)
+        return sum(sum(kind.values()) for kind in kinds)
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -104,13 +101,10 @@ class RecipeTable(Page):
     rows: tuple[Measured, ...]
 
     def __getitem__(self, name: str) -> Measured:
-        """Return the row of a recipe: table["o2"]."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(
-            f"{name!r} was not measured: choose one of {', '.join(row.name for row in self.rows)}"
-        )
+        known = {row.name: row for row in self.rows}
+        if name not in known:
+            raise KeyError(f"{name!r} was not measured: choose one of {', '.join(known)}")
+        return known[name]
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its head first."""
@@ -140,26 +134,46 @@ def measure(
     Example: measure(O2(), DigitsResNet(32), x, y).gradients → {"fp16": …, "fp32": …}
     """
     session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
-    with recipe.precision():
+    weights = list(session.model.parameters())
+    masters = masters_of(session.model, session.optimizer)
+    gradients: Counter[str] = Counter()
+    at_step = 0
+
+    def note_gradient(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradients[short(parameter.grad.dtype)] += tensor_bytes([parameter.grad])
+
+    def note_step(*_: Any) -> None:
+        nonlocal at_step
+        held = [*weights, *masters]
+        held += [tensor.grad for tensor in held if tensor.grad is not None]
+        at_step = max(at_step, tensor_bytes([*held, *_state(session)]))
+
+    with recipe.precision(), ExitStack() as stack:
         until_a_step_counts(session, inputs, targets)
-        seen = _Seen(session, [inputs, targets])
         skipped = session.skipped
-        with seen.watching():
-            session.step(inputs, targets)
+        watch = _DtypeWatch(session.model, [*_state(session), inputs, targets])
+        for weight in weights:
+            if weight.requires_grad:
+                stack.callback(weight.register_post_accumulate_grad_hook(note_gradient).remove)
+        stack.callback(session.optimizer.register_step_pre_hook(note_step).remove)
+        stack.enter_context(watch)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack))
+        session.step(inputs, targets)
     norms = [module for module in session.model.modules() if isinstance(module, _BatchNorm)]
     statistics = [b for norm in norms for b in norm.buffers() if b.is_floating_point()]
     return Measured(
         name=recipe.name,
         label=recipe.label,
-        parameters=sum(parameter.numel() for parameter in session.model.parameters()),
-        weights=by_format(session.model.parameters()),
-        master=by_format(masters_of(session.model, session.optimizer)),
-        gradients=dict(seen.gradients),
+        parameters=sum(weight.numel() for weight in weights),
+        weights=by_format(weights),
+        master=by_format(masters),
+        gradients=dict(gradients),
         optimizer_state=by_format(_state(session)),
         batch_norm=by_format(statistics),
-        activations=dict(seen.activations.by_format()),
-        cast_copies=seen.activations.cast_copies.peak,
-        at_step=seen.at_step,
+        activations=watch.by_format(),
+        cast_copies=watch.cast_copies.peak,
+        at_step=at_step,
         scaling=_scaling(session),
         skipped=skipped,
     )
@@ -178,19 +192,13 @@ def by_format(tensors: Iterable[Tensor]) -> dict[str, int]:
     """
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(_format_name(tensor.dtype), []).append(tensor)
+        groups.setdefault(short(tensor.dtype), []).append(tensor)
     return _largest_first({name: tensor_bytes(group) for name, group in groups.items()})
 
 
 def formats_text(kind: Bytes) -> str:
-    """Write which formats a kind has, the largest share first: {"fp16": 90, "fp32":
-    10} → "fp16 + fp32".
-    """
+    """Write which formats a kind has: {"fp16": 90, "fp32": 10} → "fp16 + fp32"."""
     return " + ".join(kind) or "–"
-
-
-def _format_name(dtype: torch.dtype) -> str:
-    return find_format(dtype).name if dtype.is_floating_point else str(dtype).removeprefix("torch.")
 
 
 def _largest_first(sizes: dict[str, int]) -> dict[str, int]:
@@ -217,8 +225,7 @@ def until_a_step_counts(session: Stepper, inputs: Tensor, targets: Tensor) -> No
             return
     raise RuntimeError(
         f"the scaler skipped the first {_MOST_STEPS} steps, so there is no step to measure: the "
-        f"loss or a gradient is inf or "
-        "NaN at any scale. Look at one batch in fp32 first"
+        f"loss or a gradient is inf or NaN at any scale. Look at one batch in fp32 first"
     )
 
 
@@ -233,52 +240,66 @@ class _DtypeWatch(StepWatch):
         saved = super().pack(tensor)
         if saved[1]:
             for storage in storages([tensor]):
-                self._sizes[_format_name(tensor.dtype), storage._cdata] = storage.nbytes()
+                self._sizes[short(tensor.dtype), storage._cdata] = storage.nbytes()
         return saved
 
     def by_format(self) -> dict[str, int]:
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for (name, _), size in self._sizes.items():
-            sizes[name] = sizes.get(name, 0) + size
+            sizes[name] += size
         return _largest_first(sizes)
 
 
-@dataclass
-class _Seen:
-    """What hooks see of one step."""
+@dataclass(frozen=True)
+class Reach:
+    """Shares, 0 to 1, of what one step did.
 
-    session: Stepper
-    batch: list[Tensor]
-    gradients: dict[str, int] = field(default_factory=dict)
-    at_step: int = 0
+    weights: of the model's weights, those that are another finite number after the step
+    masters: of the optimizer's own copies of them, likewise; None for a recipe without
+    broken:  of the model's weights, those that are inf or NaN after it
+    skipped: steps that the scaler skipped before this one
+    """
 
-    def __post_init__(self) -> None:
-        self.activations = _DtypeWatch(self.session.model, [*_state(self.session), *self.batch])
+    weights: float
+    masters: float | None
+    broken: float
+    skipped: int
 
-    def watching(self) -> ExitStack:
-        """Return a context with all hooks in place."""
-        stack = ExitStack()
-        for parameter in self.session.model.parameters():
-            if parameter.requires_grad:
-                stack.callback(
-                    parameter.register_post_accumulate_grad_hook(self._note_gradient).remove
-                )
-        stack.callback(self.session.optimizer.register_step_pre_hook(self._note_step).remove)
-        stack.enter_context(self.activations)
-        stack.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(self.activations.pack, self.activations.unpack)
-        )
-        return stack
 
-    def _note_gradient(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        name = _format_name(parameter.grad.dtype)
-        self.gradients[name] = self.gradients.get(name, 0) + tensor_bytes([parameter.grad])
+def reach(
+    recipe: AnyRecipe,
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    loss_fn: LossFn = nn.functional.cross_entropy,
+    make_optimizer: MakeOptimizer = torch.optim.Adam,
+) -> Reach:
+    """Train a copy of the model under a recipe until a step is not skipped, and compare the weights
+    before and after it.
 
-    def _note_step(self, *_: Any) -> None:
-        held = [
-            *self.session.model.parameters(),
-            *masters_of(self.session.model, self.session.optimizer),
-        ]
-        gradients = [tensor.grad for tensor in held if tensor.grad is not None]
-        self.at_step = max(self.at_step, tensor_bytes([*held, *gradients, *_state(self.session)]))
+    Raises RuntimeError if every one of the first steps was skipped.
+    Example: reach(PURE_BF16(), model, x, y, make_optimizer=lambda params: SGD(params,
+             lr=1e-3)).weights → 0.2
+    """
+    session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
+    weights = list(session.model.parameters())
+    masters = masters_of(session.model, session.optimizer)
+    before, masters_before = _flat(weights), _flat(masters) if masters else None
+    with recipe.precision():
+        until_a_step_counts(session, inputs, targets)  # a skipped step leaves the weights alone
+    after = _flat(weights)
+    return Reach(
+        weights=_changed(before, after),
+        masters=None if masters_before is None else _changed(masters_before, _flat(masters)),
+        broken=(~after.isfinite()).double().mean().item(),
+        skipped=session.skipped,
+    )
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
+
+
+def _changed(before: Tensor, after: Tensor) -> float:
+    return ((before != after) & after.isfinite()).double().mean().item()

@@ -1,34 +1,34 @@
 """Which recipe lives at which batch size: train two small nets under every recipe, the rate growing
-with the batch.
+with the batch; and the map that records how each run ended.
 
-`train_to_the_end` makes one cell of the map; the whole takes minutes, so `survival_map` keeps it as
-a record.
+`train_to_the_end` makes one cell of the map. `python -m benchmarks.survival` makes all, in some
+minutes, and keeps them as a record.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_course.kit.data import Batches, Digits, digit_batches, digits
+from amp_course.kit.errors import CourseError
 from amp_course.kit.models import DigitsResNet
-from amp_course.loop.stepper import LossFn
-from amp_course.recipes.training.base import BaseRecipe
+from amp_course.kit.paths import course_root
+from amp_course.recipes.training import BaseRecipe
 
 SIZES = (16, 32, 64, 128, 256, 512)
 # the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE
 BASE_SIZE = 16
-MOMENTUM = 0.9
-WARM_UP = (
-    0.1  # of all steps: the rate grows to its full value, and falls from there along half a cosine
-)
+WARM_UP = 0.1  # of all steps: the rate grows to its full value, and falls from there along a cosine
 _GIVEN_UP = 50  # steps in a row without an update: nothing changes any more, so the run is over
 
 
@@ -40,18 +40,16 @@ class RawNet(nn.Module):
     the loss: at the first step it is some hundreds for a picture, where ln 10 = 2.3 is usual.
     """
 
-    def __init__(self, width: int = 128) -> None:
-        """Make the layers, each hidden one of `width`."""
+    def __init__(self) -> None:
         super().__init__()
-        sizes = [64, width, width, width, width]
+        sizes = [64, 128, 128, 128, 128]
         self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
-        self.head = nn.Linear(width, 10)
+        self.head = nn.Linear(128, 10)
         for layer in (*self.hidden, self.head):
             nn.init.kaiming_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, (batch, 10)."""
         x = x.flatten(1)
         for layer in self.hidden:
             x = F.relu(layer(x))
@@ -78,23 +76,16 @@ class Setting:
     rate: float
     epochs: int
     white: float
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
     reduction: Literal["mean", "sum"] = "mean"
 
     def rate_for(self, batch_size: int) -> float:
         """Return the linear rule's rate: 0.03 at batch 16 → 0.96 at 512;
         with a summed loss 0.03 / 16 at any batch.
         """
-        return (
-            self.rate * batch_size / BASE_SIZE
-            if self.reduction == "mean"
-            else self.rate / BASE_SIZE
-        )
+        return self.rate / BASE_SIZE * (batch_size if self.reduction == "mean" else 1)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy of logits (batch, 10) and targets (batch,),
-        reduced as the setting says.
-        """
         return F.cross_entropy(logits, targets, reduction=self.reduction)
 
     def start(self, batch_size: int, seed: int) -> tuple[nn.Module, Batches, Digits]:
@@ -110,11 +101,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(
-        "resnet", "Digits ResNet, batch norm", lambda: DigitsResNet(8), 0.03, 12, 1.0, (0, 1, 2)
-    ),
-    Setting("raw", "Raw net, mean loss", RawNet, 1.6e-5, 30, 255.0, (0, 1, 2)),
-    Setting("raw_sum", "Raw net, summed loss", RawNet, 1.6e-5, 30, 255.0, (0, 1, 2), "sum"),
+    Setting("resnet", "Digits ResNet, batch norm", lambda: DigitsResNet(8), 0.03, 12, 1.0),
+    Setting("raw", "Raw net, mean loss", RawNet, 1.6e-5, 30, 255.0),
+    Setting("raw_sum", "Raw net, summed loss", RawNet, 1.6e-5, 30, 255.0, reduction="sum"),
 )
 
 
@@ -142,16 +131,10 @@ class RunResult:
 
 
 def train_to_the_end(
-    setting: Setting | str,
-    recipe: BaseRecipe,
-    batch_size: int,
-    seed: int = 0,
-    loss_fn: LossFn | None = None,
+    setting: Setting | str, recipe: BaseRecipe, batch_size: int, seed: int = 0
 ) -> RunResult:
     """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say
     how it ended.
-
-    loss_fn: (logits (batch, 10), targets (batch,)) → the loss; by default the setting's own
 
     Raises ValueError for an unknown setting or a batch larger than the data.
     """
@@ -159,9 +142,7 @@ def train_to_the_end(
     model, batches, data = setting.start(batch_size, seed)
     rate = setting.rate_for(batch_size)
     session = recipe.prepare(
-        model,
-        lambda weights: torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM),
-        loss_fn or setting.loss,
+        model, lambda weights: torch.optim.SGD(weights, lr=rate, momentum=0.9), setting.loss
     )
     losses: list[float] = []
     idle = 0
@@ -195,12 +176,21 @@ def find_setting(setting: Setting | str) -> Setting:
     """
     if isinstance(setting, Setting):
         return setting
-    for known in SETTINGS:
-        if known.name == setting:
-            return known
-    raise ValueError(
-        f"unknown setting {setting!r}: choose one of {', '.join(known.name for known in SETTINGS)}"
-    )
+    known = {one.name: one for one in SETTINGS}
+    if setting not in known:
+        raise ValueError(f"unknown setting {setting!r}: choose one of {', '.join(known)}")
+    return known[setting]
+
+
+def _share(step: int, steps: int) -> float:
+    """Return the share of the full rate at a step: up along a line, down along half a cosine."""
+    return min(1.0, (step + 1) / (WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _finite(model: nn.Module) -> bool:
+    # Batch norm's statistics count: one infinite batch ruins them for good, and with them every
+    # evaluation.
+    return all(bool(value.isfinite().all()) for value in model.state_dict().values())
 
 
 @dataclass(frozen=True)
@@ -213,7 +203,6 @@ class FirstStep:
 
     setting: str
     batch_size: int
-    seed: int
     loss_sum: float
     largest_gradient: float
 
@@ -225,23 +214,83 @@ def first_step(setting: Setting | str, batch_size: int, seed: int = 0) -> FirstS
     inputs, targets = next(iter(batches))
     logits = model(inputs)
     setting.loss(logits, targets).backward()
-    largest = max(
-        weight.grad.abs().max().item() for weight in model.parameters() if weight.grad is not None
-    )
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    largest = max(gradient.abs().max().item() for gradient in gradients)
     total = F.cross_entropy(logits.detach(), targets, reduction="sum").item()
-    return FirstStep(setting.name, batch_size, seed, total, largest)
+    return FirstStep(setting.name, batch_size, total, largest)
 
 
-def _share(step: int, steps: int) -> float:
-    """Return the share of the full rate at a step: up along a line, down along half a cosine."""
-    return min(1.0, (step + 1) / (WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
+@dataclass(frozen=True)
+class SurvivalMap:
+    """All outcomes of one run of the map, and where and when it was made."""
+
+    outcomes: tuple[RunResult, ...]
+    machine: str
+    torch: str
+    day: str
+
+    def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[RunResult, ...]:
+        wanted = (setting, recipe, batch_size)
+        return tuple(
+            each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted
+        )
+
+    def recipes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.recipe for each in self.outcomes))
+
+    def sizes(self, setting: str) -> tuple[int, ...]:
+        """Return the batch sizes of one setting, rising."""
+        return tuple(sorted({each.batch_size for each in self.outcomes if each.setting == setting}))
+
+    def deaths(self, setting: str, recipe: str) -> dict[int, int]:
+        """Return how many seeds died at each batch size at which any did: {256: 3, 512: 5}."""
+        counts = {
+            size: sum(run.died_at is not None for run in self.cell(setting, recipe, size))
+            for size in self.sizes(setting)
+        }
+        return {size: count for size, count in counts.items() if count}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings;
+        an infinite first loss as text, for JSON has none.
+        """
+        rows = [asdict(each) | {"first_loss": str(each.first_loss)} for each in self.outcomes]
+        return {"machine": self.machine, "torch": self.torch, "day": self.day, "outcomes": rows}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SurvivalMap:
+        rows = tuple(
+            RunResult(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"]
+        )
+        return cls(rows, data["machine"], data["torch"], data["day"])
 
 
-def _finite(model: nn.Module) -> bool:
-    # Batch norm's statistics count: one infinite batch ruins them for good, and with them every
-    # evaluation.
-    return all(
-        bool(value.isfinite().all())
-        for value in model.state_dict().values()
-        if value.is_floating_point()
-    )
+def load_survival(path: Path | None = None) -> SurvivalMap:
+    """Read a recorded map: the newest in benchmarks/results, or the file named.
+
+    Raises CourseError if there is none, with the command that makes one.
+    """
+    if path is None:
+        found = (course_root() / "benchmarks" / "results").glob("survival-*.json")
+        path = max(found, key=lambda file: file.name[-15:], default=None)
+    if path is None:
+        raise CourseError(
+            "there is no recorded survival map: make one with `python -m benchmarks.survival` "
+            "(some minutes)."
+        )
+    return SurvivalMap.from_dict(json.loads(path.read_text()))
+
+
+# (recipe, batch size) → top-1 accuracy in percent, None where NaN was reported: ResNet-50 on
+# ImageNet, 8 × V100, PyTorch 1.7, SGD, rate 0.1 × batch / 256, from an experience report to
+# FlyEgle/imageclassification. None of it measured here. Its torch AMP run, an O1 too, had 75.92.
+IMAGENET = {
+    ("half_bn32", 256): 75.40,
+    ("half_bn32", 512): 75.70,
+    ("half_bn32", 1024): 75.57,
+    ("half_bn32", 2048): None,
+    ("half_bn32", 4096): None,
+    ("o1", 4096): 75.79,
+    ("o2", 4096): 75.59,
+    ("o3", 4096): None,
+}
