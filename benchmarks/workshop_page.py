@@ -36,9 +36,9 @@ def tables(record: Found) -> str:
         f"them ran every cell at the same moment. Kernels that died: "
         f"{record.get('died', 'none')}; cells that failed: {len(record['failed_cells'])}."
     )
-    parts = (_seconds, _memory, _sizes, _cores, _threads)
-    if "threads" not in record:  # it ended early
-        parts = parts[: "start_up" in record]
+    parts = [_seconds, _memory, _sizes, _cores] if record["chapters"] else []
+    if "threads" in record:  # else it ended early
+        parts.append(_threads)
     return "\n\n".join([head, *(part(record) for part in parts)])
 
 
@@ -92,13 +92,20 @@ def _memory(record: Found) -> str:
         f"{one['pss_mb_per_learner']['median']:.0f} MB | {one['largest_peak_of_a_process_mb']} MB |"
         for what, one in kinds.items()
     ]
-    reading = record["reading"]
     table = _rows("| a learner's memory | own | PSS | largest peak of a process |", rows)
     return (
         f"{table}\n\n*Own* is what no other process shares; *PSS* adds the learner's part of what "
         f"all have in common, mostly torch's libraries. In common, once for all: "
-        f"{_common(record)} MB. Hub and proxy: {_hub(record)} MB. Reading, with two notebooks "
-        f"open and nothing running, takes "
+        f"{_common(record)} MB. Hub and proxy: {_hub(record)} MB.{_reading(record)}"
+    )
+
+
+def _reading(record: Found) -> str:
+    if "reading" not in record:
+        return ""
+    reading = record["reading"]
+    return (
+        f" Reading, with two notebooks open and nothing running, takes "
         f"{reading['percent_of_a_core_per_learner']['median']:.2g} % of a core a learner, and "
         f"{reading['percent_of_a_core_hub_and_proxy']:.2g} % for hub and proxy."
     )
@@ -138,7 +145,7 @@ def _sizes(record: Found) -> str:
         rows += [f"| {learners} | {' | '.join(cells)} |"]
     head = (
         f"| learners | one chapter and its exercises open ({one:.0f} MB) | "
-        f"three of each left open ({everything:.0f} MB) |"
+        f"all of these left open ({everything:.0f} MB) |"
     )
     return (
         f"**Memory.** {SYSTEM_GB:g} GB for the system + {hub} MB for hub and proxy + {common} MB "

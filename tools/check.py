@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NBVAL = [
     "--nbval-current-env",
-    "--nbval-cell-timeout=120",
+    "--nbval-cell-timeout=240",
     "--timeout=600",
     "-p",
     "no:cacheprovider",

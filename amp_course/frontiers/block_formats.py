@@ -34,7 +34,7 @@ class BlockFormat:
     scale:    the format of the scale; None for E8M0, a power of two from 2^-127 to 2^127, or NaN
     rounding: of a power-of-two scale, with amax the largest magnitude of its block:
               "down":    2^(floor(log2 amax) - the largest exponent of an element): what lies above
-                         the largest element becomes it
+              the largest element becomes it
               "nearest": as "down", after amax was rounded to the significand bits of an element
               "up":      the smallest one with which no number lies above the largest element
 

@@ -263,6 +263,7 @@ def test_rank_explorer(shown, page, portray):
     # Fewer steps: the first outlier stays within them.
     agreement.select_option("nothing (each has a shard)")
     press(page, first, "End")
+    expect(first).to_have_attribute("aria-valuetext", "30")
     press(page, panel.get_by_role("slider", name="steps"), "Home")
     expect(verdict).to_contain_text("their scales will differ in the next step")
     expect(first).to_have_attribute("aria-valuetext", "10")
