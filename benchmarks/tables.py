@@ -269,7 +269,8 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for found in record["workloads"].values():
             ratios = [f"{found[name]:.3f}" for name in ("ceiling", "predicted", "measured")]
-            gap = [f"{value * 1e3:+.2f} ms" for value in found["gap_seconds"].values()]
+            parts = ("casts", "other ops", "memory", "unexplained")
+            gap = [f"{found['gap_seconds'][part] * 1e3:+.2f} ms" for part in parts]
             lines.append(
                 "| "
                 + " | ".join([found["workload"], *ratios, f"{found['error']:+.1%}", *gap])

@@ -125,14 +125,17 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"{exercise} / {mistake}\n    {message}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright():
-    """Playwright, which starts once in a process."""
+    """Playwright; while it runs, `asyncio.run` fails in the same thread, so each module has its
+    own.
+    """
     with pytest.importorskip("playwright.sync_api").sync_playwright() as started:
         yield started
+    gc.collect()  # what it leaves open is closed before the next module's tests
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(request):
     """One Chromium for pages that need no JupyterLab, the book's and the slides'."""
     from amp_course.authoring.photographs import find_chromium

@@ -9,7 +9,7 @@ reads and writes single patterns, `rounding.py` rounds tensors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -153,10 +153,6 @@ class FloatFormat:
     def dtype(self) -> torch.dtype | None:
         """The torch dtype with these values, or None."""
         return getattr(torch, self.torch_name) if self.torch_name else None
-
-    def renamed(self, name: str) -> FloatFormat:
-        """Return the same format under another name."""
-        return replace(self, name=name)
 
 
 def ieee_bias(exponent_bits: int) -> int:

@@ -121,9 +121,17 @@ def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Fin
         for key, value in evidence.items()
     }
     return Finding(
-        fault.name, cause or fault.text, fault.fix, shown, fault.code, fault.section, fault.of,
-        tuple(fault.hides), place, fault.grade,
-    )  # fmt: skip
+        fault.name,
+        cause or fault.text,
+        fault.fix,
+        shown,
+        fault.code,
+        fault.section,
+        fault.of,
+        tuple(fault.hides),
+        place,
+        fault.grade,
+    )
 
 
 def by_grade(found: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:

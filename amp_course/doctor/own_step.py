@@ -83,9 +83,17 @@ def doctor(
     with _put_back(train_step, given, lost):
         seen, raised = _watched(train_step, itertools.islice(itertools.cycle(read), steps), given)
     judged = audit(
-        train_step, model=model, optimizer=optimizer, batches=read, scaler=scaler,
-        scheduler=scheduler, loss=loss, accumulate=accumulate, max_norm=max_norm, seconds=seconds,
-    )  # fmt: skip
+        train_step,
+        model=model,
+        optimizer=optimizer,
+        batches=read,
+        scaler=scaler,
+        scheduler=scheduler,
+        loss=loss,
+        accumulate=accumulate,
+        max_norm=max_norm,
+        seconds=seconds,
+    )
     times: tuple[list[tuple[str, str]], list[Finding]] = ([], [])
     if timing > 0 and raised is None:
         with _put_back(train_step, given, lost):

@@ -38,11 +38,14 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
             "another does not"
         )
         yield finding(
-            "ranks-drift", cause, update=number, variant="alone",
+            "ranks-drift",
+            cause,
+            update=number,
+            variant="alone",
             weight=f"number {weight} in the optimizer",
             its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
             place=lines.get("clip") or lines.get("step", ""),
-        )  # fmt: skip
+        )
 
 
 def _different(ranks: Sequence[Sequence[Any]]) -> Iterator[tuple[int, tuple[Any, ...]]]:

@@ -28,8 +28,11 @@ _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 STEPS, SECONDS = 100, 120.0
 # What an update with an inf in its gradients can show.
 UNDER_STRESS = (
-    "overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on",
-)  # fmt: skip
+    "overflow-not-skipped",
+    "no-update-after-skip",
+    "kept-after-skip",
+    "scheduler-ran-on",
+)
 # Updates at a script's end: one with an inf, one after it, one that shows that this is over
 _SPARE = 3
 _SHARDED = (

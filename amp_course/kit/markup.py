@@ -44,6 +44,15 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def percent(share: float) -> str:
+    """Return a share as a percentage, 0 or 100 only if it is exactly that: 0.00001 → "< 0.1 %"."""
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    if 0.999 < share < 1:
+        return "> 99.9 %"
+    return f"{share * 100:.1f} %"
+
+
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
     """Cut a text into prose and code, in turn."""
     parts = re.split(r"`([^`]+)`", text)

@@ -136,11 +136,13 @@ def best_seconds(
 
 
 def order_of_round(names: Iterable[T], number: int) -> list[T]:
-    """Return the order in which sides take their turns in a round: another from round to round."""
+    """Return the order in which sides take their turns in a round: in twice as many rounds as there
+    are sides, each has every place twice.
+    """
     listed = list(names)
-    shift = number % len(listed)
+    turns, shift = divmod(number, len(listed))
     order = listed[shift:] + listed[:shift]
-    return order[::-1] if number % 2 else order
+    return order[::-1] if turns % 2 else order
 
 
 def _seconds_unit(seconds: float) -> tuple[float, str]:

@@ -35,6 +35,22 @@ def course_root() -> Path:
     )
 
 
+def newest_record(benchmark: str) -> Path:
+    """Return the newest record of a benchmark in benchmarks/results. Example: "survival" →
+    …/survival-cpu-amd-epyc-2026-11-21.json
+
+    Raises CourseError if there is none, with the command that makes one.
+    """
+    found = (course_root() / "benchmarks" / "results").glob(f"{benchmark}-*.json")
+    path = max(found, key=lambda file: file.name[-15:], default=None)
+    if path is None:
+        raise CourseError(
+            f"benchmarks/results has no record of {benchmark}: make one with `python -m "
+            f"benchmarks.{benchmark}` (some minutes)."
+        )
+    return path
+
+
 def work_dir() -> Path:
     """Return the reader's folder: `AMP_COURSE_WORK` if that is set,
     else `my_work/` in the course's; it need not exist.

@@ -8,10 +8,10 @@ from html import escape
 
 from amp_course.autocast.trace_html import chip
 from amp_course.kit.colours import KEPT
+from amp_course.kit.markup import percent
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.svg import FAINT, GRID, INK, box, picture, swatch, text
 from amp_course.recipes.measuring import Bytes, Measured, Reach
-from amp_course.underflow.panel_html import percent
 
 Side = tuple[Measured, Reach]
 _WIDTH, _LEFT, _RIGHT, _TALL, _ROW = 660, 96, 610, 26, 68

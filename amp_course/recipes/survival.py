@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_course.kit.data import Batches, Digits, digit_batches, digits
-from amp_course.kit.errors import CourseError
 from amp_course.kit.models import DigitsResNet
-from amp_course.kit.paths import course_root
+from amp_course.kit.paths import newest_record
 from amp_course.recipes.training import BaseRecipe
 
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -270,15 +269,8 @@ def load_survival(path: Path | None = None) -> SurvivalMap:
 
     Raises CourseError if there is none, with the command that makes one.
     """
-    if path is None:
-        found = (course_root() / "benchmarks" / "results").glob("survival-*.json")
-        path = max(found, key=lambda file: file.name[-15:], default=None)
-    if path is None:
-        raise CourseError(
-            "there is no recorded survival map: make one with `python -m benchmarks.survival` "
-            "(some minutes)."
-        )
-    return SurvivalMap.from_dict(json.loads(path.read_text()))
+    path = path or newest_record("survival")
+    return SurvivalMap.from_dict(json.loads(path.read_text("utf-8")))
 
 
 # (recipe, batch size) → top-1 accuracy in percent, None where NaN was reported: ResNet-50 on

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
 from amp_course.kit.colours import ZONES as LOOKS
+from amp_course.kit.markup import percent
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
 from amp_course.scaler.window import SPARE, Sweep, Window
-from amp_course.underflow.panel_html import percent, range_view
+from amp_course.underflow.panel_html import range_view
 from amp_course.underflow.zones import ZONES, ZoneHistogram
 
 _WIDTH, _LEFT, _RIGHT = 660, 16, 644

@@ -278,9 +278,13 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
             }
             axis.plot([value], [row], marker, label=name if not row else "", zorder=3, **look)
         axis.annotate(
-            f"{one.measured:.2g}", (one.measured, row), (0, 10),
-            textcoords="offset points", ha="center", fontsize=8,
-        )  # fmt: skip
+            f"{one.measured:.2g}",
+            (one.measured, row),
+            (0, 10),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
     axis.axvline(1, color=INK, lw=1)
     axis.set_xscale("log")
     ends = [

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from amp_course.bits.formats import FloatFormat
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
 from amp_course.kit.colours import ZONES as ZONE_STYLES
+from amp_course.kit.markup import percent
 from amp_course.kit.style import new_figure, title
-from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
 _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32"))

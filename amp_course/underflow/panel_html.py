@@ -11,6 +11,7 @@ from typing import NamedTuple
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
 from amp_course.kit.colours import ZONES as ZONE_STYLES
+from amp_course.kit.markup import percent
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
@@ -36,15 +37,6 @@ def shares_line(histogram: ZoneHistogram) -> str:
         for zone in ZONES
     )
     return f'<div role="status" aria-live="polite" style="margin:2px 0 6px">{shares}</div>'
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage, 0 or 100 only if it is exactly that: 0.00001 → "< 0.1 %"."""
-    if 0 < share < 0.001:
-        return "< 0.1 %"
-    if 0.999 < share < 1:
-        return "> 99.9 %"
-    return f"{share * 100:.1f} %"
 
 
 class _Axis(NamedTuple):

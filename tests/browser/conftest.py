@@ -1,4 +1,6 @@
-"""One JupyterLab and one Chromium for all tests of a worker; a page of its own for each test."""
+"""One JupyterLab for all tests of a worker, one Chromium for those of a module; a page of its own for
+each test.
+"""
 
 import os
 import shutil
@@ -75,10 +77,7 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session")
-def launch(request):
-    """Return a function that starts Chromium, and its context,
-    with Playwright's options for a browser.
-    """
+def chromium_path():
     path = find_chromium()
     if path is None:
         how = (
@@ -89,13 +88,23 @@ def launch(request):
         if os.environ.get("AMP_COURSE_REQUIRE_BROWSER") == "1":
             pytest.fail(how)
         pytest.skip(how)
+    return path
+
+
+@pytest.fixture(scope="module")
+def launch(chromium_path, playwright):
+    """Return a function that starts Chromium, and its context,
+    with Playwright's options for a browser.
+    """
     from playwright.sync_api import expect
 
     expect.set_options(timeout=PATIENCE)
-    playwright, started = request.getfixturevalue("playwright"), []
+    started = []
 
     def launch(**options):
-        started.append(playwright.chromium.launch(executable_path=path, args=FLAGS, **options))
+        started.append(
+            playwright.chromium.launch(executable_path=chromium_path, args=FLAGS, **options)
+        )
         context = started[-1].new_context(viewport={"width": 1500, "height": 1000})
         context.set_default_timeout(PATIENCE)
         return context
@@ -105,12 +114,12 @@ def launch(request):
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(launch):
     return launch(slow_mo=PACE)  # one context for all, for its cache: JupyterLab is large
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quick_browser(launch):
     """A browser without the pace of a hand, for tests that look and hardly touch."""
     return launch()
@@ -131,7 +140,7 @@ def page(browser):
 
 
 @pytest.fixture(scope="session")
-def server(browser, tmp_path_factory):
+def server(chromium_path, tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("course") / "amp_course")
     yield lab
     lab.stop()

@@ -262,6 +262,7 @@ def test_rank_explorer(shown, page, portray):
 
     # Fewer steps: the first outlier stays within them.
     agreement.select_option("nothing (each has a shard)")
+    expect(verdict).not_to_contain_text("all 8 ranks")
     press(page, first, "End")
     expect(first).to_have_attribute("aria-valuetext", "30")
     press(page, panel.get_by_role("slider", name="steps"), "Home")
@@ -272,6 +273,7 @@ def test_rank_explorer(shown, page, portray):
     expect(menu(panel, "on")).to_be_disabled()
 
     menu(panel, "outliers").select_option("bursts of 3")
+    expect(menu(panel, "on")).to_be_enabled()
     press(page, panel.get_by_role("slider", name="steps"), "End")
     expect(picture).to_have_attribute("aria-label", re.compile(r"^40 steps\."))
     press(page, first, "Home", *["ArrowRight"] * 3)

@@ -22,7 +22,11 @@ import pytest
 from amp_course.checking import Exercise
 from amp_course.checking.limit import PATIENCE, TimeUp, within
 
-pytestmark = pytest.mark.usefixtures("unchanged")
+pytestmark = [
+    pytest.mark.usefixtures("unchanged"),
+    # What stops a thread may come while the garbage collector runs a callback of Hypothesis.
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*gc_callback"),
+]
 
 needs_timer = pytest.mark.skipif(
     not hasattr(signal, "setitimer"), reason="this system has no interval timer"

@@ -81,7 +81,7 @@ def test_names():
         (MXFP4.with_size(64), "E2M1, one scale for all 64"),
     ):
         assert name_text(row_errors(ROW.values, fmt)) == name
-    assert short_name(FP8_E4M3) == "E4M3" and short_name(FP8_E4M3.renamed("own")) == "own"
+    assert short_name(FP8_E4M3) == "E4M3" and short_name(replace(FP8_E4M3, name="own")) == "own"
     assert [percent_text(one) for one in (0.0264, 0.9981, 1.0)] == ["2.64 %", "99.8 %", "100 %"]
 
 
@@ -94,9 +94,9 @@ def test_an_error_above_all_of_a_number_stays_inside_the_picture():
 
 
 def test_names_are_escaped():
-    own = FP4_E2M1.renamed("fp4 <b>")
+    own = replace(FP4_E2M1, name="fp4 <b>")
     row = row_errors(ROW.values, replace(MXFP4, element=own))
-    other = row_errors(ROW.values, replace(MXFP4, element=FP8_E4M3.renamed("fp8 <i>")))
+    other = row_errors(ROW.values, replace(MXFP4, element=replace(FP8_E4M3, name="fp8 <i>")))
     html = view(row, other)
     assert "&lt;b&gt;, blocks of 32" in html and "With &lt;i&gt; elements" in html
     assert "<i>" not in html

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from typing import ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from amp_course.kit.measure import (
     StepTimer,
     Timing,
     busy_text,
+    order_of_round,
     read_waits,
     seconds_text,
     time_step,
@@ -298,3 +300,11 @@ def test_next_to_another_program_on_one_core_a_process_is_starved(threads: int) 
         pytest.skip("this kernel does not count")
     assert 0.3 < float(said) <= 1
     assert busy_text(float(said)).startswith("This machine was too busy to tell")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_each_side_has_every_place_equally_often(count: int) -> None:
+    rounds = [order_of_round(range(count), number) for number in range(2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in rounds)
+    for place in zip(*rounds, strict=True):
+        assert Counter(place) == dict.fromkeys(range(count), 2)

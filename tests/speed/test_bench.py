@@ -26,7 +26,7 @@ from amp_course.speed.bench import command, run
 from amp_course.speed.bench.advice import recommend
 from amp_course.speed.bench.compare import compare, compare_files
 from amp_course.speed.bench.figures import bench_figure
-from amp_course.speed.bench.page import GAP, SIDES, LeftOut, Page, Result
+from amp_course.speed.bench.page import SIDES, LeftOut, Page, Result
 from amp_course.speed.bench.run import Bench, Plan
 from amp_course.speed.bench.text import page_text
 from amp_course.speed.machine import Machine, Rate
@@ -62,7 +62,8 @@ def result(name, recipe="amp_bf16", speedup=2.0, noise=0.02, ops=100, gap=None):
         seconds=seconds,
         median={side: one * (1 + noise) for side, one in seconds.items()},
         quartiles={side: [one, one * (1 + 2 * noise)] for side, one in seconds.items()},
-        gap_seconds=dict.fromkeys(GAP, 0.0) | (gap or {}),
+        gap_seconds=dict.fromkeys(("casts", "other ops", "memory", "unexplained"), 0.0)
+        | (gap or {}),
         ops={"fp32": ops, "amp": ops},
     )
 
@@ -368,6 +369,25 @@ def test_ctrl_c_keeps_what_is_done(tiny, measured, monkeypatch, capsys, early):
     found = json.loads(path.read_text())
     assert found["complete"] is False and found["measured"]["rates"]
     assert path.with_suffix(".png").exists()
+
+
+def test_a_file_that_appears_while_it_measures_is_kept(tiny, measured, monkeypatch, capsys):
+    def slow(self, tick):
+        Path("a.json").write_text("theirs")
+        vars(self).update(measured)
+
+    monkeypatch.setattr(Bench, "run", slow)
+    assert cli.main(["bench", "--device", "cpu", "--json", "a.json"]) == 0
+    assert Path("a.json").read_text() == "theirs" and Path("a.new.json").exists()
+    assert "written: a.new.json" in capsys.readouterr().err
+
+
+def test_a_part_of_the_gap_that_only_a_gpu_has_is_shown_and_named():
+    parts = {"casts": 0.0, "other ops": 0.0, "memory": 0.0, "launches": 6e-3, "unexplained": 0.0}
+    one = result("char_gpt", speedup=0.9, gap=parts)
+    assert "launches +6.00 ms" in page_text(page([one], device="cuda", bf16=8.0, fp16=8.0))
+    said = recommend(page([one], device="cuda", bf16=8.0, fp16=8.0)).reasons
+    assert any("waiting for the CPU to queue ops" in reason for reason in said)
 
 
 def test_an_interrupt_keeps_the_parts_that_are_done(monkeypatch):

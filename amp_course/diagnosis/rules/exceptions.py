@@ -103,7 +103,7 @@ def _no_update(calls: Sequence[Call], said: str) -> Finding:
     line = next((call.line for call in reversed(own[:-1]) if call.name == "scaler.step"), None)
     cause = ""
     if len(own) < len(calls) and not any(call.name == "update" for call in own):
-        cause = "`update()` never ran on the scaler of this step, only on another one"
+        cause = "`update()` is never called on this step's scaler, only on another one"
     return finding("update-missing", cause, torch_says=said, place=str(line or ""))
 
 

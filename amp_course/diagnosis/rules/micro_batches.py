@@ -131,8 +131,8 @@ def check_mixed_passes(updates: Sequence[Update], training: Training) -> Finding
                 left = following.before[number].norm
                 if left and any(steps[number] >= steps[other] for other in others):
                     cause = (
-                        "the gradients of an earlier backward pass, from before another "
-                        "optimizer's step, were not cleared: the next pass adds to them"
+                        "gradients from an earlier backward pass, before another optimizer's step, "
+                        "were not cleared, so the next pass adds to them"
                     )
                     yield finding("never-cleared", cause, norm_of_gradients_left_over=left)
                     return

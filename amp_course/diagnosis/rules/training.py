@@ -89,9 +89,13 @@ def check_lost(lost: Iterable[LostUpdates]) -> Findings:
     for one in lost:
         if one.steps >= _FEWEST_STEPS and _vanish(one) and one.wanted < inf:
             yield finding(
-                "updates-vanish", weights_in=_short(one.dtype), steps=one.steps, moved=one.moved,
-                would_have_moved_in_fp32=one.wanted, weights_that_never_moved=f"{one.still:.0%}",
-            )  # fmt: skip
+                "updates-vanish",
+                weights_in=_short(one.dtype),
+                steps=one.steps,
+                moved=one.moved,
+                would_have_moved_in_fp32=one.wanted,
+                weights_that_never_moved=f"{one.still:.0%}",
+            )
 
 
 def _vanish(one: LostUpdates) -> bool:
@@ -135,10 +139,13 @@ def check_hidden_overflow(hidden: HiddenOverflow) -> Findings:
             )
             took = ", ".join(map(str, origin.took))
             yield finding(
-                "beyond-fp16", cause, op=f"{origin.op} in `{path}`", it_took=took,
+                "beyond-fp16",
+                cause,
+                op=f"{origin.op} in `{path}`",
+                it_took=took,
                 place=str(origin.line or ""),
                 result_differs_from_fp32=f"by {error:.0%} of its norm",
-            )  # fmt: skip
+            )
             return
 
 

@@ -14,15 +14,31 @@ from amp_course.watching.values import INF, MINUS_INF, NAN
 
 _SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product", "cross_entropy")
 _DIVISIONS = (
-    "div", "reciprocal", "rsqrt", "true_divide", "_foreach_div", "_foreach_reciprocal",
-    "addcdiv", "_foreach_addcdiv",
-)  # fmt: skip
+    "div",
+    "reciprocal",
+    "rsqrt",
+    "true_divide",
+    "_foreach_div",
+    "_foreach_reciprocal",
+    "addcdiv",
+    "_foreach_addcdiv",
+)
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "_foreach_log")
 # Ops whose derivative may be infinite, as they are in autograd's names.
 _STEEP = (
-    "sqrt", "div", "log", "pow", "norm", "reciprocal", "acos", "asin", "atan2", "cdist", "std",
+    "sqrt",
+    "div",
+    "log",
+    "pow",
+    "norm",
+    "reciprocal",
+    "acos",
+    "asin",
+    "atan2",
+    "cdist",
+    "std",
     "var",
-)  # fmt: skip
+)
 _EXPLODED, _RISING = 1e6, 5  # times the first loss, and still growing in so many updates in a row
 _GROWN = 100.0  # times the first loss, and training diverges
 

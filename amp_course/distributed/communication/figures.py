@@ -17,9 +17,9 @@ from amp_course.distributed.communication.accuracy import ReductionError
 from amp_course.distributed.communication.counting import CollectiveCall, Phase
 from amp_course.distributed.communication.ring import HalvedBytes
 from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK, PARTS
+from amp_course.kit.markup import percent
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.style import FEWER_DOTS, new_figure, title
-from amp_course.underflow.panel_html import percent
 
 _FORMATS = {fmt.torch_name: fmt.name for fmt in (BF16, FP16, FP32)}
 _OTHER = "other dtypes"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_course.frontiers.experiments.training import Run
-from amp_course.kit.errors import CourseError
-from amp_course.kit.paths import course_root
+from amp_course.kit.paths import newest_record
 from amp_course.kit.report import Block, Page, Table
 
 SCORES = {"gpt": "held-out loss", "resnet": "right digits"}
@@ -102,14 +101,7 @@ def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
 
     Raises CourseError if there is none, with the command that makes one.
     """
-    if path is None:
-        found = (course_root() / "benchmarks" / "results").glob("low_bits-*.json")
-        path = max(found, key=lambda file: file.name[-15:], default=None)
-    if path is None:
-        raise CourseError(
-            "no trainings are recorded: make a record with `python -m benchmarks.low_bits` "
-            "(some minutes)."
-        )
+    path = path or newest_record("low_bits")
     tables: dict[str, list[Run]] = {}
     for row in json.loads(path.read_text("utf-8"))["runs"]:
         losses = tuple(math.nan if loss is None else loss for loss in row["losses"])

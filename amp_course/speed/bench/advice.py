@@ -29,6 +29,7 @@ _PARTS = {
     "casts": "casts to 16 bits and back",
     "other ops": "ops other than matmuls, which are slower under AMP",
     "memory": "memory that the system handed out again",
+    "launches": "waiting for the CPU to queue ops",
     "unexplained": "something that the ops' own times do not show, such as Python, autocast's "
     "bookkeeping or noise",
 }

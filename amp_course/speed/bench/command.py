@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from amp_course.kit.errors import CourseError, describe_os_error
-from amp_course.kit.files import replacing, write_text
+from amp_course.kit.files import replacing, unused_name, write_text
 from amp_course.kit.hardware import pick_device
 from amp_course.kit.paths import work_dir
 from amp_course.speed.bench.advice import recommend
@@ -73,16 +73,19 @@ class Targets:
     def paths(self, page: Page) -> tuple[Path | None, Path | None]:
         """Return where the JSON and the PNG go; None for one that is not written."""
         if self.json or self.png:
-            json, png = (
-                Path(name) if name and name != "-" else None for name in (self.json, self.png)
-            )
-            return json, png
+            return self._named(self.json), self._named(self.png)
         folder, stem = self.chosen_folder(), _stem(page)
         name, number = stem, 1
         while (folder / f"{name}.json").exists() or (folder / f"{name}.png").exists():
             number += 1
             name = f"{stem}-{number}"
         return folder / f"{name}.json", folder / f"{name}.png"
+
+    def _named(self, name: str | None) -> Path | None:
+        if name is None or name == "-":
+            return None
+        path = Path(name)  # somebody may have written it while this measured
+        return path if self.force or not path.exists() else unused_name(path, "new")
 
 
 def bench(device_name: str | None, plan: Plan, targets: Targets) -> int:

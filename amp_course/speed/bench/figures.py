@@ -105,9 +105,15 @@ def _draw_speedups(axis: Any, page: Page) -> None:
             y -= 1
         for left_out in [each for each in page.left_out if each.title == name]:
             axis.annotate(
-                left_out.why, (0, y), (5, 0), textcoords="offset points",
-                fontsize=8, va="center", color=FAINT, bbox=_ON_WHITE,
-            )  # fmt: skip
+                left_out.why,
+                (0, y),
+                (5, 0),
+                textcoords="offset points",
+                fontsize=8,
+                va="center",
+                color=FAINT,
+                bbox=_ON_WHITE,
+            )
             ticks.append(y)
             labels.append(label_of(left_out.recipe))
             y -= 1

@@ -16,7 +16,7 @@ from amp_course.speed.machine import Machine
 from amp_course.speed.prediction import Prediction
 
 BENCHMARK, SCHEMA = "bench", 1  # raise SCHEMA when a reader of the JSON would have to change
-SIDES, GAP = ("fp32", "amp"), ("casts", "other ops", "memory", "unexplained")
+SIDES = ("fp32", "amp")
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class Result:
     share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None on
         older pages, where the ops' prices added up to nonsense
     seconds: of the fastest step, for each of SIDES; median, quartiles: of all that were timed
-    gap_seconds: what lies between the ceiling and the step, for each of GAP; a negative part is a
-                 gain
+    gap_seconds: what lies between the ceiling and the step, as `Prediction.gap`; negative is a gain
     ops:         of forward and backward, for each of SIDES
     """
 
@@ -74,7 +73,6 @@ class Result:
             "title": prediction.title,
             "median": {name: side.timing.median for name, side in sides.items()},
             "ops": {name: len(side.priced) for name, side in sides.items()},
-            "gap_seconds": {name: prediction.gap()[name] for name in GAP},
         }
         return cls.from_dict({**prediction.to_dict(), **more})
 
