@@ -47,7 +47,7 @@ screenshots: ## picture every notebook and panel, two widths, light and dark, in
 	$(INSTALL) --extra test
 	@OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n 2 --dist worksteal -v -m browser --screenshots tests/browser $(ARGS)
 
-exercises: ## make exercises/ from solutions/
+exercises: ## write the answers into solutions/, and make exercises/ from it
 	$(INSTALL) --extra test
 	@$(VENV)/python -m amp_course.authoring make
 

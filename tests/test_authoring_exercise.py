@@ -11,6 +11,7 @@ import pytest
 
 from amp_course import authoring
 from amp_course.authoring import writing
+from amp_course.authoring.answers import filled
 
 ROOT = Path(__file__).parents[1]
 
@@ -102,3 +103,70 @@ def test_an_answer_is_tried(tmp_path, capsys, monkeypatch):
     assert "did not end, so there are no outputs" in capsys.readouterr().out
     assert authoring.main(["try", "no_such"]) == 1
     assert "'no_such' names no single exercise" in capsys.readouterr().err
+
+
+MASTER = """\
+class Mean:
+    def __init__(self, size=3):
+        \"\"\"Keep the size.\"\"\"
+        ### BEGIN SOLUTION
+        ### END SOLUTION
+
+    def add(self, x):
+        ### BEGIN SOLUTION
+        old
+        ### END SOLUTION
+
+
+def ratio(x, y):
+    \"\"\"Return x / y.\"\"\"
+    ### BEGIN SOLUTION
+    return old
+    ### END SOLUTION
+
+
+value = ...
+### BEGIN SOLUTION
+value = 3
+### END SOLUTION
+exercises.ratio.check(ratio)"""
+FILE = """\
+def right(x: float, y: float) -> float:
+    # the ² is two bytes
+    found: list[float] = [x / y]  # of x²
+    return found[0]
+
+
+class Mean:
+    \"\"\"The right answer.\"\"\"
+
+    def __init__(self, size: int) -> None:
+        self.size: int = size
+
+    def add(self, x: float) -> None:
+        self._add(x, 1)
+
+    def _add(self, x: float, n: int) -> None:
+        pass
+
+
+value = 4
+"""
+
+
+def test_a_solution_is_written_from_what_the_file_defines():
+    made = filled(MASTER, FILE, "ratio")
+    assert made == (
+        MASTER.replace("BEGIN SOLUTION\n", "BEGIN SOLUTION\n        self.size = size\n", 1)
+        .replace(
+            "        old", "        self._add(x, 1)\n\n    def _add(self, x, n):\n        pass"
+        )
+        .replace(
+            "    return old",
+            "    # the ² is two bytes\n    found = [x / y]  # of x²\n    return found[0]",
+        )
+    )
+    assert filled(made, FILE, "ratio") == made
+    assert (
+        filled(MASTER, FILE.replace("right", "reference").replace("Mean", "M"), "ratio") == MASTER
+    )

@@ -1,7 +1,7 @@
-"""Make the exercise notebooks from their masters in solutions/, and run notebooks so that their
-outputs are stored.
+"""Make the solutions from the exercises' files and the exercise notebooks from their masters in
+solutions/, and run notebooks so that their outputs are stored.
 
-    python -m amp_course.authoring make     write exercises/ again
+    python -m amp_course.authoring make     write the answers in solutions/, and exercises/, again
     python -m amp_course.authoring check    exit 1 if that would change anything
     python -m amp_course.authoring run      run the notebooks whose stored outputs are out of date
     (or all, or those named)
@@ -9,7 +9,8 @@ outputs are stored.
     python -m amp_course.authoring try NAME [FILE.py]    judge an answer, by default the solution's
 
 A master is in nbgrader's form: the lines between `### BEGIN SOLUTION` and `### END SOLUTION` are
-what the reader writes. A cell tagged `solution-only` has no place in the exercises.
+what the reader writes. Most of them come from the exercises' files; `answers.py` says which. A
+cell tagged `solution-only` has no place in the exercises.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from amp_course import stamps
+from amp_course.authoring.answers import write_answers
 from amp_course.kit.errors import CourseError
 from amp_course.kit.panel import PHOTOGRAPHS
 from amp_course.kit.paths import course_root
@@ -74,23 +76,22 @@ def tidy(book: NotebookNode) -> NotebookNode:
 
 
 def texts() -> dict[Path, str]:
-    """Return the path and the content of every exercise notebook, as made from solutions/ now."""
-    root = course_root()
-    return {
-        root / "exercises" / master.name: nbformat.writes(
-            make_exercise(nbformat.read(master, as_version=4))
-        )
-        + "\n"
-        for master in sorted((root / "solutions").glob("*.ipynb"))
-    }
+    """Return the path and the content of every solution and exercise notebook, as made now."""
+    root, found = course_root(), dict[Path, str]()
+    for master in sorted((root / "solutions").glob("*.ipynb")):
+        book = nbformat.read(master, as_version=4)
+        write_answers(book, chapter=master.stem.partition("_")[2])
+        found[master] = nbformat.writes(book) + "\n"
+        found[root / "exercises" / master.name] = nbformat.writes(make_exercise(book)) + "\n"
+    return found
 
 
 def problems() -> list[str]:
-    """Say what in exercises/ is not as `make` would leave it; an empty list if all is."""
+    """Say what in solutions/ and exercises/ is not as `make` would leave it."""
     wanted = texts()
     folder = course_root() / "exercises"
     found = [
-        f"{path.name} differs from what solutions/{path.name} makes"
+        f"{path.parent.name}/{path.name} differs from what it is made of"
         for path, text in wanted.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
@@ -156,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m amp_course.authoring", description=__doc__.split("\n")[0]
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("make", help="write exercises/ again")
+    verbs.add_parser("make", help="write the answers in solutions/, and exercises/, again")
     verbs.add_parser("check", help="exit 1 if that would change anything")
     runs = verbs.add_parser("run", help="run the notebooks whose stored outputs are out of date")
     runs.add_argument("notebooks", nargs="*", type=Path, help="these, whatever their age")
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, text in texts().items():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            print(f"made exercises/{path.name}")
+            print(f"made {path.parent.name}/{path.name}")
         return 0
     if args.verb == "check":
         found = problems()
@@ -198,7 +199,7 @@ def _write(args: argparse.Namespace) -> int:
         return 1
     print("It asks to double a tensor, and works. Change it; see what an answer gets by")
     print(f"    python -m amp_course.authoring try {args.name} answer.py")
-    print(f"then: make notebooks exercises && pytest tests/exercises -k {args.name}")
+    print(f"then: make exercises notebooks && pytest tests/exercises -k {args.name}")
     print("Where the chapter says how many exercises it has, and their minutes, add this one.")
     return 0
 

@@ -29,7 +29,7 @@ class Journal:
     """Copies files before they change. folder: for copies and notes; within: folders to watch."""
 
     def __init__(self, folder: Path, within: Iterable[Path]) -> None:
-        self.folder = folder / "files"
+        self.own, self.folder = os.path.realpath(folder) + os.sep, folder / "files"
         self.within = [os.path.realpath(one) for one in within]
         self._known: set[str] = set()
         self._busy = False
@@ -75,6 +75,7 @@ class Journal:
         try:
             name = os.path.realpath(os.fsdecode(path))
             inside = any(name.startswith(one + os.sep) for one in self.within)
+            inside = inside and not name.startswith(self.own)  # a script may lie in /tmp, as we do
             if not inside or name in self._known or _CACHES & set(name.split(os.sep)):
                 return
             self._known.add(name)

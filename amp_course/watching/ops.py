@@ -329,6 +329,9 @@ class Watch(TorchDispatchMode):
         skip = {id(one) for one in written}
         read = [one for one in tensors_in([args, kwargs]) if id(one) not in skip]
         took = [*((look_at(one), self._known(one)) for one in read), *gone]
+        if op.name.rstrip("_") == "div" and isinstance(args[1], (int, float)):
+            number = Values(f"the number {args[1]:g}", (), math.nan, least=abs(args[1]))
+            took.append((number, _NOTHING))
         arrived: dict[int, NonfiniteOrigin] = {}
         names: dict[str, None] = {}
         # whether an inf came in that was there before and is no mask's: +inf, or a weight's

@@ -152,8 +152,11 @@ class NonfiniteOrigin:
     @property
     def operands(self) -> str:
         """What it took, in words: three of the twenty that a fused optimizer takes."""
-        more = f" and {len(self.took) - 3} more" if len(self.took) > 3 else ""
-        return ", ".join(map(str, self.took[:3])) + more
+        words = [*map(str, self.took)]
+        if self.op.rstrip("_") == "div" and words:
+            words[-1] += ", 0 among them" * (self.took[-1].least == 0 < self.took[-1].largest)
+        more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+        return ", ".join(words[:3]) + more
 
     def __str__(self) -> str:
         """Describe it: → "exp in layers.1 made inf from float16 up to 11.9" """

@@ -30,8 +30,8 @@ class Values:
     dtype: str
     shape: tuple[int, ...]
     largest: float
-    holds: frozenset[str]
-    share: float
+    holds: frozenset[str] = frozenset()
+    share: float = 0.0
     least: float = math.nan
 
     @property

@@ -124,6 +124,23 @@ def test_the_frames_before_it_and_what_it_took_are_told() -> None:
     assert 99 < first.before[-1].largest < 102
 
 
+@pytest.mark.parametrize(
+    ("divisor", "told"),
+    [
+        (0, "float32 up to 3, the number 0"),
+        (torch.tensor([[2.0, 0.0]]), "float32 up to 3, float32 up to 2, 0 among them"),
+        (torch.zeros(1, 2), "float32 up to 3, float32 up to 0"),
+    ],
+)
+def test_the_0_that_something_is_divided_by_is_told(divisor: torch.Tensor | int, told: str) -> None:
+    model = nn.Linear(1, 2, bias=False)
+    nn.init.constant_(model.weight, 3.0)
+    first = first_nonfinite(
+        lambda: (model(torch.ones(1, 1)) / divisor).sum().backward(), model=model
+    ).first
+    assert first is not None and first.operands == told
+
+
 def test_what_the_step_raises_comes_out_unless_it_was_the_fault() -> None:
     def fails() -> None:
         raise KeyError("mine")

@@ -174,7 +174,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
+    folder, kept = tmp_path / "work", tmp_path / "kept"
     folder.mkdir()
     for name in ("model.pt", "log.txt", "gone.txt"):
         (folder / name).write_text(f"old {name}")
@@ -183,11 +183,12 @@ def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
     before = contents(folder)
     code = (
         f"from pathlib import Path\nfrom amp_course.doctor.journal import Journal\n"
-        f"Journal(Path({str(tmp_path)!r}), [Path({str(folder)!r})]).install()\n{WRITER}"
+        f"Journal(Path({str(kept)!r}), [Path({str(tmp_path)!r})]).install()\n{WRITER}"
+        f"open({str(kept / 'progress')!r}, 'w').close()"  # the doctor's own
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
     assert (folder / "renamed.pt").exists() and not (folder / "gone.txt").exists()
-    changed, made = put_back(tmp_path)
+    changed, made = put_back(kept)
     assert contents(folder) == before
     assert {Path(one).name for one in changed} == {"model.pt", "log.txt", "gone.txt", "leaf.txt"}
     assert {Path(one).name for one in made} == {"renamed.pt", "new.csv"}

@@ -60,6 +60,8 @@ def case() -> Case:
 def test_a_step_that_uses_the_last_of_several_micro_batches(case: Case) -> None:
     first, last = case.brings(3.0, 4.0), case.brings(1.0, 0.0)
     assert case.names(first, last, case.steps(1.0, 0.0)) == ["cleared-every-micro-batch"]
+    assert case.names(first, last, case.steps(0.5, 0.0)) == ["cleared-every-micro-batch"]
+    assert not case.names(case.brings(0.0, 0.0), last, case.steps(0.5, 0.0))  # the mean of both
     assert not case.names(first, last, case.steps(4.0, 4.0))  # combined by hand, as PCGrad does
     assert not case.names(first, case.brings(1.0, 0.0, moved=True), case.steps(1.0, 0.0))  # SAM
     added = case.brings(1.0, 0.0, kept=5.0)

@@ -19,6 +19,7 @@ from amp_course.checking import (
     Wrong,
     alike,
     call_answer,
+    families,
     read_number,
     show_value,
 )
@@ -171,7 +172,7 @@ mistakes = [
         edits=WIDE,
     ),
     Mistake(
-        "backward inside",
+        "backward inside the region",
         "`backward()` runs in the region, which lowers what an island kept in float32. End the "
         "region before it",
         edits={BACKWARD: f"with torch.autocast('cpu', dtype=torch.bfloat16):\n    {BACKWARD}"},
@@ -184,9 +185,7 @@ mistakes = [
         violates="every step uses the weights that the previous step left",
     ),
     Mistake(
-        "no region",
-        "forward runs outside of autocast, in float32. Put the model's call and the loss into the "
-        "region",
+        *families.NO_AUTOCAST,
         edits={REGION: "if True:"},
     ),
     Mistake(
@@ -196,21 +195,16 @@ mistakes = [
         edits={REGION: OFF},
     ),
     Mistake(
-        "an fp16 region",
-        "the region is in fp16, and fp16 gradients need a scaler. Use `dtype=torch.bfloat16`",
+        *families.FP16_REGION,
         edits={REGION: REGION.replace("bfloat", "float")},
         violates="one bf16 region",
     ),
     Mistake(
-        "loss outside",
-        "the loss is computed outside of the region, in 16 bits. Inside, autocast runs it in "
-        "float32",
+        *families.LOSS_OUTSIDE,
         edits={LOSS: f"{OFF}\n    {LOSS}"},
     ),
     Mistake(
-        "float and loss outside",
-        "the loss is computed where autocast is off. Put `loss_fn` into the region, and leave all "
-        "casts to autocast",
+        *families.FP32_LOSS_OUTSIDE,
         edits={LOSS: f"{OFF}\n    loss = loss_fn(outputs.float(), targets)"},
         violates="forward and loss run under autocast",
     ),
@@ -221,7 +215,7 @@ mistakes = [
         violates="all else stays as it is",
     ),
     Mistake(
-        "train mode",
+        "training mode",
         "all layers are put into train mode, even one that was in eval mode. Leave the modes to "
         "the caller",
         edits={LOOP: f"model.train()\n{LOOP}"},
@@ -233,15 +227,11 @@ mistakes = [
         violates="may be a generator",
     ),
     Mistake(
-        "never clears",
-        "gradients add up from step to step. Call `optimizer.zero_grad()` in the loop, for each "
-        "batch",
+        *families.NEVER_CLEARS,
         edits={CLEAR: "pass"},
     ),
     Mistake(
-        "clears before the step",
-        "the gradients are cleared between `backward()` and the step, which then has nothing to "
-        "apply",
+        *families.CLEARS_BEFORE_THE_STEP,
         edits={BACKWARD: f"{BACKWARD}\n{CLEAR}"},
     ),
     Mistake(

@@ -42,6 +42,7 @@ card = Card(
 
 
 def right(make_region: Any) -> Any:
+    # before the region, which may change the default dtype
     x = torch.ones(2, 2, dtype=torch.float32)
     with make_region():
         product = x @ x

@@ -87,7 +87,6 @@ FP32_OPS = frozenset(
 WIDEST_OPS = frozenset({torch.cat, torch.stack, torch.index_copy, Tensor.index_copy})
 
 BF16, FP16 = torch.bfloat16, torch.float16
-CASTABLE = torch.float32, BF16, FP16
 OWN = LOWER_OPS, FP32_OPS, WIDEST_OPS
 OTHER = {torch.exp}, {torch.mm}, {torch.mv}
 
@@ -98,7 +97,7 @@ class MiniAutocast(TorchFunctionMode):
     def __init__(self, dtype: Any, lower: Any, fp32: Any, widest: Any) -> None:
         super().__init__()
         self.dtype, self.lower, self.fp32, self.widest = dtype, lower, fp32, widest
-        self.copies: Any = {}
+        self.copies: Any = {}  # parameter → its copy, until the region ends
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         values = (args, kwargs or {})
@@ -110,7 +109,9 @@ class MiniAutocast(TorchFunctionMode):
         return func(*values[0], **values[1])
 
     def cast(self, value: Any, dtype: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dtype not in CASTABLE:
+        """Return a tensor in another dtype, or the parameter's copy if there is one."""
+        castable = (torch.float32, torch.bfloat16, torch.float16)
+        if not isinstance(value, Tensor) or value.dtype not in castable:
             return value
         if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):
             return value.to(dtype)
@@ -344,7 +345,7 @@ IF_FP32 = "elif func in self.fp32 or (func in self.widest and wide):"
 TO_LOWER = "values = tree_map(lambda value: self.cast(value, self.dtype), values)"
 TO_FP32 = "values = tree_map(lambda value: self.cast(value, torch.float32), values)"
 CALL = "func(*values[0], **values[1])"
-IS_OTHER = "if not isinstance(value, Tensor) or value.dtype not in CASTABLE:"
+IS_OTHER = "if not isinstance(value, Tensor) or value.dtype not in castable:"
 IS_WEIGHT = "if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):"
 KEY = "key: Any = (value, dtype)"
 LEAVE = "return super().__exit__(*error)"
@@ -476,7 +477,7 @@ mistakes = [
         violates="nothing is cast",
     ),
     Mistake(
-        "never clears",
+        "keeps its copies",
         "the copies outlive their region, so the next one uses old weights. Clear them in "
         "`__exit__`",
         edits={"self.copies.clear()": "pass"},

@@ -103,7 +103,7 @@ mistakes = [
     wrong_bias("bias 16", 16, "your normal numbers are half of what they should be"),
     wrong_bias("fp32's bias", 127, "your normal numbers are far too small"),
     Mistake(
-        "no hidden 1",
+        "forgets the hidden 1",
         "a normal number is 1.significand. The 1 is not stored, but it counts",
         edits={NORMAL: NORMAL.replace("1 + ", "")},
     ),

@@ -63,7 +63,12 @@ def right(exponent_bits: int, significand_bits: int, specials: str) -> dict[str,
     field = 2**exponent_bits - 2 if specials == "ieee" else 2**exponent_bits - 1
     significand = 2 - 2 * eps if specials == "fn" else 2 - eps
     largest = significand * 2.0 ** (field - bias)
-    return dict(zip(KEYS, (eps, smallest_normal, smallest_subnormal, largest), strict=True))
+    return {
+        "eps": eps,
+        "smallest_normal": smallest_normal,
+        "smallest_subnormal": smallest_subnormal,
+        "max": largest,
+    }
 
 
 def limits(answer: Any, formats: Iterable[FloatFormat]) -> dict[str, Results]:

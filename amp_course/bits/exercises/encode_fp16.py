@@ -56,10 +56,12 @@ def right(value: float) -> int:
         return 0x7E00
     sign = 0x8000 if math.copysign(1.0, value) < 0 else 0
     size = abs(value)
+    if size == 0:
+        return sign
     if math.isinf(size):
         return sign + 0x7C00
-    exponent = max(math.frexp(size or TINY)[1] - 1, -14)
-    steps = round(math.ldexp(size, 10 - exponent))
+    exponent = max(math.frexp(size)[1] - 1, -14)  # subnormals have that of 2^-14
+    steps = round(math.ldexp(size, 10 - exponent))  # Python rounds half to even
     pattern = ((exponent + 14) << 10) + steps
     return sign + min(pattern, 0x7C00)
 
@@ -117,7 +119,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 NAN, IF_INF = "return 0x7E00", "if math.isinf(size):"
 SIGN = "sign = 0x8000 if math.copysign(1.0, value) < 0 else 0"
-EXPONENT = "exponent = max(math.frexp(size or TINY)[1] - 1, -14)"
+EXPONENT = "exponent = max(math.frexp(size)[1] - 1, -14)"
 STEPS = "steps = round(math.ldexp(size, 10 - exponent))"
 PATTERN = "pattern = ((exponent + 14) << 10) + steps"
 RETURN = "return sign + min(pattern, 0x7C00)"
@@ -224,7 +226,7 @@ mistakes = [
     Mistake(
         "exponent below −14",
         "your exponent goes below −14. It stays there, and the pattern counts steps of 2^-24",
-        edits={EXPONENT: "exponent = math.frexp(size or TINY)[1] - 1"},
+        edits={EXPONENT: "exponent = math.frexp(size)[1] - 1"},
     ),
     Mistake(
         "loses −0",
@@ -244,7 +246,7 @@ mistakes = [
         violates="any Python float",
     ),
     Mistake(
-        "through fp32",
+        "through float32",
         "a number close to a tie is rounded as a tie, as if it were converted to fp32 first. Round "
         "the float itself",
         answer=lambda value: right(torch.tensor(value).item()),

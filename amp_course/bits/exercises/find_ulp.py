@@ -64,7 +64,7 @@ FORMATS = (
 
 
 def right(x: float, fmt: FloatFormat) -> float:
-    size = max(abs(x), fmt.smallest_normal)
+    size = max(abs(x), fmt.smallest_normal)  # below, the gap stays what it is there
     exponent = math.frexp(size)[1] - 1
     return math.ldexp(1.0, exponent - fmt.significand_bits)
 

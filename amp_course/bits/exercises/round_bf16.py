@@ -75,7 +75,7 @@ def careless(x: Tensor, add: Callable[[Tensor], Any] = carry) -> Tensor:
     return ((bits + add(bits)) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-def right(x: Tensor, add: Callable[[Tensor], Any] = carry) -> Tensor:
+def reference(x: Tensor, add: Callable[[Tensor], Any] = carry) -> Tensor:
     return torch.where(x.isnan(), torch.nan, careless(x, add))
 
 
@@ -168,26 +168,29 @@ mistakes = [
     Mistake(
         "bf16 has it",
         SAME + ". As float32 its lower 16 bits are 0, so nothing is lost. " + MORE,
-        answer=both(right, 1.0),
+        answer=both(reference, 1.0),
         violates="different bf16 numbers",
     ),
     Mistake(
         "less than half",
         SAME + ", which is the nearest: the lower half, {low}, is less than half a step. " + MORE,
-        answer=both(right, 1.001),
+        answer=both(reference, 1.001),
     ),
     Mistake(
         "an even tie",
         SAME + ". As float32 it is a tie, and the upper half is already even. " + MORE,
-        answer=both(right, 1 + 2**-8),
+        answer=both(reference, 1 + 2**-8),
     ),
     Mistake(
         "not finite",
         "`differs` is {value}. Find a number that is finite in float32",
-        answer=both(right, math.inf),
+        answer=both(reference, math.inf),
     ),
     Mistake(
-        "in place", CHANGED, answer=both(lambda x: right(x.neg_())), violates="x stays unchanged"
+        "changes its input",
+        CHANGED,
+        answer=both(lambda x: reference(x.neg_())),
+        violates="x stays unchanged",
     ),
     Mistake(
         "returns patterns",
@@ -198,13 +201,13 @@ mistakes = [
     Mistake(
         "returns float32",
         "your function returns float32. Return bfloat16",
-        answer=both(lambda x: right(x).float()),
+        answer=both(lambda x: reference(x).float()),
         violates="bfloat16",
     ),
     Mistake(
         "flattens",
         "your result is flat, whatever the shape of x. Keep the shape",
-        answer=both(lambda x: right(x.reshape(-1))),
+        answer=both(lambda x: reference(x.reshape(-1))),
         violates="in the same shape",
     ),
     Mistake(
@@ -214,50 +217,50 @@ mistakes = [
         answer=both(lambda x: (x.view(torch.int32) >> 16).to(torch.bfloat16)),
     ),
     Mistake(
-        "loses the sign",
+        "ignores the sign",
         "negative numbers come out positive. Keep the sign, the first bit of the upper half",
-        answer=both(lambda x: right(x.abs())),
+        answer=both(lambda x: reference(x.abs())),
     ),
     Mistake(
         "cuts",
         "numbers whose lower half is above 0x8000 are cut, although the next value is nearer. Add "
         "something before you cut",
-        answer=both(lambda x: right(x, lambda bits: 0)),
+        answer=both(lambda x: reference(x, lambda bits: 0)),
     ),
     Mistake(
         "always up",
         "you always round away from zero. Cut if the lower half is less than 0x8000",
-        answer=both(lambda x: right(x, lambda bits: 0xFFFF)),
+        answer=both(lambda x: reference(x, lambda bits: 0xFFFF)),
     ),
     Mistake(
         "half up",
         "ties always go up. A tie, 0x8000, goes up only if the upper half is odd",
-        answer=both(lambda x: right(x, lambda bits: 0x8000)),
+        answer=both(lambda x: reference(x, lambda bits: 0x8000)),
     ),
     Mistake(
         "half down",
         "ties always go down. A tie, 0x8000, goes up if the upper half is odd",
-        answer=both(lambda x: right(x, lambda bits: 0x7FFF)),
+        answer=both(lambda x: reference(x, lambda bits: 0x7FFF)),
     ),
     Mistake(
         "ties to odd",
         "ties go to odd. A tie, 0x8000, goes up only if the upper half is odd",
-        answer=both(lambda x: right(x, lambda bits: 0x8000 - ((bits >> 16) & 1))),
+        answer=both(lambda x: reference(x, lambda bits: 0x8000 - ((bits >> 16) & 1))),
     ),
     Mistake(
         "only positive",
         "you round positive numbers and only cut negative ones. Round both",
-        answer=both(lambda x: torch.where(x > 0, right(x), right(x, lambda bits: 0))),
+        answer=both(lambda x: torch.where(x > 0, reference(x), reference(x, lambda bits: 0))),
     ),
     Mistake(
         "flushes subnormals",
         "subnormals become zero. Round their bits like all others",
-        answer=both(lambda x: torch.where(x.abs() < 2.0**-126, x * 0, right(x)).bfloat16()),
+        answer=both(lambda x: torch.where(x.abs() < 2.0**-126, x * 0, reference(x)).bfloat16()),
     ),
     Mistake(
         "clamps",
         "what is too large becomes bf16's largest number. It should be inf, as the carry makes it",
-        answer=both(lambda x: right(x.clamp(-TOP, TOP))),
+        answer=both(lambda x: reference(x.clamp(-TOP, TOP))),
     ),
     Mistake(
         "NaN lost",
@@ -278,5 +281,5 @@ mistakes = [
 ]
 
 round_bf16 = Exercise(
-    card, both(right), cases, mistakes, messages={"`differs`": f"{SAME}. {MORE}", "x": CHANGED}
+    card, both(reference), cases, mistakes, messages={"`differs`": f"{SAME}. {MORE}", "x": CHANGED}
 )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from amp_course.checking import Card, Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake, families
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.scripts.anomaly_warmup import train as faulty
 from amp_course.debugging.clinic.trials import (
@@ -135,8 +135,7 @@ mistakes = [
         violates="scaler as you get it",
     ),
     Mistake(
-        "another scaler",
-        "the scaler that you get is not used. Use it: it lowers its scale itself",
+        *families.SCALER_OF_ITS_OWN,
         edits={OPTIMIZER: NEW_SCALER},
     ),
     Mistake(

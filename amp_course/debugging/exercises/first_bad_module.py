@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer, families
 
 card = Card(
     chapter="debugging",
@@ -44,7 +44,7 @@ def right(model: nn.Module, *inputs: Any) -> str | None:
 
     def finite(values: Any) -> bool:
         values = values if isinstance(values, tuple) else (values,)
-        return all(bool(one.isfinite().all()) for one in values if isinstance(one, Tensor))
+        return all(bool(one.isfinite().all()) for one in values if isinstance(one, torch.Tensor))
 
     def hook_for(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -178,7 +178,7 @@ def _a(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-FINITE = "return all(bool(one.isfinite().all()) for one in values if isinstance(one, Tensor))"
+FINITE = "return all(bool(one.isfinite().all()) for one in values if isinstance(one, torch.Tensor))"
 TUPLE = "values = values if isinstance(values, tuple) else (values,)"
 CHECK = "if finite(args) and not finite(output):"
 NOTE = "found.append(name)"
@@ -222,14 +222,12 @@ mistakes = [
         violates="all tensors that it was given",
     ),
     Mistake(
-        "inf only",
-        "NaN is not found. `isinf` is False for NaN; `isfinite` is False for both",
+        *families.MISSES_NAN,
         edits={FINITE: FINITE.replace("one.isfinite().all()", "not one.isinf().any()")},
         violates="inf or NaN",
     ),
     Mistake(
-        "NaN only",
-        "inf is not found. `isnan` is False for inf; `isfinite` is False for both",
+        *families.MISSES_INF,
         edits={FINITE: FINITE.replace("one.isfinite().all()", "not one.isnan().any()")},
     ),
     Mistake(

@@ -262,7 +262,7 @@ mistakes = [
         violates="the arguments stay unchanged",
     ),
     Mistake(
-        "fp32 comes back",
+        "float32 comes back",
         "the values are right, but the output is in fp32. End with `.to(queries.dtype)`",
         edits={RETURN: "return weights.float() @ values.float()"},
         violates="returns the dtype that it gets",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Card, Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake, families
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.scripts.never_cleared import train as faulty
 from amp_course.debugging.clinic.trials import (
@@ -158,8 +158,7 @@ mistakes = [
         edits={CLEAR: f"{CLEAR}\n{LEAVE_OUT}"},
     ),
     Mistake(
-        "steps without the scaler",
-        "the step is taken even with inf or NaN. Call `scaler.step(optimizer)`",
+        *families.STEPS_BY_HAND,
         edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
     ),
     replace(OWN_SCALER, violates="by the optimizer and the scaler that you are given"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Card, Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake, families
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.scripts.scaled_clip import train as faulty
 from amp_course.debugging.clinic.trials import (
@@ -190,13 +190,12 @@ mistakes = [
         edits={UNSCALE: "pass", CLIP: CLIP.replace("1.0", "65536.0")},
     ),
     Mistake(
-        "no clipping",
-        "large gradients are not clipped when the update is made. Clip after unscaling",
+        *families.NO_CLIPPING,
         edits={CLIP: "pass"},
         violates="gradients clipped to a norm of 1",
     ),
     Mistake(
-        "always to a norm of 1",
+        "always to max_norm",
         "every gradient is scaled to a norm of 1, so small ones grow. Leave those unchanged",
         edits={
             CLIP: "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
@@ -204,13 +203,11 @@ mistakes = [
         },
     ),
     Mistake(
-        "clips each parameter",
-        "each parameter is clipped by its own norm. Pass all of them in one call",
+        *families.CLIPS_EACH_PARAMETER,
         edits={CLIP: "[nn.utils.clip_grad_norm_([p], 1.0) for p in model.parameters()]"},
     ),
     Mistake(
-        "clips values",
-        "clipping each element changes the gradient's direction. Scale them all by one norm",
+        *families.CLIPS_VALUES,
         edits={CLIP: CLIP.replace("norm_", "value_")},
     ),
     Mistake(
@@ -220,8 +217,7 @@ mistakes = [
         violates="a `GradScaler`",
     ),
     Mistake(
-        "steps without the scaler",
-        "the step is taken even with inf or NaN. Call `scaler.step(optimizer)`",
+        *families.STEPS_BY_HAND,
         edits={STEP: "optimizer.step()"},
     ),
     NO_UPDATE,
@@ -236,8 +232,7 @@ mistakes = [
     ),
     NEVER_CLEARS,
     Mistake(
-        "clears before the step",
-        "the gradients are 0 at the step. Clear them before `backward()` or after the step",
+        *families.CLEARS_BEFORE_THE_STEP,
         edits={UNSCALE: f"{UNSCALE}\noptimizer.zero_grad(set_to_none=False)", CLEAR: "pass"},
     ),
 ]

@@ -219,7 +219,7 @@ mistakes = [
         },
     ),
     Mistake(
-        "steps without the scaler",
+        "steps by hand",
         "nothing is read, but the step is also taken when gradients overflow. Call "
         "`scaler.step(optimizer)` with a fused optimizer instead of `optimizer.step()`",
         edits={**NOT_FUSED, STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},

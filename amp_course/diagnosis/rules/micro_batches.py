@@ -74,7 +74,7 @@ def check_thrown_away(update: Update) -> Findings:
     """Look for an update that uses its last backward pass alone: gradients are cleared before each.
 
     The weights have not moved in between, as SAM's have, and the step's gradient is what the last
-    pass brought: methods that combine gradients by hand use another.
+    pass brought, or its mean over all: methods that combine gradients by hand use another.
     """
     for used in steps_of(update.events, 0)[:1]:
         parts = [one for one in used.cleared if 0 in one.arrived] + used.parts
@@ -85,7 +85,10 @@ def check_thrown_away(update: Update) -> Findings:
         if last is None or several or any(one.moved for one in parts):
             return
         clipped = any(clip.norm > clip.limit for clip in update.of(Clip))
-        if clipped or near(used.step.gradient.norm * _scale_of(used.parts[0]), last.norm):
+        norm = used.step.gradient.norm * _scale_of(used.parts[0])
+        # Some divide the gradients, and not the losses, by the number of micro-batches.
+        divided = near(norm * len(parts), last.norm) and all(one.arrived[0].norm for one in parts)
+        if clipped or divided or near(norm, last.norm):
             weights = ", ".join(["0"] * (len(parts) - 1) + ["1"])
             yield finding(
                 "cleared-every-micro-batch",

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from amp_course.checking import Card, Case, Exercise, Mistake, read_bool
+from amp_course.checking import Card, Case, Exercise, Mistake, families, read_bool
 from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 
 card = Card(
@@ -43,9 +43,8 @@ card = Card(
 
 
 def right(optimizer: Optimizer, scale: float) -> bool:
-    grads = [
-        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-    ]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    grads = [p.grad for p in parameters if p.grad is not None]
     for grad in grads:
         grad.div_(scale)
     found = torch.tensor(float(any(not grad.isfinite().all() for grad in grads)))
@@ -114,10 +113,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     yield from cases_on_ranks(on_rank, answer, draw.randrange(10_000))
 
 
-GRADS = (
-    'grads = [p.grad for group in optimizer.param_groups for p in group["params"] '
-    "if p.grad is not None]"
-)
+PARAMETERS = 'parameters = [p for group in optimizer.param_groups for p in group["params"]]'
 FOR, DIVIDE = "for grad in grads:", "grad.div_(scale)"
 FOUND = "found = torch.tensor(float(any(not grad.isfinite().all() for grad in grads)))"
 REDUCE = "dist.all_reduce(found, op=dist.ReduceOp.MAX)"
@@ -150,7 +146,7 @@ mistakes = [
         violates="no rank may step",
     ),
     Mistake(
-        "only rank 0 knows",
+        "reduces to rank 0",
         f"only rank 0 knows what all ranks found, as after `dist.reduce`, and the others decide by "
         f"what they found themselves: {AGREE}",
         edits={REDUCE: "dist.reduce(found, dst=0, op=dist.ReduceOp.MAX)"},
@@ -182,27 +178,23 @@ mistakes = [
         },
     ),
     Mistake(
-        "a rank without gradients leaves",
+        "an empty rank leaves",
         "a rank without gradients returns before the all-reduce, and the other waits there "
         "forever: it has to take part, with the flag 0",
         edits={FOR: f"if not grads:\n    return False\n{FOR}"},
         violates="on some rank perhaps none has one",
     ),
     Mistake(
-        "looks only for NaN",
-        "you miss an inf: `isfinite()` is false for inf and for NaN",
+        *families.MISSES_INF,
         edits={FOUND: "found = torch.tensor(float(any(grad.isnan().any() for grad in grads)))"},
         violates="holds an inf or a NaN",
     ),
     Mistake(
-        "looks only for inf",
-        "you miss a NaN: `isfinite()` is false for inf and for NaN",
+        *families.MISSES_NAN,
         edits={FOUND: "found = torch.tensor(float(any(grad.isinf().any() for grad in grads)))"},
     ),
     Mistake(
-        "judges by the norm",
-        "a step was skipped although all gradients are finite: their norm, or their sum, can "
-        "still be inf. Call `isfinite()` on the gradients themselves",
+        *families.JUDGES_BY_THE_NORM,
         edits={
             FOUND: "squares = torch.as_tensor(sum(grad.square().sum() for grad in grads))\n"
             "found = (~squares.isfinite()).float()"
@@ -230,15 +222,14 @@ mistakes = [
         edits={DIVIDE: "grad.mul_(scale)"},
     ),
     Mistake(
-        "the first gradient alone",
-        "you miss an inf in any gradient but the first: test all of them",
+        *families.FIRST_GRADIENT_ONLY,
         edits={FOUND: "found = torch.tensor(float(bool(grads) and not grads[0].isfinite().all()))"},
     ),
     Mistake(
-        "the first group alone",
+        "first group only",
         "you use only the first of the optimizer's parameter groups: go through all of "
         "`optimizer.param_groups`",
-        edits={GRADS: GRADS.replace("groups", "groups[:1]")},
+        edits={PARAMETERS: PARAMETERS.replace("groups", "groups[:1]")},
     ),
     Mistake(
         "returns whether it was skipped",

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amp_course.checking import Card, Case, Exercise, Mistake, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, families, read_number
 from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, collectives_so_far
 
 card = Card(
@@ -118,10 +118,7 @@ OWN_DTYPE = (
     "the squares are computed in the gradients' dtype: in fp16, 256² is inf and the square of "
     "2^-13 is 0. Call `.float()` first"
 )
-SCALES_UP = (
-    "gradients whose norm is below `max_norm` are scaled up to it: multiply only if the norm is "
-    "above"
-)
+_, SCALES_UP = families.ALWAYS_TO_MAX_NORM
 OWN_NORM = (
     "the norm returned is right, but this rank clips by its own norm, {own}: use the same factor "
     "on all ranks"
@@ -142,14 +139,12 @@ mistakes = [
         edits={NORM: "norm = total.item()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
     ),
     Mistake(
-        "the sum of the tensors' norms",
+        "sum of norms",
         f"this is the sum of the tensors' norms: {ADD_SQUARES}",
         edits={SQUARES: "total += grad.float().norm()", NORM: "norm = total.item()"},
     ),
     Mistake(
-        "only rank 0 gets the sum",
-        "only rank 0 has the sum over all ranks, as after `dist.reduce`: use `dist.all_reduce`, "
-        "which gives it to all",
+        *families.REDUCES_TO_RANK_0,
         edits={REDUCE: "dist.reduce(total, dst=0)"},
     ),
     Mistake(
@@ -204,14 +199,13 @@ mistakes = [
         edits={SQUARES: "total += grad.norm().float().square()"},
     ),
     Mistake(
-        "always scales",
-        SCALES_UP,
+        *families.ALWAYS_TO_MAX_NORM,
         edits={IF: "if norm > 0:"},
         violates="below, change nothing",
     ),
-    Mistake("always scales, even a norm of 0", SCALES_UP, edits={IF: "if True:"}),
+    Mistake("always to max_norm, even a norm of 0", SCALES_UP, edits={IF: "if True:"}),
     Mistake(
-        "always scales, even a norm of 0, in tensors",
+        "always to max_norm, even a norm of 0, in tensors",
         SCALES_UP,
         edits={IF: "if True:", CLIP: "grad.mul_(max_norm / total.sqrt())"},
         violates="the norm may be 0",
@@ -250,7 +244,7 @@ mistakes = [
         edits={**KEEP_OWN, IF: "if own > max_norm:"},
     ),
     Mistake(
-        "clips each tensor",
+        "clips each parameter",
         "each tensor is clipped by its own norm, which changes the direction of the step: use one "
         "factor for all",
         edits={
@@ -259,21 +253,20 @@ mistakes = [
         },
     ),
     Mistake(
-        "clamps the elements",
+        "clips values",
         "the elements are clamped one by one, which changes the direction of the step: multiply "
         "all by one factor, `max_norm / norm`",
         edits={CLIP: "grad.clamp_(-max_norm, max_norm)"},
     ),
     Mistake(
-        "a rank with nothing leaves",
+        "an empty rank leaves",
         "a rank without gradients returns before the all-reduce, and the other waits there "
         "forever: it has to take part, with a sum of 0",
         edits={ZERO: f"if not grads:\n    return 0.0\n{ZERO}"},
         violates="the list may be empty",
     ),
     Mistake(
-        "returns the norm after clipping",
-        "this is the norm after clipping: return the norm before, as `clip_grad_norm_` does",
+        *families.RETURNS_THE_NORM_AFTER_CLIPPING,
         edits={"return norm": "return min(norm, max_norm)"},
     ),
 ]

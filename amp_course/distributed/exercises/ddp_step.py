@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Card, Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake, families
 from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, collectives_so_far
 
 card = Card(
@@ -201,44 +201,34 @@ mistakes = [
         edits={SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
     ),
     Mistake(
-        "adds up the micro-batches",
+        "sum instead of mean",
         "the gradients of the micro-batches are added up: for the mean, divide each loss by the "
         "number of micro-batches, {count}",
         edits={SCALE: "scaler.scale(loss).backward()"},
     ),
     Mistake(
-        "clips before unscaling",
-        "the gradients are clipped while they are still `scale` times too large: call "
-        "`scaler.unscale_(optimizer)` first",
+        *families.CLIPS_BEFORE_UNSCALING,
         edits={UNSCALE: CLIP, CLIP: UNSCALE},
     ),
     Mistake(
-        "does not clip",
-        "the gradients are not clipped: call `clip_grad_norm_` after `unscale_`",
+        *families.NO_CLIPPING,
         edits={CLIP: "pass"},
         violates="clipped to `max_norm`",
     ),
     Mistake(
-        "clips each micro-batch",
-        "the sum is clipped after each micro-batch: clip once, when it is complete and unscaled",
+        *families.CLIPS_EACH_MICRO_BATCH,
         edits={SCALE: f"{SCALE}\nif number < len(batches):\n    {CLIP}"},
     ),
     Mistake(
-        "clips each element",
-        "each element is clipped separately, which changes the direction of the step: "
-        "`clip_grad_norm_` multiplies all gradients by one factor",
+        *families.CLIPS_VALUES,
         edits={CLIP: f"{ALL}\n    p.grad.clamp_(-max_norm, max_norm)"},
     ),
     Mistake(
-        "clips each parameter",
-        "each parameter is clipped by its own norm, which changes the direction of the step: use "
-        "one norm for all, `clip_grad_norm_(model.parameters(), max_norm)`",
+        *families.CLIPS_EACH_PARAMETER,
         edits={CLIP: f"{ALL}\n    clip_grad_norm_([p], max_norm)"},
     ),
     Mistake(
-        "scales up to the norm",
-        "gradients whose norm is below `max_norm` are scaled up to it: clip only if it is above, "
-        "as `clip_grad_norm_` does",
+        *families.ALWAYS_TO_MAX_NORM,
         edits={
             CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
             f"{ALL}\n    p.grad.mul_(max_norm / norm)"
@@ -251,16 +241,12 @@ mistakes = [
         edits={FIRST: f"{CLEAR}\n{FIRST}", CLEAR: "pass"},
     ),
     Mistake(
-        "leaves the gradients",
-        "the gradients are not cleared, so the next step adds to them: call "
-        "`optimizer.zero_grad()`",
+        *families.NEVER_CLEARS,
         edits={CLEAR: "pass"},
         violates="clears the gradients afterwards",
     ),
     Mistake(
-        "clears before every micro-batch",
-        "the gradients are cleared before every micro-batch, so only the last one counts: clear "
-        "them once per step",
+        *families.CLEARS_EACH_MICRO_BATCH,
         edits={FORWARD: f"{CLEAR}\n{FORWARD}"},
     ),
     Mistake(
@@ -276,9 +262,7 @@ mistakes = [
         violates="use the scaler",
     ),
     Mistake(
-        "steps past the scaler",
-        "`optimizer.step()` steps even if the scaler has found an inf: call "
-        "`scaler.step(optimizer)`, which then skips the step",
+        *families.STEPS_BY_HAND,
         edits={STEP: "optimizer.step()"},
     ),
     Mistake(
@@ -288,9 +272,7 @@ mistakes = [
         edits={UPDATE: "pass"},
     ),
     Mistake(
-        "no autocast",
-        "the forward passes run in fp32: run them under `torch.autocast(inputs.device.type, "
-        "dtype=torch.float16)`",
+        *families.NO_FP16_AUTOCAST,
         edits={REGION: "if True:"},
         violates="under fp16 autocast",
     ),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amp_course.checking import Card, Case, Exercise, Mistake, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, families, read_number
 from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 
 card = Card(
@@ -42,7 +42,7 @@ card = Card(
 
 
 def right(loss: Tensor, samples: int) -> float:
-    total = float(loss) * samples if samples else 0.0
+    total = float(loss) * samples if samples else 0.0  # NaN * 0 is NaN
     sums = torch.tensor([total, float(samples)])
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
@@ -102,10 +102,7 @@ TOTAL = "total = float(loss) * samples if samples else 0.0"
 SUMS, REDUCE = "sums = torch.tensor([total, float(samples)])", "dist.all_reduce(sums)"
 RETURN = "return (sums[0] / sums[1]).item()"
 WEIGH = "add up `loss * samples` and `samples` over the ranks, then divide"
-OWN_SAMPLES = (
-    "the sum over all ranks is divided by the samples of only this rank: divide by those of all "
-    "ranks, {total}"
-)
+_, OWN_SAMPLES = families.DIVIDES_BY_ITS_OWN_SAMPLES
 BY_SAMPLES = (
     "so the log looks healthy while training is lost: leave out a rank because it has no samples, "
     "not because its loss is NaN"
@@ -146,16 +143,14 @@ mistakes = [
         },
     ),
     Mistake(
-        "an empty rank does not take part",
+        "an empty rank leaves",
         "a rank without samples does not call the all-reduce, and the other waits there forever: "
         "call it on every rank, with 0 for a rank without samples",
         edits={TOTAL: "total = float(loss) * samples", REDUCE: f"if samples:\n    {REDUCE}"},
         violates="which every rank calls",
     ),
     Mistake(
-        "reduces to rank 0",
-        "only rank 0 has the sums over all ranks, as after `dist.reduce`: use `dist.all_reduce`, "
-        "which gives them to all",
+        *families.REDUCES_TO_RANK_0,
         edits={REDUCE: "dist.reduce(sums, dst=0)"},
         violates="the same on each",
     ),
@@ -186,8 +181,7 @@ mistakes = [
         edits={TOTAL: "total = float(loss) if samples else 0.0"},
     ),
     Mistake(
-        "divides by this rank's samples",
-        OWN_SAMPLES,
+        *families.DIVIDES_BY_ITS_OWN_SAMPLES,
         edits={RETURN: "return (sums[0] / samples).item()"},
     ),
     Mistake(

@@ -276,13 +276,13 @@ mistakes = [
         edits={BARRIER: "while not os.path.exists(path):\n    time.sleep(0.001)"},
     ),
     Mistake(
-        "forgets the scaler",
+        "scaler not saved",
         "the scaler's state is not saved, so the other ranks start again at its initial scale",
         edits={PARTS: 'parts = {"model": model, "optimizer": optimizer}'},
         violates="scale and growth tracker",
     ),
     Mistake(
-        "forgets the optimizer",
+        "optimizer not saved",
         "the optimizer's state is not saved, so on the other ranks the momentum restarts at 0",
         edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
         violates="momentum",
@@ -293,19 +293,19 @@ mistakes = [
         edits={PARTS: 'parts = {"model": model}'},
     ),
     Mistake(
-        "does not load the scaler",
+        "scaler not loaded",
         "the scaler's state is saved but not loaded, so the other ranks start again at its "
         "initial scale",
         edits=_unless("scaler"),
     ),
     Mistake(
-        "does not load the optimizer",
+        "optimizer not loaded",
         "the optimizer's state is saved but not loaded, so on the other ranks the momentum "
         "restarts at 0",
         edits=_unless("optimizer"),
     ),
     Mistake(
-        "does not load the model",
+        "model not loaded",
         "the weights are saved but not loaded, so the other ranks keep their initial weights",
         edits=_unless("model"),
     ),

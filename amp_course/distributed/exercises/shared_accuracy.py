@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.checking import Card, Case, Exercise, Mistake, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, families, read_number
 from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 
 card = Card(
@@ -46,12 +46,12 @@ def right(model: Any, batches: list[Any]) -> float:
     training = model.training
     model.eval()
     hits = count = 0
-    with torch.no_grad():
+    with torch.inference_mode():
         for inputs, targets in batches:
             hits += (model.module(inputs).argmax(dim=1) == targets).sum().item()
             count += len(targets)
     model.train(training)
-    sums = torch.tensor([hits, count])
+    sums = torch.tensor([hits, count])  # int64
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 
@@ -135,7 +135,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 
 TRAINING, EVAL, BACK = "training = model.training", "model.eval()", "model.train(training)"
-OFF, COUNT = "with torch.no_grad():", "count += len(targets)"
+OFF, COUNT = "with torch.inference_mode():", "count += len(targets)"
 HITS = "hits += (model.module(inputs).argmax(dim=1) == targets).sum().item()"
 SUMS, REDUCE = "sums = torch.tensor([hits, count])", "dist.all_reduce(sums)"
 RETURN = "return (sums[0] / sums[1]).item()"
@@ -144,16 +144,12 @@ ADD = "Add up the right answers and the samples of all ranks, then divide"
 
 mistakes = [
     Mistake(
-        "stays in training mode",
-        "the batch norm ran as in training, on the statistics of each batch. Call `model.eval()` "
-        "first",
+        *families.NO_EVAL,
         edits={EVAL: "pass"},
         violates="Evaluate in eval mode",
     ),
     Mistake(
-        "gradients on",
-        "gradients were on, so autograd kept the activations of each batch. Evaluate under "
-        "`torch.no_grad()`, or in inference mode",
+        *families.GRADIENTS_ON,
         edits={OFF: "if True:"},
         violates="without gradients",
     ),
@@ -172,7 +168,7 @@ mistakes = [
         edits={SUMS: "sums = torch.tensor([hits / count, 1.0])"},
     ),
     Mistake(
-        "the mean of the batches' accuracies",
+        "mean of accuracies",
         f"this is the mean of the batches' accuracies, so a small batch counts like a large one. "
         f"{ADD}",
         edits={HITS: HITS.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
@@ -200,9 +196,7 @@ mistakes = [
         edits={REDUCE: f"if dist.get_rank() == 0:\n    {REDUCE}"},
     ),
     Mistake(
-        "reduces to rank 0",
-        "only rank 0 has the sums over all ranks, as after `dist.reduce`. Use `dist.all_reduce`, "
-        "which gives them to all",
+        *families.REDUCES_TO_RANK_0,
         edits={REDUCE: "dist.reduce(sums, dst=0)"},
         violates="the same on each",
     ),
@@ -223,9 +217,7 @@ mistakes = [
         for where, instead in (("", RETURN), (", divided in Python", QUOTIENT))
     ),
     Mistake(
-        "divides by this rank's samples",
-        "the right answers of all ranks are divided by the samples of only this rank. Divide by "
-        "those of all, {total}",
+        *families.DIVIDES_BY_ITS_OWN_SAMPLES,
         edits={RETURN: "return sums[0].item() / count"},
     ),
     Mistake(
@@ -235,14 +227,14 @@ mistakes = [
         violates="from 0 to 1",
     ),
     Mistake(
-        "leaves eval mode",
+        "left in eval mode",
         "the model was in training mode and is in eval mode now, so training goes on without "
         "batch statistics. Put the mode back",
         edits={BACK: "pass"},
         violates="the mode in which it was",
     ),
     Mistake(
-        "always trains afterwards",
+        "always back to train mode",
         "the model was in eval mode and is in training mode now. Keep `model.training`, and put "
         "that back",
         edits={BACK: "model.train()"},

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from amp_course.checking import Card, Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake, families
 from amp_course.frontiers.exercises._hooks import GROUP, Hooks, independence, layers
 from amp_course.frontiers.exercises._shared import bytes_of, held_tensors
-from amp_course.frontiers.packing import pack, unpack
+from amp_course.frontiers.packing import pack as pack_codes
+from amp_course.frontiers.packing import unpack as unpack_codes
 
 card = Card(
     chapter="frontiers",
@@ -66,13 +67,13 @@ def right(model: Any, generator: Any) -> Any:
         width = torch.where(step > 0, step, 1.0)
         noise = torch.rand(rows.shape, generator=generator)
         codes = ((rows - least) / width + noise).floor().clamp(0, 3)
-        return pack(codes.to(torch.uint8)), least, step, tensor.shape, tensor.dtype
+        return pack_codes(codes.to(torch.uint8)), least, step, tensor.shape, tensor.dtype
 
     def unpack_hook(saved: Any) -> Any:
-        if isinstance(saved, Tensor):
+        if isinstance(saved, torch.Tensor):
             return saved
         packed, least, step, shape, dtype = saved
-        codes = unpack(packed, 64 * len(least)).view(-1, 64)
+        codes = unpack_codes(packed, 64 * len(least)).view(-1, 64)
         values = least + codes * step
         return values.flatten()[: shape.numel()].view(shape).to(dtype)
 
@@ -185,12 +186,12 @@ LEAST = "least = rows.amin(1, keepdim=True)"
 STEP = "step = (rows.amax(1, keepdim=True) - least) / 3"
 NOISE = "noise = torch.rand(rows.shape, generator=generator)"
 CODES = "codes = ((rows - least) / width + noise).floor().clamp(0, 3)"
-KEEP = "return pack(codes.to(torch.uint8)), least, step, tensor.shape, tensor.dtype"
+KEEP = "return pack_codes(codes.to(torch.uint8)), least, step, tensor.shape, tensor.dtype"
 SAVED = "packed, least, step, shape, dtype = saved"
-UNPACK = "codes = unpack(packed, 64 * len(least)).view(-1, 64)"
+UNPACK = "codes = unpack_codes(packed, 64 * len(least)).view(-1, 64)"
 BACK = "return values.flatten()[: shape.numel()].view(shape).to(dtype)"
 IN_BYTES = {
-    KEEP: KEEP.replace("pack(codes.to(torch.uint8))", "codes.byte()"),
+    KEEP: KEEP.replace("pack_codes(codes.to(torch.uint8))", "codes.byte()"),
     UNPACK: "codes = packed",
 }
 ATTACHED = (
@@ -231,8 +232,7 @@ mistakes = [
         edits={NOISE: NOISE.replace("rand(", "randn(")},
     ),
     Mistake(
-        "tosses a coin",
-        "both levels come up equally often: {seen}. The nearer level has to come up more often",
+        *families.TOSSES_A_COIN,
         edits={CODES: CODES.replace("noise", "(noise < 0.5)")},
         violates="one of the two levels around it",
     ),
@@ -248,15 +248,12 @@ mistakes = [
         edits={NOISE: NOISE.replace("rows.shape", "64")},
     ),
     Mistake(
-        "draws from elsewhere",
-        "the generator's seed does not decide the result. Write `torch.rand(rows.shape, "
-        "generator=generator)`",
+        *families.DRAWS_FROM_ELSEWHERE,
         edits={NOISE: "noise = torch.rand(rows.shape)"},
         violates="with draws from the generator",
     ),
     Mistake(
-        "the same draws on every call",
-        "every call draws the same numbers. Draw from the given generator, and do not seed it",
+        *families.SAME_DRAWS,
         edits={NOISE: "noise = torch.rand(rows.shape, generator=torch.Generator().manual_seed(0))"},
     ),
     Mistake(
@@ -274,7 +271,7 @@ mistakes = [
         "groups are larger than 64 numbers. Each has to hold 64, whatever the shape",
         edits={
             ROWS: "rows = flat.view(len(tensor) if tensor.dim() else 1, -1)",
-            UNPACK: "codes = unpack(packed, shape.numel()).view(len(least), -1)",
+            UNPACK: "codes = unpack_codes(packed, shape.numel()).view(len(least), -1)",
         },
     ),
     Mistake(
@@ -385,7 +382,7 @@ mistakes = [
         violates="any shape and strides",
     ),
     Mistake(
-        "changes the tensor",
+        "changes its input",
         CHANGED,
         edits={
             ROWS: f"if len(flat) % 64:\n    {ROWS}\nelse:\n    rows = flat.view(-1, 64)",

@@ -17,6 +17,7 @@ from amp_course.checking import (
     Wrong,
     alike,
     call_answer,
+    families,
     read_number,
     read_pair,
     read_tensor,
@@ -58,7 +59,7 @@ class DelayedScale:
     """The right answer."""
 
     def __init__(self, length: int) -> None:
-        self.history = deque[Any](maxlen=length)
+        self.history: deque[float] = deque(maxlen=length)
 
     def quantize(self, x: Any) -> Any:
         largest = max(self.history, default=0.0)
@@ -66,7 +67,7 @@ class DelayedScale:
         scaled = x / scale
         q = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)
         amax = x.abs().max().item()
-        if amax < torch.inf:
+        if math.isfinite(amax):
             self.history.append(amax)
         return q, scale
 
@@ -134,13 +135,13 @@ def step(one: Any, case: str, x: Tensor) -> dict[str, Any]:
     }
 
 
-HISTORY = "self.history = deque[Any](maxlen=length)"
+HISTORY = "self.history: deque[float] = deque(maxlen=length)"
 LARGEST = "largest = max(self.history, default=0.0)"
 SCALE = "scale = largest / 448 if largest > 0 else 1.0"
 SCALED = "scaled = x / scale"
 Q = "q = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)"
 AMAX = "amax = x.abs().max().item()"
-FINITE = "if amax < torch.inf:"
+FINITE = "if math.isfinite(amax):"
 RECORD = "self.history.append(amax)"
 RETURN = "return q, scale"
 CURRENT = "current = x.abs().nan_to_num(0, 0, 0).max().item()"
@@ -296,20 +297,15 @@ mistakes = [
         edits={AMAX: "amax = (q.float().abs().max() * scale).item()"},
     ),
     Mistake(
-        "the largest, not the largest magnitude",
-        "you record the largest number of x. A negative one may be larger in magnitude, so take "
-        "`x.abs().max()`",
+        *families.LARGEST_NOT_MAGNITUDE,
         edits={AMAX: "amax = x.max().item()"},
     ),
     Mistake(
-        "inverts the scale",
-        "q is right, but the scale is inverted. Return the factor that q is multiplied by to get x "
-        "back",
+        *families.INVERTS_THE_SCALE,
         edits={RETURN: "return q, 1 / scale"},
     ),
     Mistake(
-        "multiplies by the scale",
-        "you multiply x by the scale. Divide by it",
+        *families.MULTIPLIES_BY_THE_SCALE,
         edits={SCALED: "scaled = x * scale"},
         violates="q is `x / scale`",
     ),
@@ -320,14 +316,12 @@ mistakes = [
         violates="divided by 448",
     ),
     Mistake(
-        "keeps float32",
-        "q is rounded, but stored in float32, which takes four times the memory. Return it in "
-        "float8",
+        *families.KEEPS_FLOAT32,
         edits={RETURN: "return q.float(), scale"},
         violates="in `torch.float8_e4m3fn`",
     ),
     Mistake(
-        "changes x",
+        "changes its input",
         "x itself is divided, as `div_` does it, so the recorded amax is wrong, too. Write "
         "`x / scale`, which makes a new tensor",
         edits={SCALED: "scaled = x.div_(scale)"},

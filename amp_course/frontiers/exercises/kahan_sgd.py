@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, alike, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, alike, call_answer, families
 from amp_course.frontiers.exercises._shared import bytes_of, held_tensors
 
 card = Card(
@@ -31,7 +31,7 @@ card = Card(
         "In float32: `change = lost.float() - self.lr * p.grad.float()`, then `new = (p.float() + "
         "change).bfloat16()`. What arrived is `new.float() - p.float()`: compute it while p still "
         "holds the old weight.",
-        "`lost.copy_(change - arrived)`, then `p.copy_(new)`, all under `@torch.no_grad()`. "
+        "`lost.copy_(change - arrived)`, then `p.copy_(new)`, all under `torch.no_grad()`. "
         "`lost` starts as `torch.zeros_like(p)`.",
     ),
     why="Weight and buffer take 4 bytes a number, where bf16 weights with float32 masters take 6, "
@@ -49,17 +49,17 @@ class KahanSGD:
         self.lr = lr
         self.lost: Any = [torch.zeros_like(p) for p in self.params]
 
-    @torch.no_grad()
     def step(self) -> None:
-        for p, lost in zip(self.params, self.lost, strict=True):
-            if p.grad is None:
-                continue
-            update = self.lr * p.grad.float()
-            change = lost.float() - update
-            new = (p.float() + change).bfloat16()
-            arrived = new.float() - p.float()
-            lost.copy_(change - arrived)
-            p.copy_(new)
+        with torch.no_grad():
+            for p, lost in zip(self.params, self.lost, strict=True):
+                if p.grad is None:
+                    continue
+                update = self.lr * p.grad.float()
+                change = lost.float() - update
+                new = (p.float() + change).bfloat16()
+                arrived = new.float() - p.float()
+                lost.copy_(change - arrived)
+                p.copy_(new)
 
 
 LR, STEPS = 2.0**-6, 40
@@ -208,41 +208,32 @@ mistakes = [
         edits={LOST: LOST.replace("(p)", "(p).half()")},
     ),
     Mistake(
-        "float32 weights",
+        "the parameters become float32",
         "the parameters become float32. Round the sum to bf16",
         edits={COPY: "p.data = p.float() + change"},
         violates="which stay bf16",
     ),
     Mistake(
-        "goes up the gradient",
-        "the step goes up the gradient. Subtract `lr * gradient`",
+        *families.GOES_UP_THE_GRADIENT,
         edits={CHANGE: "change = lost.float() + update"},
     ),
     Mistake(
-        "a gradient is None",
-        "the step fails at a gradient that is None, such as that of an unused layer. Skip that "
-        "parameter",
+        *families.A_GRADIENT_IS_NONE,
         edits={"if p.grad is None:": "if False:"},
         violates="Where a gradient is None",
     ),
     Mistake(
-        "returns at a missing gradient",
-        "the step ends at the first parameter without a gradient. Skip only that one, with "
-        "`continue`",
+        *families.RETURNS_AT_A_MISSING_GRADIENT,
         edits={"continue": "return"},
         violates="nothing changes",
     ),
     Mistake(
-        "used up in `__init__`",
-        "nothing moves if `params` is an iterator, as `model.parameters()` is. Read it once, into "
-        "a list",
+        *families.USED_UP_IN_INIT,
         edits={PARAMS: "self.params = params", ZIP: ZIP.replace("True", "False")},
         violates="any iterable",
     ),
     Mistake(
-        "used up by the first step",
-        "only the first step moves anything if `params` is an iterator, as `model.parameters()` "
-        "is. Read it once, into a list",
+        *families.USED_UP_BY_THE_FIRST_STEP,
         edits={
             PARAMS: "self.params = params",
             LOST: "self.lost: Any = {}",
@@ -257,10 +248,8 @@ mistakes = [
         violates="Gradients stay as they are",
     ),
     Mistake(
-        "autograd watches",
-        "a parameter was changed in place while autograd was recording. Write `@torch.no_grad()` "
-        "above `step`",
-        edits={"@torch.no_grad()": ""},
+        *families.AUTOGRAD_WATCHES,
+        edits={"with torch.no_grad():": "if True:"},
     ),
 ]
 

@@ -14,6 +14,7 @@ from amp_course.checking import (
     Exercise,
     Mistake,
     call_answer,
+    families,
     read_number,
     read_pair,
     read_tensor,
@@ -54,7 +55,7 @@ card = Card(
 
 def right(block: Any) -> Any:
     amax = block.abs().max()
-    exponent = torch.frexp(amax).exponent - 1
+    exponent = torch.frexp(amax).exponent - 1  # floor(log2 amax); 0 for amax = 0
     scale = torch.ldexp(torch.ones(()), exponent - 2)
     scaled = block / scale
     elements = round_to(scaled.clamp(-6, 6), FP4_E2M1)
@@ -194,9 +195,7 @@ mistakes = [
         violates="from 1e-30 to 1e30",
     ),
     Mistake(
-        "the largest, not the largest magnitude",
-        "you take the largest number. A negative one may be larger in magnitude, so take "
-        "`block.abs().max()`",
+        *families.LARGEST_NOT_MAGNITUDE,
         edits={AMAX: "amax = block.max()"},
     ),
     Mistake(
@@ -259,14 +258,11 @@ mistakes = [
         violates="so that `elements * scale` is close to block",
     ),
     Mistake(
-        "multiplies by the scale",
-        "you multiply block by the scale to get the elements. Divide by it",
+        *families.MULTIPLIES_BY_THE_SCALE,
         edits={SCALED: "scaled = block * scale"},
     ),
     Mistake(
-        "changes the block",
-        "the block itself is divided, as `div_` does it. Write `block / scale`, which makes a new "
-        "tensor",
+        *families.DIVIDES_IN_PLACE,
         edits={SCALED: "scaled = block.div_(scale)"},
         violates="block stays unchanged",
     ),

@@ -14,6 +14,7 @@ from amp_course.checking import (
     Exercise,
     Mistake,
     call_answer,
+    families,
     read_number,
     read_pair,
     read_tensor,
@@ -122,15 +123,11 @@ mistakes = [
         edits={AMAX: "amax = x.float().abs().mean()"},
     ),
     Mistake(
-        "the largest, not the largest magnitude",
-        "you take the largest number. A negative one may be larger in magnitude, so take "
-        "`x.abs().max()`",
+        *families.LARGEST_NOT_MAGNITUDE,
         edits={AMAX: "amax = x.max().float()"},
     ),
     Mistake(
-        "inverts the scale",
-        "q is right, but the scale is inverted. Return the factor that q is multiplied by to get x "
-        "back, `amax / 448`",
+        *families.INVERTS_THE_SCALE,
         edits={RETURN: "return q, 1 / scale"},
         violates="so that `q.float() * scale` is close to x",
     ),
@@ -145,9 +142,7 @@ mistakes = [
         edits={RETURN: "return q.float() * scale, scale"},
     ),
     Mistake(
-        "keeps float32",
-        "q is rounded, but stored in float32, which takes four times the memory. Return it in "
-        "float8",
+        *families.KEEPS_FLOAT32,
         edits={RETURN: "return q.float(), scale"},
         violates="with q in `torch.float8_e4m3fn`",
     ),
@@ -236,8 +231,7 @@ mistakes = [
         edits={Q: Q.replace("scaled", "scaled.round()")},
     ),
     Mistake(
-        "changes x",
-        "x itself is divided, as `div_` does it. Write `x / scale`, which makes a new tensor",
+        *families.DIVIDES_IN_PLACE,
         edits={SCALED: "scaled = x.div_(scale)"},
         violates="x stays unchanged",
     ),

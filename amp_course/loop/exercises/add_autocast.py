@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, read_number
 from amp_course.watching.scene import Scene
 
 card = Card(
@@ -132,21 +132,15 @@ def common(region: str, backward: str, step: str) -> list[Mistake]:
     forward = {FORWARD: "outputs = model(inputs)"}
     return [
         Mistake(
-            "loss outside the region",
-            "the loss was computed in 16 bits, with autocast off. Move it into the region, where "
-            "it runs in fp32",
+            *families.LOSS_OUTSIDE,
             edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
         ),
         Mistake(
-            "fp32 loss outside",
-            "autocast was off for the loss. Compute it inside the region, which casts to fp32 "
-            "where that is needed",
+            *families.FP32_LOSS_OUTSIDE,
             edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
         ),
         Mistake(
-            "backward inside the region",
-            "`backward()` ran inside the region. End it after the loss: backward uses the "
-            "forward dtypes anyway",
+            *families.BACKWARD_INSIDE,
             edits={backward: f"{region}\n    {backward}"},
             violates="and nothing else",
         ),
@@ -167,16 +161,12 @@ def common(region: str, backward: str, step: str) -> list[Mistake]:
 
 mistakes = [
     Mistake(
-        "no autocast",
-        "the forward pass ran in fp32, with autocast off. Call the model inside a region for "
-        "`inputs.device.type`",
+        *families.NO_AUTOCAST,
         edits={REGION: "if True:"},
         violates="under bf16 autocast",
     ),
     Mistake(
-        "converts the model",
-        "the weights were converted to bf16. Leave that out: autocast casts copies and keeps the "
-        "weights in fp32",
+        *families.CONVERTS_THE_MODEL,
         edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
     ),
     *common(REGION, BACKWARD, STEP),
@@ -187,15 +177,11 @@ mistakes = [
         edits={"return loss.detach()": "return loss_fn(model(inputs), targets)"},
     ),
     Mistake(
-        "never cleared",
-        "the gradients are never cleared, so each step adds the old ones to the new. Call "
-        "`optimizer.zero_grad()`",
+        *families.NEVER_CLEARS,
         edits={CLEAR: "pass"},
     ),
     Mistake(
-        "cleared before the step",
-        "the gradients were gone when the optimizer stepped. If you clear them between "
-        "`backward()` and the step, do it after the step instead",
+        *families.CLEARS_BEFORE_THE_STEP,
         edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
     ),
     Mistake(
@@ -222,8 +208,7 @@ mistakes = [
         edits={STEP: "pass"},
     ),
     Mistake(
-        "fp16",
-        "the forward pass ran in fp16. Use bf16, `dtype=torch.bfloat16`",
+        *families.FP16_REGION,
         edits={REGION: REGION.replace("bfloat16", "float16")},
     ),
 ]

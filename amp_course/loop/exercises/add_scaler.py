@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Card, Case, Exercise, Mistake
+from amp_course.checking import Card, Case, Exercise, Mistake, families
 from amp_course.loop.exercises.add_autocast import ANOTHER, MESSAGES, LoopScene, common
 
 card = Card(
@@ -79,9 +79,7 @@ UPDATE = "scaler.update()"
 
 mistakes = [
     Mistake(
-        "no autocast",
-        "the forward pass ran in fp32. Put it into `with torch.autocast(inputs.device.type, "
-        "dtype=torch.float16):`",
+        *families.NO_FP16_AUTOCAST,
         edits={REGION: "if True:"},
         violates="under fp16 autocast",
     ),
@@ -93,29 +91,23 @@ mistakes = [
     ),
     *common(REGION, BACKWARD, STEP),
     Mistake(
-        "scaled loss not used",
-        "`backward()` ran on an unscaled loss, and `scaler.step` divides anyway. Call it on "
-        "`scaler.scale(loss)`",
+        *families.LOSS_NOT_SCALED,
         edits={BACKWARD: "scaler.scale(loss)\nloss.backward()"},
     ),
     Mistake(
-        "scaler of its own",
-        "the scaler that was passed in was never used, and the scale in your steps never changes. "
-        "Use `scaler`",
+        *families.SCALER_OF_ITS_OWN,
         edits={BACKWARD: f"scaler = torch.amp.GradScaler('cpu')\n{BACKWARD}"},
         violates="that is passed in",
     ),
     Mistake(
-        "divides by hand too",
-        "the gradients were divided by the scale twice. Leave your own division out: "
-        "`scaler.step` divides",
+        *families.UNSCALES_BY_HAND,
         edits={
             STEP: "for p in [p for p in model.parameters() if p.requires_grad]:\n"
             f"    p.grad /= scaler.get_scale()\n{STEP}"
         },
     ),
     Mistake(
-        "no scaler at all",
+        "no scaler",
         "the scaler that was passed in was never used, so steps that overflow go into the "
         "weights. Scale the loss for `backward()`, then call `scaler.step(optimizer)` and "
         "`scaler.update()`",
@@ -160,20 +152,17 @@ mistakes = [
         edits={STEP: "scaler.unscale_(optimizer)\nif loss.isfinite():\n    optimizer.step()"},
     ),
     Mistake(
-        "cleared before the step",
+        "clears before the step",
         "`scaler.step(optimizer)` found no gradients. If you clear them after `backward()`, do it "
         "after the step",
         edits={STEP: f"optimizer.zero_grad()\n{STEP}"},
     ),
     Mistake(
-        "not cleared",
-        "gradients of an earlier step are still there, and new ones are added. Call `zero_grad()` "
-        "in every step",
+        *families.NEVER_CLEARS,
         edits={"optimizer.zero_grad()": "pass"},
     ),
     Mistake(
-        "no update",
-        "`scaler.update()` did not run after step 1. Call it after every step, skipped or not",
+        *families.NO_UPDATE,
         edits={UPDATE: "pass"},
     ),
     Mistake(
@@ -183,9 +172,7 @@ mistakes = [
         edits={STEP: f"{STEP}\nscaler.unscale_(optimizer)"},
     ),
     Mistake(
-        "updates before the step",
-        "`update()` came before the step, so the scaler forgot that it had divided, and divided "
-        "again. Call it last",
+        *families.UPDATES_BEFORE_THE_STEP,
         edits={STEP: f"scaler.unscale_(optimizer)\n{UPDATE}", UPDATE: STEP},
     ),
     Mistake(

@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number, show_value
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    call_answer,
+    families,
+    read_number,
+    show_value,
+)
 from amp_course.watching.scene import flat
 
 card = Card(
@@ -41,12 +50,15 @@ def right(model: Any, batches: Any) -> Any:
     modes = {layer: layer.training for layer in model.modules()}
     model.eval()
     hits = count = 0
-    with torch.inference_mode(), torch.autocast(batches[0][0].device.type, dtype=torch.bfloat16):
+    try:
         for inputs, targets in batches:
-            hits += (model(inputs).argmax(dim=-1) == targets).sum().item()
+            with torch.inference_mode(), torch.autocast(inputs.device.type, dtype=torch.bfloat16):
+                logits = model(inputs)
+            hits += (logits.argmax(dim=-1) == targets).sum().item()
             count += len(targets)
-    for layer, mode in modes.items():
-        layer.training = mode
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
     return hits / count
 
 
@@ -140,39 +152,29 @@ def _watch(model: nn.Module) -> dict[str, set[str]]:
 
 
 EVAL = "model.eval()"
-BOTH = (
-    "with torch.inference_mode(), torch.autocast(batches[0][0].device.type, dtype=torch.bfloat16):"
-)
-HIT = "hits += (model(inputs).argmax(dim=-1) == targets).sum().item()"
+BOTH = "with torch.inference_mode(), torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
+FORWARD, HIT = "logits = model(inputs)", "hits += (logits.argmax(dim=-1) == targets).sum().item()"
 COUNT = "count += len(targets)"
 RESTORE = "layer.training = mode"
 RETURN = "return hits / count"
 
 mistakes = [
     Mistake(
-        "no eval()",
-        "dropout and batch norm ran as in training. Call `model.eval()` first, which reaches "
-        "every layer",
+        *families.NO_EVAL,
         edits={EVAL: "pass"},
         violates="in eval mode",
     ),
     Mistake(
-        "converts the weights",
-        "the weights were converted to another dtype. Leave that out: autocast casts copies and "
-        "keeps the weights fp32",
-        edits={EVAL: "model.bfloat16().eval()", HIT: HIT.replace("inputs", "inputs.bfloat16()")},
+        *families.CONVERTS_THE_MODEL,
+        edits={EVAL: "model.bfloat16().eval()", FORWARD: "logits = model(inputs.bfloat16())"},
     ),
     Mistake(
-        "no autocast",
-        "the model ran in fp32. Call it under `torch.autocast(inputs.device.type, "
-        "dtype=torch.bfloat16)`",
+        *families.NO_AUTOCAST,
         edits={BOTH: "with torch.inference_mode():"},
         violates="under bf16 autocast",
     ),
     Mistake(
-        "records graphs",
-        "gradients were on, so autograd recorded the evaluation. Run it in "
-        "`torch.inference_mode()`",
+        *families.GRADIENTS_ON,
         edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
         violates="in inference mode",
     ),

@@ -13,6 +13,7 @@ from amp_course.checking import (
     Exercise,
     Mistake,
     call_answer,
+    families,
     read_bool,
     read_number,
     read_pair,
@@ -127,14 +128,13 @@ mistakes = [
         edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
     ),
     Mistake(
-        "any change is a skip",
+        "takes growth for a skip",
         "this step was taken, and then the scale grew. Only a scale that became smaller means a "
         "skip",
         edits={RETURN: RETURN.replace("<", "!=")},
     ),
     Mistake(
-        "no update",
-        "`scaler.update()` did not run, so the scale never changes. Call it after the step",
+        *families.NO_UPDATE,
         edits={"scaler.update()": "pass"},
     ),
     Mistake(
@@ -162,7 +162,7 @@ mistakes = [
         edits={RETURN: "return used, False"},
     ),
     Mistake(
-        "looks for inf only",
+        "misses NaN",
         "NaN makes the scaler skip, not just inf. `isfinite` finds both",
         edits=decides("any(g.isinf().any() for g in grads)"),
     ),
@@ -180,15 +180,13 @@ mistakes = [
         }.items()
     ],
     Mistake(
-        "looks at the norm",
+        "judges by the norm",
         "this step was taken, because each gradient is finite, even where their norm, their sum or "
         "an fp16 copy of them is not. Compare the scale before and after `update()`",
         edits=decides("not torch.nn.utils.get_total_norm(grads).isfinite()"),
     ),
     Mistake(
-        "steps by hand",
-        "the step was not skipped: `optimizer.step()` applies even inf. Call "
-        "`scaler.step(optimizer)`",
+        *families.STEPS_BY_HAND,
         edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
         violates="it does both",
     ),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families
 from amp_course.patterns.exercises._shared import REGION_MESSAGES
 from amp_course.watching.scene import Scene, flat
 
@@ -110,14 +110,11 @@ UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
 
 mistakes = [
     Mistake(
-        "one region around all",
-        "one region is around several updates, and its cache keeps old fp16 weights. Open one for "
-        "each micro-batch",
+        *families.ONE_REGION_AROUND_ALL,
         answer=torch.autocast("cpu", dtype=torch.float16)(right),
     ),
     Mistake(
-        "backward inside the region",
-        "`backward()` ran inside the autocast region. End the `with` block after the loss",
+        *families.BACKWARD_INSIDE,
         edits={SCALE: f"{REGION}\n    {SCALE}"},
     ),
     Mistake(
@@ -128,9 +125,7 @@ mistakes = [
         violates="each with its own forward pass",
     ),
     Mistake(
-        "updates each micro-batch",
-        "the optimizer stepped after every micro-batch. Step once per group, after its last "
-        "`backward()`",
+        *families.STEPS_EACH_MICRO_BATCH,
         edits={
             LOOP: "for start in range(len(batches)):",
             ROWS: "group, rows = batches[start : start + 1], every",
@@ -183,40 +178,28 @@ mistakes = [
         violates="The last group may be short",
     ),
     Mistake(
-        "clears inside the group",
-        "only the group's last micro-batch is left at the step. Call `backward()` on each, and "
-        "clear only after the step",
+        *families.CLEARS_EACH_MICRO_BATCH,
         edits={SCALE: f"{CLEAR}\n{SCALE}"},
     ),
     Mistake(
-        "clips before unscaling",
-        "the gradient was cut to `max_norm` divided by the scale. Unscale it before clipping, and "
-        "only once",
+        *families.CLIPS_BEFORE_UNSCALING,
         edits={UNSCALE: CLIP, CLIP: UNSCALE},
     ),
     Mistake(
-        "clips inside the group",
-        "you clipped after every micro-batch, which changes their shares in the sum. Clip once, "
-        "after the last",
+        *families.CLIPS_EACH_MICRO_BATCH,
         edits={SCALE: f"{SCALE}\n{CLIP[:-1]} * scaler.get_scale())"},
         violates="clipped once",
     ),
     Mistake(
-        "no clipping",
-        "the gradient was not clipped to `max_norm`. Call `clip_grad_norm_` between `unscale_` and "
-        "the step",
+        *families.NO_CLIPPING,
         edits={CLIP: "pass"},
     ),
     Mistake(
-        "clips values",
-        "each element was cut to `max_norm`, which turns the gradient. Scale it as a whole, with "
-        "`clip_grad_norm_`",
+        *families.CLIPS_VALUES,
         edits={CLIP: f"nn.utils.{CLIP.replace('norm_', 'value_', 1)}"},
     ),
     Mistake(
-        "clips each parameter",
-        "each parameter's gradient was clipped by its own norm. Call `clip_grad_norm_` once, for "
-        "all parameters",
+        *families.CLIPS_EACH_PARAMETER,
         edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
     ),
     Mistake(
@@ -226,9 +209,7 @@ mistakes = [
         edits={CLEAR: f"if len(group) == every:\n    {CLEAR}"},
     ),
     Mistake(
-        "never clears",
-        "the gradients of earlier groups are still in the sum. Call `optimizer.zero_grad()` after "
-        "each update",
+        *families.NEVER_CLEARS,
         edits={CLEAR: "pass"},
     ),
     Mistake(
@@ -241,9 +222,7 @@ mistakes = [
         },
     ),
     Mistake(
-        "steps by hand",
-        "the optimizer applied the NaN of an overflow. Call `scaler.step(optimizer)`, which skips "
-        "such a step",
+        *families.STEPS_BY_HAND,
         edits={"scaler.step(optimizer)": "optimizer.step()"},
         violates="its group is skipped",
     ),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, read_number
 from amp_course.patterns.exercises._shared import both_steps, observe
 from amp_course.watching.scene import flat
 
@@ -145,7 +145,7 @@ mistakes = [
         violates="If it is not finite, neither optimizer may step",
     ),
     Mistake(
-        "tests for NaN only",
+        "misses inf",
         "with a norm of inf, though not with NaN, an optimizer stepped on gradients that clipping "
         "had made 0. Step only if `norm.isfinite()`",
         edits={IF: "if not norm.isnan():"},
@@ -182,14 +182,12 @@ mistakes = [
         violates="all gradients of both optimizers",
     ),
     Mistake(
-        "first groups only",
+        "first group only",
         "you clipped only `param_groups[0]` of each optimizer. Loop over all groups",
         edits={GROUPS: "groups = [optimizer.param_groups[0] for optimizer in optimizers]"},
     ),
     Mistake(
-        "zeros for None",
-        "a parameter without a gradient moved, as weight decay does with a gradient of 0. Leave "
-        "None as it is",
+        *families.ZEROS_FOR_NONE,
         edits={PARAMETERS: f"{PARAMETERS[:-1]} or setattr(p, 'grad', p * 0) is None]"},
         violates="A parameter may have no gradient",
     ),
@@ -213,17 +211,14 @@ mistakes = [
         violates="clip all gradients",
     ),
     Mistake(
-        "sum of norms",
-        "you added up the norms of the parameters' gradients. Take the root of the sum of their "
-        "squares",
+        *families.SUM_OF_NORMS,
         edits={
             CLIP: "norm = sum(p.grad.norm() for p in parameters)\n"
             "[p.grad.mul_(min(1.0, max_norm / float(norm))) for p in parameters]"
         },
     ),
     Mistake(
-        "always to max_norm",
-        "gradients below the limit were made larger. Clip only if the norm exceeds `max_norm`",
+        *families.ALWAYS_TO_MAX_NORM,
         edits={
             CLIP: "norm = clip_grad_norm_(parameters, math.inf)\n"
             "[p.grad.mul_(max_norm / norm) for p in parameters]"
@@ -243,20 +238,15 @@ mistakes = [
         violates="update",
     ),
     Mistake(
-        "no update",
-        "`scaler.update()` did not run after the steps. Call it once, whether the optimizers "
-        "stepped or not",
+        *families.NO_UPDATE_AFTER_BOTH,
         edits={UPDATE: "pass"},
     ),
     Mistake(
-        "an update for each",
-        "`scaler.update()` ran between the steps, and the scaler forgot what it had unscaled. Call "
-        "it after both",
+        *families.AN_UPDATE_FOR_EACH,
         edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: f"if not norm.isfinite():\n    {UPDATE}"},
     ),
     Mistake(
-        "norm after clipping",
-        "you return the norm after clipping. Return what `clip_grad_norm_` returned",
+        *families.RETURNS_THE_NORM_AFTER_CLIPPING,
         edits={RETURN: "return torch.cat([p.grad.flatten() for p in parameters]).norm()"},
         violates="return the norm before clipping",
     ),

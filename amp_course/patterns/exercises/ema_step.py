@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_integer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, read_integer
 from amp_course.watching.scene import dtype_names, flat
 
 card = Card(
@@ -46,7 +46,7 @@ def right(model: Any, average: Any, optimizer: Any, scaler: Any, taken: int) -> 
     before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
-    if scaler.get_scale() < before:
+    if scaler.get_scale() < before:  # a scale that fell means a skip
         return taken
     decay = min(0.99, (1 + taken) / (10 + taken))
     with torch.no_grad():
@@ -252,9 +252,7 @@ mistakes = [
         edits={BUFFER: "mine.copy_(mine * decay + (1 - decay) * new)"},
     ),
     Mistake(
-        "steps by hand",
-        "`optimizer.step()` was called directly, with gradients that are still scaled. Leave it to "
-        "`scaler.step`, which unscales, and skips inf and NaN",
+        *families.STEPS_WHILE_SCALED,
         edits={STEP: "optimizer.step()", UPDATE: "pass"},
     ),
 ]

@@ -50,7 +50,7 @@ card = Card(
 )
 
 
-class Right(nn.Module):
+class FineTuned(nn.Module):
     """The right answer."""
 
     def __init__(self, backbone: Any, head: Any) -> None:
@@ -294,7 +294,7 @@ mistakes = [
 
 frozen_layers = Exercise(
     card,
-    Right,
+    FineTuned,
     cases,
     mistakes,
     tolerance=1e-2,

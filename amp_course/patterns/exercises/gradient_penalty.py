@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, show_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, show_number
 from amp_course.patterns.exercises._shared import REGION_MESSAGES
 from amp_course.watching.scene import Scene
 
@@ -94,7 +94,7 @@ TOTAL = "total = loss + weight * penalty"
 
 mistakes = [
     Mistake(
-        "everything inside the region",
+        "backward inside the region",
         "`backward()` ran inside the autocast region. End the `with` block after the loss or after "
         "the penalty",
         answer=torch.autocast("cpu", dtype=torch.float16)(right),
@@ -154,8 +154,7 @@ mistakes = [
         edits={NORM: f"{NORM}.square()"},
     ),
     Mistake(
-        "sum of norms",
-        "you added up the norms of the parameters' gradients. Take one norm over all of them",
+        *families.SUM_OF_NORMS,
         edits={NORM: "penalty = sum(gradient.norm() for gradient in gradients)"},
         violates="the norm is that of all gradients together",
     ),
@@ -195,19 +194,16 @@ mistakes = [
         edits={"optimizer.zero_grad()": "pass"},
     ),
     Mistake(
-        "steps by hand",
-        "`optimizer.step()` applied scaled gradients, and would apply NaN. Call "
-        "`scaler.step(optimizer)`",
+        *families.STEPS_WHILE_SCALED,
         edits={"scaler.step(optimizer)": "optimizer.step()"},
         violates="A batch that overflows is skipped",
     ),
     Mistake(
-        "no update",
-        "`scaler.update()` did not run after the step. Call it after every step, skipped or not",
+        *families.NO_UPDATE,
         edits={"scaler.update()": "pass"},
     ),
     Mistake(
-        "returns at an overflow",
+        "no update when skipped",
         "the batch was skipped without `scaler.update()`, so the scale stays. Let `scaler.step` "
         "skip, then update",
         edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},

@@ -130,7 +130,7 @@ def mistake(name: str, feedback: str, edits: dict[str, str], violates: str = "")
 
 mistakes = [
     mistake(
-        "no gradients",
+        "gradients not restored",
         "the accumulated gradients are lost, since no `state_dict()` holds them. Save each "
         "`p.grad`, assign it on loading (a new model's `p.grad` is None, so there is nothing to "
         "copy into), and do not clear it afterwards",
@@ -191,7 +191,7 @@ mistakes = [
     ),
     *(
         mistake(
-            f"no {part}",
+            f"{part} not restored",
             f"the {part} was not restored, so {effect}. Save its `state_dict()` and load it",
             {f'{part}.load_state_dict(state["{part}"])': ""},
         )

@@ -210,7 +210,7 @@ mistakes = [
     ),
     *(
         Mistake(
-            f"no {key}",
+            f"{key} not saved",
             f"`{key}` is not in the file, so {effect}. Save `{state}`",
             edits={f'"{key}": {state},': ""},
             violates="everything a run needs",

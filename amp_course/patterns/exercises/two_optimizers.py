@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families
 from amp_course.patterns.exercises._shared import both_steps, observe
 from amp_course.watching.scene import dtype_names, flat
 
@@ -147,8 +147,7 @@ mistakes = [
         violates="The body runs once",
     ),
     Mistake(
-        "backward inside the region",
-        "`backward()` ran inside the autocast region. End the `with` block before it",
+        *families.BACKWARD_INSIDE,
         edits={FIRST: f"{REGION}\n    {FIRST}", SECOND: f"{REGION}\n    {SECOND}"},
     ),
     Mistake(
@@ -183,7 +182,7 @@ mistakes = [
         edits={SECOND: "losses[1].backward()"},
     ),
     Mistake(
-        "scales no loss",
+        "loss not scaled",
         "the gradients were divided by the scale once too often. Scale both losses, and let only "
         "the scaler divide",
         edits={
@@ -199,14 +198,11 @@ mistakes = [
         violates="one scaler",
     ),
     Mistake(
-        "an update for each",
-        "`scaler.update()` ran more than once, with a step in between. Call it once per iteration, "
-        "after both steps",
+        *families.AN_UPDATE_FOR_EACH,
         edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: "pass"},
     ),
     Mistake(
-        "no update",
-        "`scaler.update()` did not run after the steps. Call it once per iteration, after both",
+        *families.NO_UPDATE_AFTER_BOTH,
         edits={UPDATE: "pass"},
     ),
     Mistake(
@@ -229,7 +225,7 @@ mistakes = [
         edits={FIRST: f"if losses[0].isfinite():\n    {FIRST}"},
     ),
     Mistake(
-        "steps both by hand",
+        "steps by hand",
         "`scaler.update()` found no `scaler.step` since the last update. Call `scaler.step` for "
         "both, then update once",
         edits={STEP: "optimizer.step()"},

@@ -47,15 +47,15 @@ card = Card(
 def right(n: int, fmt: FloatFormat) -> int:
     bits, half_step = fmt.significand_bits + 1, 2 ** (fmt.max_exponent - fmt.significand_bits) // 2
     last, most = n - 1, int(fmt.max)
-    exact = min(2**bits, most + 1)
+    exact = min(2**bits, most + 1)  # up to here, every position has its own id
     if n <= exact + 1 or most < exact:  # in a short format, positions from most + 1 on are inf
         return min(n, exact + 1)
-    overflows = int(last >= most + half_step)
+    overflows = int(last >= most + half_step)  # inf is one more id
     last = min(last, most)
     binade = last.bit_length() - 1
     steps = Fraction(last, 2 ** (binade - fmt.significand_bits))
-    in_binade = round(steps) - exact // 2
-    before = exact // 2 * (binade - bits)
+    in_binade = round(steps) - exact // 2  # ties to even
+    before = exact // 2 * (binade - bits)  # the ids of the binades between
     return 1 + exact + before + in_binade + overflows
 
 
@@ -199,7 +199,7 @@ mistakes = [
         violates="values the positions 0 … n−1 have in a format",
     ),
     Mistake(
-        "rounds half up",
+        "half up",
         "a tie goes to the neighbour whose significand is even, not always up. `round` of a "
         "Fraction does that",
         edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},

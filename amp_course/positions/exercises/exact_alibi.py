@@ -47,7 +47,7 @@ card = Card(
 
 def right(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     slopes = slopes.float()
-    distance = queries[:, None] - keys[None, :]
+    distance = queries[:, None] - keys[None, :]  # between integers: exact
     bias = -slopes[:, None, None] * distance
     return bias
 

@@ -39,7 +39,7 @@ card = Card(
 
 def right(x: Tensor, positions: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
+    frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
     angles = positions.float()[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     first, second = x.float().chunk(2, dim=-1)
@@ -102,7 +102,9 @@ def _gradient(answer: Any, case: str, x: Tensor, positions: Tensor) -> dict[str,
     return {"gradient": "missing" if gradient is None else gradient.float()}
 
 
-FREQUENCIES = "frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)"
+FREQUENCIES = (
+    "frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)"
+)
 LOW_FREQUENCIES = {FREQUENCIES: FREQUENCIES.replace("torch.float32", "x.dtype")}
 ANGLES = "angles = positions.float()[:, None] * frequencies"
 LOW_ANGLES = ANGLES.replace("float()", "to(x.dtype)")

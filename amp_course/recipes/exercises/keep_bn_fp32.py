@@ -45,19 +45,19 @@ card = Card(
 
 def right(model: nn.Module) -> nn.Module:
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
         for parameter in module.parameters(recurse=False):
             parameter.data = parameter.data.half()
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 setattr(module, name, buffer.half())
-    model.register_forward_pre_hook(_to_half)
+
+    def to_half(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(arg.half() if arg.is_floating_point() else arg for arg in args)
+
+    model.register_forward_pre_hook(to_half)
     return model
-
-
-def _to_half(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(arg.half() if arg.is_floating_point() else arg for arg in args)
 
 
 class ChannelNorm(nn.BatchNorm2d):
@@ -178,8 +178,9 @@ def _state(now: Tensor, before: Tensor) -> str:
     return f"`{dtype_name(now.dtype)}, {change}, requires_grad={now.requires_grad}`"
 
 
-NORMS, BUFFERS = "if isinstance(module, _BatchNorm):", "if buffer.is_floating_point():"
-HOOK = "model.register_forward_pre_hook(_to_half)"
+NORMS = "if isinstance(module, nn.modules.batchnorm._BatchNorm):"
+BUFFERS = "if buffer.is_floating_point():"
+HOOK = "model.register_forward_pre_hook(to_half)"
 KINDS = (
     "`isinstance(module, nn.modules.batchnorm._BatchNorm)` finds BatchNorm1d, 2d, 3d, "
     "SyncBatchNorm and subclasses"
@@ -260,7 +261,7 @@ mistakes = [
         "ids cast",
         "ids became fp16 too, and an embedding needs whole numbers. Cast only where "
         "`x.is_floating_point()`",
-        edits={HOOK: HOOK.replace("_to_half", "lambda _, args: tuple(x.half() for x in args)")},
+        edits={HOOK: HOOK.replace("to_half", "lambda _, args: tuple(x.half() for x in args)")},
         violates="or ids",
     ),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_bool
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, read_bool
 from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.scene import flat
 
@@ -207,9 +207,7 @@ mistakes = [
         violates="turns the model into fp16",
     ),
     Mistake(
-        "loss not scaled",
-        "backward started from an unscaled loss and lost the smallest gradients. Call `(loss * "
-        "scale).backward()`",
+        *families.PLAIN_LOSS,
         edits={BACKWARD: "loss.backward()"},
         violates="scales it",
     ),
@@ -276,15 +274,12 @@ mistakes = [
         edits={FINITE: "finite = bool(loss.isfinite())"},
     ),
     Mistake(
-        "looks at a norm",
-        "a step was skipped although every gradient is finite. The norm or the sum of fp16 "
-        "gradients can be inf where none of them is, so test each element with "
-        "`p.grad.isfinite().all()`",
+        *families.JUDGES_BY_THE_NORM,
         edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
     ),
     *(
         Mistake(
-            f"looks for {found} only",
+            f"misses {other}",
             f"a step with {found} was skipped, and one with {other} was taken. `torch.isfinite` is "
             "False for both",
             edits={FINITE: f"finite = not any(p.grad.is{found.lower()}().any() for p, _ in pairs)"},
@@ -293,9 +288,7 @@ mistakes = [
         for found, other in (("NaN", "inf"), ("inf", "NaN"))
     ),
     Mistake(
-        "tests the first gradient only",
-        "a step was taken although gradients of the bias are inf. Test every gradient, not only "
-        "the weight's",
+        *families.FIRST_GRADIENT_ONLY,
         edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
         violates="any gradient",
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, read_number
 from amp_course.scaler.exercises._shared import gradients, watch_steps
 from amp_course.watching.scene import flat
 
@@ -123,9 +123,7 @@ EACH = "for p in parameters:\n    "
 
 mistakes = [
     Mistake(
-        "clips before unscaling",
-        "the gradients were in effect clipped to `max_norm / scale`. Unscale them first, then "
-        "clip to `max_norm`",
+        *families.CLIPS_BEFORE_UNSCALING,
         edits={UNSCALE: "pass"},
         violates="clip the norm of all gradients to `max_norm`",
     ),
@@ -160,15 +158,11 @@ mistakes = [
         edits={UPDATE: "pass"},
     ),
     Mistake(
-        "updates before the step",
-        "`scaler.update()` ran before the step, which then unscaled the gradients again. Update "
-        "last",
+        *families.UPDATES_BEFORE_THE_STEP,
         edits={STEP: UPDATE, UPDATE: STEP},
     ),
     Mistake(
-        "steps by hand",
-        "the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; "
-        "`optimizer.step()` cannot",
+        *families.STEPS_BY_HAND,
         edits={STEP: "optimizer.step()"},
         violates="A step that overflows must be skipped",
     ),
@@ -179,26 +173,21 @@ mistakes = [
         edits={UNSCALE: f"{LIST}\n{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
     ),
     Mistake(
-        "unscales by hand",
-        "the gradients were divided by the scale twice. `scaler.step` divides them, unless "
-        "`scaler.unscale_` has",
+        *families.UNSCALES_BY_HAND,
         edits={UNSCALE: f"{LIST}\n{EACH}p.grad /= scaler.get_scale()"},
     ),
     Mistake(
-        "loss not scaled",
-        "`backward()` ran on the plain loss, and the gradients were divided by the scale anyway. "
-        "Scale the loss",
+        *families.LOSS_NOT_SCALED,
         edits={BACKWARD: "loss.backward()"},
     ),
     Mistake(
-        "returns before the update",
+        "no update when skipped",
         "`scaler.update()` does not run after an overflow, so the scale does not fall. Call it "
         "every time",
         edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
     ),
     Mistake(
-        "no clipping",
-        "the optimizer got the gradients unclipped. Limit their norm to `max_norm` before the step",
+        *families.NO_CLIPPING,
         edits={CLIP: NORM},
     ),
     Mistake(
@@ -210,20 +199,15 @@ mistakes = [
         violates="may be a generator",
     ),
     Mistake(
-        "always to max_norm",
-        "gradients below the limit were made larger. Clip only if the norm exceeds it",
+        *families.ALWAYS_TO_MAX_NORM,
         edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
     ),
     Mistake(
-        "clips values",
-        "each element was limited to ±`max_norm`, which changes the direction. Clip the norm of "
-        "all together",
+        *families.CLIPS_VALUES,
         edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},
     ),
     Mistake(
-        "each parameter on its own",
-        "each parameter was clipped on its own, which changes the direction. Clip the norm of all "
-        "together",
+        *families.CLIPS_EACH_PARAMETER,
         edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
         violates="of all gradients",
     ),
@@ -234,9 +218,7 @@ mistakes = [
         edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
     ),
     Mistake(
-        "returns the norm after clipping",
-        "the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the "
-        "one from before",
+        *families.RETURNS_THE_NORM_AFTER_CLIPPING,
         edits={CLIP: f"{LIST}\n{CLIP}", "return norm": f"{NORM}\nreturn norm"},
         violates="before clipping",
     ),

@@ -15,6 +15,7 @@ from amp_course.checking import (
     Mistake,
     Wrong,
     call_answer,
+    families,
     is_blank,
     read_number,
     read_tensor,
@@ -52,8 +53,6 @@ card = Card(
     "`torch._amp_update_scale_`.",
 )
 
-_SAVED = ("_scale", "_streak", "_growth", "_backoff", "_interval")
-
 
 class MyScaler:
     """The right answer."""
@@ -63,18 +62,14 @@ class MyScaler:
     ) -> None:
         self._scale, self._streak = init_scale, 0
         self._growth, self._backoff, self._interval = growth_factor, backoff_factor, growth_interval
-        self._found: dict[int, bool] = {}
+        self._found: dict[int, bool] = {}  # id of an optimizer → what unscaling found
 
     def scale(self, loss: Any) -> Any:
         return loss * self._scale
 
     def unscale_(self, optimizer: Any) -> None:
-        grads = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for p in parameters if p.grad is not None]
         self._found[id(optimizer)] = any([not g.div_(self._scale).isfinite().all() for g in grads])
 
     def step(self, optimizer: Any) -> None:
@@ -91,14 +86,16 @@ class MyScaler:
             self._scale *= self._backoff
         elif self._streak == self._interval:
             grown = self._scale * self._growth
-            self._scale = grown if torch.tensor(grown).isfinite() else self._scale
+            fits = torch.tensor(grown, dtype=torch.float32).isfinite()
+            self._scale = grown if fits else self._scale
             self._streak = 0
 
     def get_scale(self) -> float:
         return self._scale
 
     def state_dict(self) -> Any:
-        return {name: getattr(self, name) for name in _SAVED}
+        saved = ("_scale", "_streak", "_growth", "_backoff", "_interval")
+        return {name: getattr(self, name) for name in saved}
 
     def load_state_dict(self, state: Any) -> None:
         self.__dict__.update(state)
@@ -238,10 +235,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 SCALE = "return loss * self._scale"
-GRADS = (
-    'grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is '
-    "not None]"
-)
+PARAMETERS = 'parameters = [p for group in optimizer.param_groups for p in group["params"]]'
+GRADS = "grads = [p.grad for p in parameters if p.grad is not None]"
 CHECK = "not g.div_(self._scale).isfinite().all()"
 FIND = f"self._found[id(optimizer)] = any([{CHECK} for g in grads])"
 FIRST = "if id(optimizer) not in self._found:"
@@ -269,15 +264,12 @@ mistakes = [
         edits={FIND: FIND.replace("g.div_(self._scale)", "g")},
     ),
     Mistake(
-        "trips on a missing gradient",
-        "a parameter has no gradient: `p.grad` is None, as in a frozen or unused layer. Skip it",
+        *families.A_GRADIENT_IS_NONE,
         edits={GRADS: GRADS.replace(" if p.grad is not None", "")},
     ),
     Mistake(
-        "first group only",
-        "the second parameter group still carries the scale. Loop over all of "
-        "`optimizer.param_groups`",
-        edits={GRADS: GRADS.replace("_groups", "_groups[:1]")},
+        *families.FIRST_GROUP_ONLY,
+        edits={PARAMETERS: PARAMETERS.replace("_groups", "_groups[:1]")},
     ),
     Mistake(
         "one flag for all",
@@ -330,9 +322,7 @@ mistakes = [
         edits={"found = any(self._found.values())": "found = list(self._found.values())[-1]"},
     ),
     Mistake(
-        "keeps the streak after growth",
-        "the streak goes on after a growth, so the scale grows too soon, or never again. Set it to "
-        "0 there",
+        *families.KEEPS_THE_STREAK_AFTER_GROWTH,
         edits={RESTART: "pass"},
     ),
     Mistake(
@@ -353,26 +343,16 @@ mistakes = [
         edits={IF: "if gradients(optimizer).isfinite().all():"},
     ),
     Mistake(
-        "a skip does not end the streak",
-        "the streak goes on after a skipped step. Set it to 0 there: the next growth needs a whole "
-        "new one",
+        *families.KEEPS_THE_STREAK_AFTER_A_SKIP,
         edits={STREAK: "self._streak += not found"},
     ),
     Mistake(
-        "grows to inf",
-        "the scale grew past float32's largest number. torch leaves it unchanged there and "
-        "restarts the streak",
-        edits={
-            "self._scale = grown if torch.tensor(grown).isfinite() else self._scale": (
-                "self._scale = grown"
-            )
-        },
+        *families.GROWS_TO_INF,
+        edits={"self._scale = grown if fits else self._scale": ("self._scale = grown")},
         violates="to the last bit",
     ),
     Mistake(
-        "floor of 1",
-        "the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of "
-        "a real fault",
+        *families.FLOOR_OF_1,
         edits={BACKOFF: "self._scale = max(self._scale * self._backoff, 1.0)"},
     ),
     Mistake(
@@ -384,7 +364,7 @@ mistakes = [
     Mistake(
         "the saved state changes",
         CHANGED,
-        edits={"return {name: getattr(self, name) for name in _SAVED}": "return self.__dict__"},
+        edits={"return {name: getattr(self, name) for name in saved}": "return self.__dict__"},
     ),
     Mistake(
         "forgets the streak",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families
 from amp_course.scaler.exercises._shared import watch_steps
 
 card = Card(
@@ -122,7 +122,7 @@ def moves_if(clean: str) -> dict[str, str]:
 
 mistakes = [
     Mistake(
-        "always",
+        "always moves",
         "the scheduler moves after a skip. Check whether the scale is lower after `update()` than "
         "it was before",
         edits={BEFORE: "pass", IF: "if True:"},
@@ -141,7 +141,7 @@ mistakes = [
         edits={IF: IF.replace(">=", ">")},
     ),
     Mistake(
-        "also moves after a fall",
+        "waits for a fall",
         "the scheduler moves when the scale fell, after a skip, and waits when it grew. Compare "
         "with `>=`",
         edits={IF: IF.replace(">=", "<=")},
@@ -198,14 +198,12 @@ mistakes = [
             violates="then step the learning rate scheduler",
         )
         for name, before in {
-            "first": f"{GRADS}\nif all(g.isfinite().all() for g in grads):\n    {MOVE}",
-            "first and always": MOVE,
+            "moves first": f"{GRADS}\nif all(g.isfinite().all() for g in grads):\n    {MOVE}",
+            "always moves, and first": MOVE,
         }.items()
     ],
     Mistake(
-        "steps by hand",
-        "`optimizer.step()` was called directly. Leave it to `scaler.step`, which unscales, and "
-        "skips inf and NaN",
+        *families.STEPS_WHILE_SCALED,
         edits={
             BEFORE: "pass",
             STEP: "optimizer.step()",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families
 from amp_course.scaler.exercises._shared import watch_steps
 from amp_course.watching.scene import Scene, flat
 
@@ -139,14 +139,11 @@ mistakes = [
         violates="the optimizer must get the true ones",
     ),
     Mistake(
-        "unscales the first group only",
-        "the second parameter group still carries the scale. Divide the gradients of every group",
+        *families.FIRST_GROUP_ONLY,
         edits={EACH: 'for parameter in optimizer.param_groups[0]["params"]:'},
     ),
     Mistake(
-        "backward from the plain loss",
-        "the loss was not scaled, and fp16 loses small gradients of a plain loss. Call `(loss * "
-        "scale).backward()`",
+        *families.PLAIN_LOSS,
         edits={BACKWARD: "loss.backward()"},
         violates="with `scale` as a fixed loss scale",
     ),
@@ -170,41 +167,30 @@ mistakes = [
         violates="the mean of the losses",
     ),
     Mistake(
-        "clears inside the loop",
-        "the gradients are cleared before each micro-batch, so only the last one counts. Clear "
-        "once a step",
+        *families.CLEARS_EACH_MICRO_BATCH,
         edits={MEAN: f"{CLEAR}\n{MEAN}"},
     ),
     Mistake(
-        "never clears",
-        "the gradients are never cleared, so they add up. Call `optimizer.zero_grad()` once a step",
+        *families.NEVER_CLEARS,
         edits={CLEAR: "pass"},
         violates="Gradients of one step must not reach the next",
     ),
     Mistake(
-        "clears before the step",
-        "the gradients were gone when the optimizer stepped. The order is: `backward()`, unscale, "
-        "step, clear",
+        *families.CLEARS_BEFORE_THE_STEP,
         edits={STEP: f"{CLEAR}\n{STEP}"},
     ),
     Mistake(
-        "a step for each micro-batch",
-        "the optimizer stepped once for each micro-batch. Together they are one batch, so step "
-        "once, after the loop",
+        *families.STEPS_EACH_MICRO_BATCH,
         answer=lambda model, batches, *rest: any(right(model, [one], *rest) for one in batches),
         violates="one optimizer step",
     ),
     Mistake(
-        "trips on a missing gradient",
-        "`parameter.grad` is None, as in an unused layer, or anywhere after `zero_grad()`. Skip "
-        "such a parameter",
+        *families.A_GRADIENT_IS_NONE,
         edits={HAS: "if True:"},
         violates="A parameter may have no gradient",
     ),
     Mistake(
-        "fills in missing gradients",
-        "a weight without a gradient moved: it got a gradient of zeros, and weight decay did the "
-        "rest. Leave it None",
+        *families.ZEROS_FOR_NONE,
         edits={
             HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\n"
             "if True:"

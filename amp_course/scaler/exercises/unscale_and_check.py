@@ -14,6 +14,7 @@ from amp_course.checking import (
     Mistake,
     Wrong,
     call_answer,
+    families,
     read_bool,
     read_number,
 )
@@ -148,9 +149,7 @@ mistakes = [
         edits={DIVIDE: f"if parameter.grad.isfinite().all():\n    {DIVIDE}"},
     ),
     Mistake(
-        "first group only",
-        "the second parameter group still carries the scale. Loop over all of "
-        "`optimizer.param_groups`",
+        *families.FIRST_GROUP_ONLY,
         edits={LOOP: LOOP.replace(":", "[:1]:")},
     ),
     Mistake(
@@ -160,9 +159,7 @@ mistakes = [
         edits={FIND: f"{FIND}\nparameter.grad.nan_to_num_()"},
     ),
     Mistake(
-        "trips on a missing gradient",
-        "a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. "
-        "Skip it",
+        *families.A_GRADIENT_IS_NONE,
         edits={HAS: "if True:"},
         violates="A parameter may have no gradient",
     ),
@@ -177,13 +174,13 @@ mistakes = [
         for what, test in MISSES.items()
     ],
     Mistake(
-        "leaves the loop at a missing gradient",
+        "returns at a missing gradient",
         "after a parameter without a gradient, others in its group still carry the scale. Skip it "
         "with `continue`",
         edits={HAS: "if parameter.grad is None:\n    break\nif True:"},
     ),
     Mistake(
-        "checks a sum or a norm",
+        "judges by the norm",
         "you return True for large but finite gradients. Ask `torch.isfinite` of each element, "
         "and set no limit",
         edits=finds("not g.sum().isfinite()"),

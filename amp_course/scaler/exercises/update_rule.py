@@ -14,6 +14,7 @@ from amp_course.checking import (
     Mistake,
     Results,
     call_answer,
+    families,
     read_number,
     read_pair,
     show_number,
@@ -47,7 +48,7 @@ card = Card(
 Next = tuple[float, float]
 
 
-def right(
+def reference(
     scale: float, streak: int, found: bool, growth: float, backoff: float, interval: int
 ) -> Next:
     now, clean = torch.tensor(scale), torch.tensor(streak, dtype=torch.int32)
@@ -90,8 +91,8 @@ def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
 def _streak(change: Callable[..., float]) -> Callable[..., Next]:
     """Follow the right rule, with another streak."""
     return lambda s, k, f, *rule: (
-        right(s, k, f, *rule)[0],
-        change(s, k, f, *right(s, k, f, *rule)),
+        reference(s, k, f, *rule)[0],
+        change(s, k, f, *reference(s, k, f, *rule)),
     )
 
 
@@ -99,13 +100,11 @@ mistakes = [
     Mistake(
         "grows on a skipped step",
         "the scale grows on a skipped step. After inf or NaN it backs off, whatever the streak",
-        answer=lambda s, k, f, g, b, n: right(s, k, f and k + 1 < n, g, b, n),
+        answer=lambda s, k, f, g, b, n: reference(s, k, f and k + 1 < n, g, b, n),
         violates="whether this step found inf or NaN",
     ),
     Mistake(
-        "keeps the streak on backoff",
-        "the streak goes on after a backoff. A skipped step ends it, and the next growth needs a "
-        "whole new one",
+        *families.KEEPS_THE_STREAK_AFTER_A_SKIP,
         answer=_streak(lambda s, k, f, scale, streak: k if f else streak),
         violates="streak of clean steps",
     ),
@@ -119,18 +118,15 @@ mistakes = [
         "grows one step early",
         "the scale grows too early. It grows only after {interval} clean steps in a row",
         answer=lambda s, k, f, g, b, n: (
-            (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n)
+            (s * g, 0.0) if not f and k + 2 == n else reference(s, k, f, g, b, n)
         ),
     ),
     Mistake(
-        "keeps the streak after growth",
-        "the streak goes on after a growth. It counts clean steps since then, so set it to 0",
+        *families.KEEPS_THE_STREAK_AFTER_GROWTH,
         answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
     ),
     Mistake(
-        "grows to inf",
-        "the scale grows past float32's largest number, to inf. Grow only if the result is finite "
-        "in float32",
+        *families.GROWS_TO_INF,
         answer=_unguarded,
         violates="as torch's scaler computes them",
     ),
@@ -152,24 +148,22 @@ mistakes = [
         "tests the old scale",
         "a scale below 2^127 grows to inf if growth is above 2. Ask whether `scale * growth` is "
         "finite in float32",
-        answer=lambda *state: (right if state[0] >= 2.0**127 else _unguarded)(*state),
+        answer=lambda *state: (reference if state[0] >= 2.0**127 else _unguarded)(*state),
     ),
     Mistake(
-        "floor of 1",
-        "the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign "
-        "of a real fault",
-        answer=lambda *state: (max(right(*state)[0], 1.0), right(*state)[1]),
+        *families.FLOOR_OF_1,
+        answer=lambda *state: (max(reference(*state)[0], 1.0), reference(*state)[1]),
     ),
     Mistake(
         "always halves",
         "the scale backs off by a factor other than the `backoff` that was passed in",
-        answer=lambda s, k, f, g, b, n: right(s, k, f, g, 0.5, n),
+        answer=lambda s, k, f, g, b, n: reference(s, k, f, g, 0.5, n),
     ),
     Mistake(
         "always doubles",
         "the scale grows by a factor other than the `growth` that was passed in",
-        answer=lambda s, k, f, g, b, n: right(s, k, f, 2.0, b, n),
+        answer=lambda s, k, f, g, b, n: reference(s, k, f, 2.0, b, n),
     ),
 ]
 
-update_rule = Exercise(card, right, cases, mistakes)
+update_rule = Exercise(card, reference, cases, mistakes)

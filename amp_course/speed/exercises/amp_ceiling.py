@@ -38,7 +38,9 @@ Parts = Sequence[tuple[float, float]]
 
 
 def right(parts: Parts) -> float:
-    return 1 / (_rest(parts) + sum(share / factor for share, factor in parts))
+    rest = 1 - sum(share for share, _ in parts)
+    after = rest + sum(share / factor for share, factor in parts)
+    return 1 / after
 
 
 def _rest(parts: Parts) -> float:

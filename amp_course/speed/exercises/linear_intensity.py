@@ -52,7 +52,7 @@ def right(batch: int, inputs: int, outputs: int, itemsize: int) -> tuple[Pass, P
     x, weight, y = batch * inputs, outputs * inputs, batch * outputs
     flops = 2 * batch * inputs * outputs
     moved = itemsize * (x + weight + y)
-    flops_back = 2 * flops
+    flops_back = 2 * flops  # two matmuls
     moved_back = itemsize * ((y + weight + x) + (y + x + weight))
     return (flops, moved, flops / moved), (flops_back, moved_back, flops_back / moved_back)
 

@@ -9,9 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn import functional as F
 
-from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer, read_number
+from amp_course.checking import (
+    Card,
+    Case,
+    Exercise,
+    Mistake,
+    Wrong,
+    call_answer,
+    families,
+    read_number,
+)
 from amp_course.kit.tensors import tensors_in
 from amp_course.speed.counting import CAST, MATMUL, OpCounter, totals
 from amp_course.speed.exercises.host_reads import HostReads
@@ -55,7 +64,7 @@ def right(model: Any, batches: Any, depth: int) -> list[float]:
             hidden = inputs
             for _ in range(depth):
                 hidden = torch.tanh(model["block"](hidden))
-            loss = cross_entropy(model["head"](hidden), targets)
+            loss = F.cross_entropy(model["head"](hidden), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -157,7 +166,7 @@ REGION, BATCHES = (
     "for inputs, targets in batches:",
 )
 DEPTH, CALL = "for _ in range(depth):", 'hidden = torch.tanh(model["block"](hidden))'
-LOSS = 'loss = cross_entropy(model["head"](hidden), targets)'
+LOSS = 'loss = F.cross_entropy(model["head"](hidden), targets)'
 BACKWARD, STEP, CLEAR = "loss.backward()", "optimizer.step()", "optimizer.zero_grad()"
 KEEP, RETURN = "losses.append(loss.detach())", "return torch.stack(losses).tolist()"
 
@@ -169,7 +178,7 @@ mistakes = [
         edits={
             CALL: 'hidden = torch.stack([torch.tanh(model["block"](row)) for row in hidden])',
             LOSS: 'logits = torch.stack([model["head"](row) for row in hidden])\n'
-            "loss = cross_entropy(logits, targets)",
+            "loss = F.cross_entropy(logits, targets)",
         },
         violates="the Python loop over rows",
     ),
@@ -188,7 +197,7 @@ mistakes = [
         edits={
             LOSS: "with torch.autocast(inputs.device.type, enabled=False):\n    logits = "
             'model["head"](hidden.float())\n'
-            "loss = cross_entropy(logits, targets)"
+            "loss = F.cross_entropy(logits, targets)"
         },
         violates="the fp32 matmul in the head",
     ),
@@ -207,9 +216,7 @@ mistakes = [
         violates="the separate optimizer kernels for each parameter",
     ),
     Mistake(
-        "one region around all updates",
-        "one region is open during all updates, so its cache keeps the first bf16 weights: open "
-        "one for each batch",
+        *families.ONE_REGION_AROUND_ALL,
         answer=torch.autocast("cpu", dtype=torch.bfloat16)(right),
     ),
     Mistake(
@@ -220,9 +227,7 @@ mistakes = [
         violates="under bf16 autocast",
     ),
     Mistake(
-        "fp16 instead of bf16",
-        "the region is in fp16, where gradients can underflow without a scaler: use bf16, as the "
-        "slow loop does",
+        *families.FP16_REGION,
         edits={REGION: REGION.replace("bfloat16", "float16")},
     ),
     Mistake(
@@ -270,9 +275,7 @@ mistakes = [
         answer=lambda model, batches, depth: right(copy.deepcopy(model), batches, depth),
     ),
     Mistake(
-        "never clears",
-        "the gradients are never cleared, so each update also uses those of earlier batches: call "
-        "`zero_grad()`",
+        *families.NEVER_CLEARS,
         edits={CLEAR: "pass"},
     ),
     Mistake(
@@ -282,7 +285,7 @@ mistakes = [
         violates="update per batch",
     ),
     Mistake(
-        "the short batch left out",
+        "drops the tail",
         "there is no update for the short last batch: update the weights after every batch",
         edits={STEP: f"if len(targets) >= len(batches[0][1]):\n    {STEP}"},
     ),

@@ -50,7 +50,7 @@ card = Card(
 )
 
 
-def right(trace: Trace) -> str:
+def reference(trace: Trace) -> str:
     return max(_host(trace) if _idle(trace) else _gpu(trace))[1]
 
 
@@ -122,15 +122,15 @@ def _of_longest_kernel(trace: Trace) -> str:
 
 
 def _idle_means(name: str) -> Callable[[Trace], str]:
-    return lambda trace: name if _idle(trace) else right(trace)
+    return lambda trace: name if _idle(trace) else reference(trace)
 
 
 def _busy_means(name_of: Callable[[Trace], str]) -> Callable[[Trace], str]:
-    return lambda trace: right(trace) if _idle(trace) else name_of(trace)
+    return lambda trace: reference(trace) if _idle(trace) else name_of(trace)
 
 
 def _swapped(one: str, other: str) -> Callable[[Trace], str]:
-    return lambda trace: {one: other, other: one}.get(right(trace), right(trace))
+    return lambda trace: {one: other, other: one}.get(reference(trace), reference(trace))
 
 
 REASONS = "a GPU can be idle for three reasons, but you always name the same one. Here {why}"
@@ -200,30 +200,32 @@ mistakes = [
     Mistake(
         "forgets loading",
         "the GPU waits for its batches here, but you name another cause: {why}",
-        answer=lambda trace: max(_host(trace)[1:])[1] if right(trace) == "data" else right(trace),
+        answer=lambda trace: (
+            max(_host(trace)[1:])[1] if reference(trace) == "data" else reference(trace)
+        ),
     ),
     Mistake(
         "many kernels",
         "you answer 'launch' for a step of {trace.kernels} kernels, but their time counts, not "
         "their number: {why}",
-        answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
+        answer=lambda trace: "launch" if trace.kernels > 300 else reference(trace),
     ),
     Mistake(
         "short kernels",
         "the kernels are shorter than their launches, but the GPU waits for something else: {why}",
-        answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else right(trace),
+        answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else reference(trace),
     ),
     Mistake(
         "any wait for data",
         "the host waits {trace.load_ms:.1f} ms for a batch, but the GPU still works through its "
         "queue meanwhile: {why}",
-        answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else right(trace),
+        answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else reference(trace),
     ),
     Mistake(
         "more than one read",
         "you answer 'sync' for a step of {trace.reads} reads, but their time counts, not their "
         "number: {why}",
-        answer=lambda trace: "sync" if trace.reads > 1 else right(trace),
+        answer=lambda trace: "sync" if trace.reads > 1 else reference(trace),
     ),
     Mistake(
         "casts alone",
@@ -248,7 +250,7 @@ mistakes = [
 
 name_bottleneck = Exercise(
     card,
-    right,
+    reference,
     cases,
     mistakes,
     messages={"the bottleneck": "{case}, your answer is {got}, but {why}"},

@@ -48,7 +48,7 @@ def right(step: Any, batches: Any, every: int, log: Any) -> None:
         loss = step(batch).detach()
         window.append(loss)
         if number % every == 0:
-            losses = torch.stack(window).tolist()
+            losses = torch.stack(window).tolist()  # the one read
             finite = [one for one in losses if math.isfinite(one)]
             log(number, sum(finite) / len(finite), max(finite), len(losses) - len(finite))
             window.clear()
@@ -228,7 +228,7 @@ mistakes = [
         edits=_log(mean="sum(finite)"),
     ),
     Mistake(
-        "never clears",
+        "keeps the window",
         "your numbers cover all steps so far: start again after each line",
         edits={CLEAR: "pass"},
         violates="since the last line",

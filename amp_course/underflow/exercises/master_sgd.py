@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, alike, call_answer
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, alike, call_answer, families
 from amp_course.kit.dtypes import dtype_name
 
 card = Card(
@@ -27,7 +27,7 @@ card = Card(
     hints=(
         "What has to be kept from one step to the next, and in which dtype?",
         "`__init__` keeps `list(params)` and one master for each: `p.detach().clone().float()`. "
-        "`step` runs under `@torch.no_grad()` and skips parameters whose gradient is None.",
+        "`step` runs under `torch.no_grad()` and skips parameters whose gradient is None.",
         "For each pair: `master -= self.lr * p.grad.float()`, then `p.copy_(master)`, which "
         "rounds to the parameter's dtype.",
     ),
@@ -47,14 +47,14 @@ class MasterSGD:
         self.lr = lr
         self.masters = [p.detach().clone().float() for p in self.params]
 
-    @torch.no_grad()
     def step(self) -> None:
-        for p, master in zip(self.params, self.masters, strict=True):
-            if p.grad is None:
-                continue
-            update = self.lr * p.grad.float()
-            master -= update
-            p.copy_(master)
+        with torch.no_grad():
+            for p, master in zip(self.params, self.masters, strict=True):
+                if p.grad is None:
+                    continue
+                update = self.lr * p.grad.float()
+                master -= update
+                p.copy_(master)
 
 
 NEAR_1, UNUSED, TINY = (
@@ -133,7 +133,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 KEEP = "self.params = list(params)"
 MASTERS = "self.masters = [p.detach().clone().float() for p in self.params]"
 PAIRS = "zip(self.params, self.masters, strict=True)"
-NO_GRAD, ZIP = "@torch.no_grad()", f"for p, master in {PAIRS}:"
+NO_GRAD, ZIP = "with torch.no_grad():", f"for p, master in {PAIRS}:"
 IF, CONTINUE = "if p.grad is None:", "continue"
 PRODUCT, UPDATE, COPY = "update = self.lr * p.grad.float()", "master -= update", "p.copy_(master)"
 
@@ -174,16 +174,12 @@ mistakes = [
         violates="even mixed",
     ),
     Mistake(
-        "used up in `__init__`",
-        "nothing changes if `params` is an iterator, like `model.parameters()`: read it once, into "
-        "a list",
+        *families.USED_UP_IN_INIT,
         edits={KEEP: "self.params = params", ZIP: ZIP.replace("True", "False")},
         violates="any iterable",
     ),
     Mistake(
-        "used up by the first step",
-        "nothing changes after the first step if `params` is an iterator, which can be read only "
-        "once: keep a list",
+        *families.USED_UP_BY_THE_FIRST_STEP,
         edits={
             KEEP: "self.params = params",
             MASTERS: "self.masters = {}",
@@ -216,20 +212,18 @@ mistakes = [
         edits={UPDATE: COPY, COPY: UPDATE},
     ),
     Mistake(
-        "the parameter becomes float32",
+        "the parameters become float32",
         "the parameters become float32: use `p.copy_(master)`, which rounds to the parameter's "
         "own dtype",
         edits={COPY: "p.data = master.clone()"},
         violates="have to keep their dtype",
     ),
     Mistake(
-        "goes up the gradient",
-        "the step adds `lr * gradient`: subtract it",
+        *families.GOES_UP_THE_GRADIENT,
         edits={UPDATE: "master += update"},
     ),
     Mistake(
-        "a gradient is None",
-        "the step fails if a gradient is None, as in an unused layer: skip that parameter",
+        *families.A_GRADIENT_IS_NONE,
         edits={IF: "if False:"},
         violates="Where a gradient is None",
     ),
@@ -244,24 +238,20 @@ mistakes = [
         },
     ),
     Mistake(
-        "returns at a missing gradient",
-        "the step ends at the first parameter without a gradient: skip only that one, with "
-        "`continue`",
+        *families.RETURNS_AT_A_MISSING_GRADIENT,
         edits={CONTINUE: "return"},
         violates="nothing changes",
     ),
     Mistake(
         "freezes the parameters",
         "the parameters no longer require gradients after the step, so the next `backward()` gives "
-        "them none: change them under `@torch.no_grad()` instead",
-        edits={NO_GRAD: "", COPY: "p.requires_grad_(False).copy_(master)"},
+        "them none: change them under `torch.no_grad()` instead",
+        edits={NO_GRAD: "if True:", COPY: "p.requires_grad_(False).copy_(master)"},
         violates="stay trainable",
     ),
     Mistake(
-        "autograd watches",
-        "a parameter is changed in place while autograd records: put `@torch.no_grad()` above "
-        "`step`",
-        edits={NO_GRAD: ""},
+        *families.AUTOGRAD_WATCHES,
+        edits={NO_GRAD: "if True:"},
     ),
 ]
 

@@ -126,7 +126,7 @@ mistakes = [
         edits={START: "total = torch.tensor(0.0)", ADD: "total = total + term"},
     ),
     Mistake(
-        "casts only the result",
+        "casts the result only",
         "you return a wider dtype, but the sum got stuck in {dtype} before: add in float32 from "
         "the first term",
         edits={START: NARROW, RETURN: "return total.float()"},

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_tensor
+from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, families, read_tensor
 
 card = Card(
     chapter="underflow",
@@ -177,16 +177,12 @@ mistakes = [
         violates="for each element independently",
     ),
     Mistake(
-        "the same draws on every call",
-        "every call draws the same numbers. Draw from the given generator, not from a copy or "
-        "another one with its seed, and do not set its seed or state",
+        *families.SAME_DRAWS,
         edits={NOISE: "noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))"},
         violates="new numbers on every call",
     ),
     Mistake(
-        "draws from elsewhere",
-        "the generator's seed does not determine the result: use `torch.rand(x.shape, "
-        "generator=generator)`",
+        *families.DRAWS_FROM_ELSEWHERE,
         edits={NOISE: "noise = torch.rand(x.shape)"},
         violates="Draw from the generator",
     ),
@@ -217,8 +213,7 @@ mistakes = [
         edits={RETURN: "return rounded"},
     ),
     Mistake(
-        "tosses a coin",
-        "both neighbours are equally likely, but the nearer one should be more likely: {seen}",
+        *families.TOSSES_A_COIN,
         edits={UP: "up = noise < 0.5"},
         violates="mean of 20,000 draws",
     ),

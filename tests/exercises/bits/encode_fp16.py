@@ -42,7 +42,7 @@ WRONG = {
     "clips first": (lambda value: by_search(max(-65504.0, min(value, 65504.0))), "clamps"),
     "torch": (
         lambda value: torch.tensor(value).double().half().view(torch.uint16).item(),
-        "through fp32",
+        "through float32",
     ),
     "unchanged": (float, "returns the value"),
     "a 17th bit": (lambda value: by_struct(value) + 0x8000 * (value < 0), None),
@@ -63,5 +63,5 @@ def nearly_ties(value):
 
 
 SIBLINGS = {
-    "takes what is nearly a tie for one": (nearly_ties, "through fp32", "it went through fp32")
+    "takes what is nearly a tie for one": (nearly_ties, "through float32", "it went through fp32")
 }

@@ -86,7 +86,7 @@ WRONG = {
     ),
     "unscales and steps": (
         edited(clears_at_the_end, {STEP: "scaler.unscale_(optimizer)\noptimizer.step()"}),
-        "steps without the scaler",
+        "steps by hand",
     ),
     "no losses": (edited(clears_at_the_end, {"return torch.stack(losses)": "pass"}), None),
 }

@@ -61,7 +61,7 @@ WRONG = {
                 "scaler.get_scale()\nfor p in model.parameters(): p.grad /= norm"
             },
         ),
-        "always to a norm of 1",
+        "always to max_norm",
     ),
     "65,536": (
         edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get_scale()", "2.0**16")}),

@@ -177,7 +177,7 @@ def some_clip(grads, max_norm):
 
 
 WRONG = {
-    "norms are added up": (adds_norms, "the sum of the tensors' norms"),
+    "norms are added up": (adds_norms, "sum of norms"),
     "looks at its own": (some_clip, "decides by its own norm"),
     "clips, then measures": (clips_first, None),
     "an equal share of the limit": (halves_of_the_limit, None),
@@ -188,8 +188,8 @@ WRONG = {
     "norms in fp16": (norms_in_fp16, "the norm of each tensor in fp16"),
     "the sum in fp16": (sum_in_fp16, "the sum travels in fp16"),
     "divides by 0": (divides_by_0, None),
-    "always": (always, "always scales, even a norm of 0"),
-    "always, in tensors": (always_in_tensors, "always scales, even a norm of 0, in tensors"),
+    "always": (always, "always to max_norm, even a norm of 0"),
+    "always, in tensors": (always_in_tensors, "always to max_norm, even a norm of 0, in tensors"),
     "by its own norm": (by_its_own, "clips by its own norm"),
-    "reduces to rank 0": (reduces_to_rank_0, "only rank 0 gets the sum"),
+    "reduces to rank 0": (reduces_to_rank_0, "reduces to rank 0"),
 }

@@ -176,6 +176,6 @@ WRONG = {
     "objects, not states": (objects, None),
     "removes the old file first": (removes_first, None),
     "a log of each rank": (a_log_of_each, None),
-    "the model is not loaded": (model_not_loaded, "does not load the model"),
-    "the scaler is not loaded": (scaler_not_loaded, "does not load the scaler"),
+    "the model is not loaded": (model_not_loaded, "model not loaded"),
+    "the scaler is not loaded": (scaler_not_loaded, "scaler not loaded"),
 }

@@ -113,7 +113,7 @@ WRONG = {
     ),
     "the wrapper": (edited(by_batch_sums, {CALL: WRAPPED, **IN_ONE}), "calls the wrapper"),
     "the wrapper, then two sums": (edited(by_batch_sums, {CALL: WRAPPED}), None),
-    "stays in eval mode": (edited(by_batch_sums, {MODE: "pass"}), "leaves eval mode"),
+    "stays in eval mode": (edited(by_batch_sums, {MODE: "pass"}), "left in eval mode"),
     "with a graph": (edited(by_batch_sums, {NO_GRAD: "if True:"}), "gradients on"),
     "no reduction": (edited(by_batch_sums, {REDUCE: "pass"}), "this rank's own, in Python"),
     "bf16 counts": (

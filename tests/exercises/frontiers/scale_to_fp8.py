@@ -93,6 +93,6 @@ WRONG = {
                 "/ scale).clamp_(-448.0, 448.0)))"
             },
         ),
-        "changes x",
+        "changes its input",
     ),
 }

@@ -47,7 +47,7 @@ def first_model(model, *rest):
 
 BY_HAND = f"for p in model.parameters():\n    p.grad = None\n{STEP}"
 WRONG = {
-    "cleared by hand": (edited(plain, {STEP: BY_HAND}), "cleared before the step"),
+    "cleared by hand": (edited(plain, {STEP: BY_HAND}), "clears before the step"),
     "step, then backward": (
         edited(plain, {CLEAR: "optimizer.zero_grad()", BACKWARD: STEP, STEP: BACKWARD}),
         "steps before backward",

@@ -44,9 +44,9 @@ WRONG = {
         edited(plain, {UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"}),
         "steps by hand, no update",
     ),
-    "its own is disabled": (edited(plain, {BACKWARD: f"{OWN}\n{BACKWARD}"}), "no scaler at all"),
+    "its own is disabled": (edited(plain, {BACKWARD: f"{OWN}\n{BACKWARD}"}), "no scaler"),
     "both steps": (edited(plain, {STEP: f"{STEP} or optimizer.step()"}), "steps twice"),
-    "cleared only after a step that was taken": (edited(plain, LATE), "not cleared"),
+    "cleared only after a step that was taken": (edited(plain, LATE), "never clears"),
     "NaN made 0": (
         edited(
             plain,

@@ -58,6 +58,6 @@ WRONG = {
     "put back by train(), inside out": (edited(plain, INSIDE_OUT), "one mode for all layers"),
     "a copy in bf16": (
         lambda model, batches: plain(copy.deepcopy(model).bfloat16(), batches),
-        "converts the weights",
+        "converts the model",
     ),
 }

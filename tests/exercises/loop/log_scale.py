@@ -36,11 +36,11 @@ WRONG = {
     ),
     "the sum of each": (
         edited(plain, {STEP: f"{SUM}\n{STEP}", RETURN: "return used, bad"}),
-        "looks at the norm",
+        "judges by the norm",
     ),
     "by the streak": (
         edited(plain, {RETURN: "return used, not scaler._get_growth_tracker()"}),
-        "any change is a skip",
+        "takes growth for a skip",
     ),
     "a hook left": (edited(plain, {"hook.remove()": "pass"}), None),
     "the scale of the last call": (edited(plain, {RETURN: KEPT}), None),

@@ -55,5 +55,5 @@ WRONG = {
         edited(plain, {NORM: NORM.replace(".norm()", ".square().sum()")}),
         None,
     ),
-    "early return": (edited(plain, {BACKWARD: f"{RETURN}\n{BACKWARD}"}), "returns at an overflow"),
+    "early return": (edited(plain, {BACKWARD: f"{RETURN}\n{BACKWARD}"}), "no update when skipped"),
 }

@@ -74,7 +74,7 @@ class OneListForAll(Plain):
 SUM = "taken = sum(p.grad.sum() for p in own).isfinite()"
 WRONG = {
     "masters of the class": (OneListForAll, "remembers an earlier call"),
-    "the sum is finite": (edited(Plain, {TAKEN: SUM}), "looks at a norm"),
+    "the sum is finite": (edited(Plain, {TAKEN: SUM}), "judges by the norm"),
     "renews masters": (
         edited(Plain, {STEP: f"self.masters[0].data = own[0].data.float()\n{STEP}"}),
         None,

@@ -40,7 +40,10 @@ def moves_if(test, before="scale = 0"):
 
 RIGHT = {"hook": hook, "own finite test": own_finite_test, "reads the tensor": reads_the_tensor}
 WRONG = {
-    "the scale and itself": (moves_if("scaler._scale >= scale", "scale = scaler._scale"), "always"),
+    "the scale and itself": (
+        moves_if("scaler._scale >= scale", "scale = scaler._scale"),
+        "always moves",
+    ),
     "finite loss": (moves_if("not loss.isnan()"), "looks at the loss"),
     "first gradient": (
         moves_if("gradients(optimizer)[0].abs().max() < 1e38"),

@@ -42,12 +42,12 @@ WRONG = {
     "group 0": (lambda o, s: foreach(o, s, which=slice(0, 2)), "first group only"),
     "norm": (
         lambda o, s: foreach(o, s, lambda g: not g.norm().isfinite()),
-        "checks a sum or a norm",
+        "judges by the norm",
     ),
     "max of abs": (lambda o, s: foreach(o, s, lambda g: g.abs().max() == INF), "misses NaN"),
     "sum after unscaling": (
         lambda o, s: foreach(o, s, lambda g: not g.sum().isfinite()),
-        "checks a sum or a norm",
+        "judges by the norm",
     ),
     "any, early": (
         lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)),

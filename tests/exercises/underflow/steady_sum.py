@@ -32,7 +32,7 @@ WRONG = {
     ),
     "reduced, then cast": (
         lambda terms: functools.reduce(torch.add, terms).double(),
-        "casts only the result",
+        "casts the result only",
     ),
     "converts in the list": (
         lambda terms: terms.__setitem__(0, terms[0].float()) or sum(terms),
