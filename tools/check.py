@@ -49,7 +49,10 @@ QUICK = {
         "who imports whom",
         ["-c", "from importlinter.cli import lint_imports_command as main; main()"],
     ),
-    "authoring": ("solutions/ and exercises/ are what their sources make", ["-m", "amp_course.authoring", "check"]),
+    "authoring": (
+        "solutions/ and exercises/ are what their sources make",
+        ["-m", "amp_course.authoring", "check"],
+    ),
 }
 # These keep both cores busy, one part after the other. A notebook's cells stay together, the long
 # notebooks come first.

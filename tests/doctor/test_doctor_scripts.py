@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from amp_course.debugging.clinic.examining import KNOWN, examine_all
 from amp_course.diagnosis.report import Report
 from amp_course.distributed import scripts
 from amp_course.doctor import examine_script
@@ -101,3 +102,12 @@ def test_the_scripts_of_chapter_10_on_two_ranks(name: str) -> None:
 
 def test_a_script_for_torchrun_says_so() -> None:
     assert "--ranks 2" in examine_script(CHAPTER_10 / "ddp_amp.py").problem
+
+
+def test_at_least_ten_patients_are_named() -> None:
+    ward = examine_all()
+    assert ward.named >= 10, ward
+    for name, one in ward.diagnoses.items():
+        assert of_diagnosis(one) == stored()[f"script/{name}"], one
+    assert {name for name in KNOWN if ward.verdict(name) == "another"} == set(), ward
+    assert ward.verdict("scaler_syncs") == "as observed"

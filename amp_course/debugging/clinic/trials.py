@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from amp_course.checking import Case, Mistake, Wrong, call_answer, read_number
+from amp_course.checking import Case, Mistake, Wrong, call_answer, families, read_number
 from amp_course.debugging.clinic.causes import named_causes
 from amp_course.distributed.ranks import cases_on_ranks
 from amp_course.watching.scene import flat
@@ -33,26 +33,18 @@ BACKWARD, STEP, UPDATE = (
     "scaler.update()",
 )
 
-UNCLEARED = (
-    "the gradients of all batches add up because nothing clears them. Call "
-    "`optimizer.zero_grad()` for each batch, before `backward()` or after the step"
-)
-NEVER_CLEARS = Mistake("never clears", UNCLEARED, edits={CLEAR: "pass"})
+UNCLEARED = families.NEVER_CLEARS[1]
+NEVER_CLEARS = Mistake(*families.NEVER_CLEARS, edits={CLEAR: "pass"})
 NO_SCALER = Mistake(
     "no scaler",
     "nothing skips an update that overflows. Scale the loss, and call `scaler.step(optimizer)`",
     edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
 )
 OWN_SCALER = Mistake(
-    "a scaler of its own",
-    "the caller's scaler keeps its scale. Use it instead of a new one",
+    *families.SCALER_OF_ITS_OWN,
     edits={"losses = []": 'scaler = torch.amp.GradScaler("cpu")\nlosses = []'},
 )
-NO_UPDATE = Mistake(
-    "no update",
-    "`scaler.update()` is missing. Call it after each `scaler.step`",
-    edits={UPDATE: "pass"},
-)
+NO_UPDATE = Mistake(*families.NO_UPDATE, edits={UPDATE: "pass"})
 IN_FP32, IN_BF16 = (
     Mistake(
         f"in {dtype}",

@@ -68,9 +68,13 @@ class MyScaler:
         return loss * self._scale
 
     def unscale_(self, optimizer: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        grads = [p.grad for p in parameters if p.grad is not None]
-        self._found[id(optimizer)] = any([not g.div_(self._scale).isfinite().all() for g in grads])
+        found = False
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._scale)
+                    found = found or not bool(parameter.grad.isfinite().all())
+        self._found[id(optimizer)] = found
 
     def step(self, optimizer: Any) -> None:
         if id(optimizer) not in self._found:
@@ -94,11 +98,13 @@ class MyScaler:
         return self._scale
 
     def state_dict(self) -> Any:
-        saved = ("_scale", "_streak", "_growth", "_backoff", "_interval")
-        return {name: getattr(self, name) for name in saved}
+        options = {"growth": self._growth, "backoff": self._backoff, "interval": self._interval}
+        return {"scale": self._scale, "streak": self._streak, **options}
 
     def load_state_dict(self, state: Any) -> None:
-        self.__dict__.update(state)
+        self._scale, self._streak = state["scale"], state["streak"]
+        self._growth, self._backoff = state["growth"], state["backoff"]
+        self._interval = state["interval"]
 
 
 OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
@@ -235,17 +241,17 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 SCALE = "return loss * self._scale"
-PARAMETERS = 'parameters = [p for group in optimizer.param_groups for p in group["params"]]'
-GRADS = "grads = [p.grad for p in parameters if p.grad is not None]"
-CHECK = "not g.div_(self._scale).isfinite().all()"
-FIND = f"self._found[id(optimizer)] = any([{CHECK} for g in grads])"
+GROUPS, THERE = "for group in optimizer.param_groups:", "if parameter.grad is not None:"
+CHECK = "found = found or not bool(parameter.grad.isfinite().all())"
 FIRST = "if id(optimizer) not in self._found:"
 IF = "if not self._found[id(optimizer)]:"
 STREAK = "self._streak = 0 if found else self._streak + 1"
 BACKOFF = "self._scale *= self._backoff"
 GROWS = "elif self._streak == self._interval:"
 RESTART = "self._streak = 0"
-LOAD = "self.__dict__.update(state)"
+LOAD = 'self._scale, self._streak = state["scale"], state["streak"]'
+LOAD_FACTORS = 'self._growth, self._backoff = state["growth"], state["backoff"]'
+NO_OPTIONS = {LOAD_FACTORS: "pass", 'self._interval = state["interval"]': "pass"}
 CHANGED = (
     "the saved state changed while a scaler trained on. Copy it in `state_dict` and in "
     "`load_state_dict`"
@@ -261,15 +267,15 @@ mistakes = [
         "never unscales",
         "the gradients still carry the scale at the step. Divide each `p.grad` in place, in "
         "`step` or before it",
-        edits={FIND: FIND.replace("g.div_(self._scale)", "g")},
+        edits={"parameter.grad.div_(self._scale)": "pass"},
     ),
     Mistake(
         *families.A_GRADIENT_IS_NONE,
-        edits={GRADS: GRADS.replace(" if p.grad is not None", "")},
+        edits={THERE: "if True:"},
     ),
     Mistake(
         *families.FIRST_GROUP_ONLY,
-        edits={PARAMETERS: PARAMETERS.replace("_groups", "_groups[:1]")},
+        edits={GROUPS: GROUPS.replace("_groups", "_groups[:1]")},
     ),
     Mistake(
         "one flag for all",
@@ -295,7 +301,7 @@ mistakes = [
         "misses NaN",
         "the optimizer stepped with NaN in its gradients. NaN is not inf; `torch.isfinite` finds "
         "both",
-        edits={FIND: FIND.replace(CHECK, "g.div_(self._scale).isinf().any()")},
+        edits={CHECK: "found = found or bool(parameter.grad.isinf().any())"},
     ),
     Mistake(
         "never steps",
@@ -359,25 +365,29 @@ mistakes = [
         "forgets the scale",
         "a loaded scaler does not have the saved scale. `state_dict` has to hold it, and "
         "`load_state_dict` to set it",
-        edits={LOAD: 'self.__dict__.update({**state, "_scale": self._scale})'},
+        edits={LOAD: 'self._streak = state["streak"]'},
     ),
     Mistake(
         "the saved state changes",
         CHANGED,
-        edits={"return {name: getattr(self, name) for name in saved}": "return self.__dict__"},
+        edits={
+            'return {"scale": self._scale, "streak": self._streak, **options}': "return vars(self)",
+            LOAD: "vars(self).update(state)",
+            **NO_OPTIONS,
+        },
     ),
     Mistake(
         "forgets the streak",
         "a loaded scaler does not go on with the saved streak of clean steps. Save and load that, "
         "too",
-        edits={LOAD: 'self.__dict__.update({**state, "_streak": 0})'},
+        edits={LOAD: 'self._scale, self._streak = state["scale"], 0'},
         violates="a save and load",
     ),
     Mistake(
         "forgets its options",
         "a loaded scaler uses the factors and the interval it was made with. Save and load them, "
         "too",
-        edits={LOAD: 'self._scale, self._streak = state["_scale"], state["_streak"]'},
+        edits=NO_OPTIONS,
     ),
 ]
 
