@@ -121,8 +121,11 @@ def _zip(path: Path, files: list[Path]) -> None:
 
 
 def _copy_pyodide(folder: Path) -> None:
-    """Copy Pyodide's core from npm, which is asked once: build/ keeps it."""
+    """Copy Pyodide's core from npm, which is asked once: build/ keeps it, with Python's standard
+    library compiled, so that a page has not to.
+    """
     build = ROOT / "build" / f"pyodide-{PYODIDE}"
+    compiled = build / "stdlib.zip"
     if not build.is_dir():
         if shutil.which("npm") is None:
             sys.exit("The book's panels run on Pyodide, which comes from npm: install npm first.")
@@ -133,9 +136,13 @@ def _copy_pyodide(folder: Path) -> None:
         with tarfile.open(packed) as archive:
             archive.extractall(build, filter="data")
         packed.unlink()
+    if not compiled.is_file():
+        script = ROOT / "tools" / "compile_stdlib.mjs"
+        subprocess.run(["node", script, build / "package", compiled], check=True)
     folder.mkdir(exist_ok=True)
     for name in _LOADED:
         shutil.copy(build / "package" / name, folder)
+    shutil.copy(compiled, folder / "python_stdlib.zip")
 
 
 if __name__ == "__main__":
