@@ -44,6 +44,11 @@ class Explained(Exception):
         self.told, self.signature = told, signature
 
 
+_NONE = re.compile(r"NoneType|are supposed to be defined but")
+_NO_GRADIENT = (
+    "a gradient is None in a frozen or unused layer, and everywhere after `zero_grad()`. Skip that "
+    "parameter"
+)
 # A pattern in "Type: message" → cause and fix. The first that matches counts.
 _KNOWN: dict[str, str] = {
     one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
@@ -94,6 +99,8 @@ def explain(error: BaseException) -> str:
         (text for pattern, text in _KNOWN.items() if re.search(pattern, raised)), None
     )
     line = where(error)
+    if meaning is None and "grad" in line and _NONE.search(message):
+        meaning = _NO_GRADIENT
     if raised == "NotImplementedError":
         return f"your code raised NotImplementedError{line}: part of it is still to be written"
     message = message.removesuffix(".")

@@ -90,8 +90,8 @@ MISSES_INF = (
 )
 JUDGES_BY_THE_NORM = (
     "judges by the norm",
-    "a step was skipped although every gradient is finite. Their norm or their sum can be inf "
-    "where none of them is, so call `isfinite()` on the gradients themselves",
+    "a step was skipped although every gradient is finite. Their norm or their sum can be inf, or "
+    "they can pass a limit, where none of them is: call `isfinite()` on the gradients themselves",
 )
 FIRST_GRADIENT_ONLY = (
     "looks at the first gradient only",
@@ -165,6 +165,11 @@ CLIPS_EACH_PARAMETER = (
     "each parameter was clipped by its own norm, which changes the direction of the step. Call "
     "`clip_grad_norm_` once, for all parameters",
 )
+CLIPS_IN_PARTS = (
+    "clips in parts",
+    "the gradients were clipped in parts, each by its own norm, which changes the direction of the "
+    "step. Call `clip_grad_norm_` once, for all parameters",
+)
 ALWAYS_TO_MAX_NORM = (
     "always to max_norm",
     "gradients below the limit were made larger. Clip only if the norm exceeds `max_norm`",
@@ -182,8 +187,8 @@ SUM_OF_NORMS = (
 # Accumulation
 CLEARS_EACH_MICRO_BATCH = (
     "clears each micro-batch",
-    "the gradients are cleared in every micro-batch, so only the last one counts. Clear once, "
-    "after the step",
+    "only the last micro-batch reaches the step. Call `backward()` for each, and neither clear nor "
+    "overwrite `.grad` until the step is done",
 )
 STEPS_EACH_MICRO_BATCH = (
     "steps each micro-batch",

@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -303,6 +304,27 @@ def test_every_known_pattern_is_provoked() -> None:
         told = f"{type(error).__name__}: {error}".strip()
         seen.add(next(n for n, pattern in enumerate(_KNOWN) if re.search(pattern, told)))
     assert seen == set(range(len(_KNOWN)))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "p.grad /= 2",
+        "p.grad = p.grad / 2",
+        "torch.isfinite(p.grad)",
+        "p.data.sub_(p.grad)",
+        "p.grad.mul_(0.5)",
+        "nn.utils.get_total_norm([p.grad, torch.ones(1)])",
+        "nn.utils.get_total_norm([torch.ones(1), p.grad])",
+    ],
+)
+def test_a_gradient_that_is_none_is_explained_however_it_is_used(use: str) -> None:
+    with NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(use)
+        file.flush()
+        names = {"torch": torch, "nn": nn, "p": nn.Parameter(torch.ones(1))}
+        told = explain(raised_by(lambda: exec(compile(use, file.name, "exec"), names)))
+    assert told.endswith("Skip that parameter") and f"`{use}`: a gradient is None" in told, told
 
 
 def test_the_line_is_the_readers_own_innermost() -> None:
