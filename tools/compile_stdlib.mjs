@@ -15,8 +15,8 @@ python.runPython(`
 import zipfile
 from importlib._bootstrap_external import _code_to_timestamp_pyc as to_pyc
 
-UNUSED = {"_pyrepl", "doctest.py", "imaplib.py", "mailbox.py", "multiprocessing", "pdb.py",
-          "pydoc.py", "unittest", "wsgiref", "xml", "xmlrpc"}
+UNUSED = {"_pyrepl", "doctest.py", "imaplib.py", "mailbox.py", "pdb.py", "pydoc.py",
+          "unittest", "wsgiref", "xml", "xmlrpc"}
 source = zipfile.ZipFile("/package/python_stdlib.zip")
 with zipfile.ZipFile("/compiled.zip", "w") as made:
     for name in source.namelist():
