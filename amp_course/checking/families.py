@@ -93,10 +93,6 @@ JUDGES_BY_THE_NORM = (
     "a step was skipped although every gradient is finite. Their norm or their sum can be inf, or "
     "they can pass a limit, where none of them is: call `isfinite()` on the gradients themselves",
 )
-FIRST_GRADIENT_ONLY = (
-    "looks at the first gradient only",
-    "inf is missed in any gradient but the first. Test all of them",
-)
 
 # Gradients that are None, and optimizers
 A_GRADIENT_IS_NONE = (

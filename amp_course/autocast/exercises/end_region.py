@@ -235,6 +235,12 @@ mistakes = [
         edits={BACKWARD: f"{BACKWARD}\n{CLEAR}"},
     ),
     Mistake(
+        "no backward",
+        "`backward()` never ran, so there were no gradients. Call `loss.backward()` after the "
+        "region, before the step",
+        edits={BACKWARD: "pass"},
+    ),
+    Mistake(
         "returns in the loop",
         "the function returns after the first batch. Move `return losses` out of the `for` loop",
         edits={KEEP: f"{KEEP}\nreturn losses"},

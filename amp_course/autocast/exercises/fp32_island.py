@@ -71,7 +71,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         with suppress(Exception):
             out = f"a {type(answer(torch.ones(2, 3), WEIGHT)).__name__}"
         case = "for x with too few features, where the matmul raises"
-        yield Case(case, {STATE: _state(), "the outcome": out})
+        yield Case(case, {"autocast after the exception": _state(), "the outcome": out})
 
 
 def _call(
@@ -172,6 +172,15 @@ mistakes = [
         "it back on",
         edits={ISLAND: "torch.set_autocast_enabled(x.device.type, False)\nif True:"},
         violates="autocast is unchanged after it",
+    ),
+    Mistake(
+        "leaves autocast on",
+        "autocast was off before the call, and is on after it. Use a `with` block, which restores "
+        "what it found",
+        edits={
+            ISLAND: "torch.set_autocast_enabled('cpu', False)\nif True:",
+            RETURN: f"scores = {SCORES}\ntorch.set_autocast_enabled('cpu', True)\nreturn scores",
+        },
     ),
     Mistake(
         "off after an exception",

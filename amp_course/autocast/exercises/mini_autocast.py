@@ -403,6 +403,15 @@ mistakes = [
         },
     ),
     Mistake(
+        "casts the elements of args only",
+        "only tensors that stand in `args` themselves are cast, and none in lists or keyword "
+        "arguments. `torch.utils._pytree.tree_map(cast, (args, kwargs))` reaches all",
+        edits={
+            line: f"values = [self.cast(one, {dtype}) for one in args], values[1]"
+            for line, dtype in ((TO_LOWER, "self.dtype"), (TO_FP32, "torch.float32"))
+        },
+    ),
+    Mistake(
         "no fp32 list",
         "ops of the fp32 list run in 16 bits. Cast their arguments to float32",
         edits={IF_FP32: IF_FP32.replace("self.fp32", "()")},

@@ -207,6 +207,12 @@ mistakes = [
         violates="even if somebody calls `backward()` inside the region",
     ),
     Mistake(
+        "backward as it was",
+        "backward runs under autocast where it is called in a region, and with 16-bit points where "
+        "those came in. Turn autocast off in it, too, and call `.float()` on what `ctx` saved",
+        edits={FORWARD: OFF, BACKWARD: "", FLOAT: f"{SAVE}\n{FLOAT}", SAVE: "pass"},
+    ),
+    Mistake(
         "casts in a region only",
         "outside of a region, nothing casts the points (`cast_inputs` does not). Call `.float()` "
         "there, too",

@@ -72,6 +72,9 @@ def right(model: Any, batches: Any, optimizer: Any, scaler: Any) -> list[float]:
     return losses
 
 
+USED = "the scaler that was passed in"
+
+
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train through an overflow in the forward pass, at a small loss scale, and through overflows
     in the backward pass alone.
@@ -101,7 +104,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             }
             steps = scaler.state_dict()["_growth_tracker"]
             evidence = {"change": recorded.change, "steps": steps}
-        yield Case(case, {DTYPE: recorded.dtype, **outputs}, evidence=evidence)
+        used = "used" if scaler._scale is not None else "unused"
+        yield Case(case, {DTYPE: recorded.dtype, USED: used, **outputs}, evidence=evidence)
     yield run.last_case()
 
 
@@ -111,9 +115,9 @@ LEAVE_OUT = "if not loss.isfinite():\n    losses.append(loss.item())\n    contin
 mistakes = [
     Mistake(
         "unchanged",
-        "nothing clears the gradients, and `backward()` adds to them, so after one overflow inf or "
-        "NaN stays in `.grad` and every later update is skipped. Call `optimizer.zero_grad()` for "
-        "each batch",
+        "nothing clears the gradients between two batches, and `backward()` adds to them, so after "
+        "one overflow inf or NaN stays in `.grad` and every later update is skipped. Call "
+        "`optimizer.zero_grad()` for each batch",
         answer=faulty,
         violates="a `train` without the fault",
     ),
@@ -187,5 +191,6 @@ never_cleared = Exercise(
     messages=describe_cause(
         "In the faulty script, the overflow of step 41 leaves inf in `.grad`, where every later "
         "step finds it."
-    ),
+    )
+    | {USED: "the scaler that was passed in is not used. Scale the loss, step and update with it"},
 )

@@ -95,7 +95,7 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Case]:
                 continue
             weight.grad = grad = torch.randn(weight.shape, generator=generator) * scale
             if own == HUGE:
-                grad.fill_(3e38)  # times the scale still
+                grad.fill_(3e38)[0] = 2e38  # times the scale still
             if own in (INF, NEGATIVE, NAN) and place == step % 2:
                 grad.view(-1)[-1] = float(own.split()[1])
         case = f"with {holds[0]} on rank 0 and {holds[1]} on rank 1"
@@ -222,7 +222,8 @@ mistakes = [
         edits={DIVIDE: "grad.mul_(scale)"},
     ),
     Mistake(
-        *families.FIRST_GRADIENT_ONLY,
+        "looks at the first gradient only",
+        "inf is missed in any gradient but the first. Test all of them",
         edits={FOUND: "found = torch.tensor(float(bool(grads) and not grads[0].isfinite().all()))"},
     ),
     Mistake(

@@ -72,9 +72,10 @@ STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
     (1, 100.0, None, "in a step of one micro-batch"),
     (3, 0.02, None, "in a step of 3 micro-batches, with `max_norm` 0.02"),
 )
-REDUCED, SCALE_AFTER = (
+REDUCED, SCALE_AFTER, LEFT = (
     "how often the gradients were all-reduced",
     "the loss scale after the step",
+    "the gradient left after the step",
 )
 
 
@@ -120,7 +121,7 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
             "the gradient at the step": used[0] if used else None,
             "the weights after the step": _flat(net.parameters()),
             SCALE_AFTER: scaler.get_scale(),
-            "the gradient left after the step": _gradient(net),
+            LEFT: _gradient(net),
             REDUCED: trips,
         }
         evidence = {
@@ -291,7 +292,9 @@ ddp_step = Exercise(
     mistakes,
     tolerance=5e-3,
     messages={
+        LEFT: "{case}, gradients are left after the step. Clear them at its end, with "
+        "`optimizer.zero_grad()`",
         REDUCED: "{case}, the gradients were all-reduced {got} times, instead of {want}, with the "
-        "last micro-batch"
+        "last micro-batch",
     },
 )

@@ -99,7 +99,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         for number, amax in enumerate(amaxes):
             before = ", ".join(f"{abs(one):g}" for one in amaxes[:number])
             after = f", after amaxes of {before}" if before else ""
-            case = f"with length {length}, at step {number + 1}{after}"
+            case = f"at step {number + 1} with length {length}{after}"
             outputs = step(one, case, make_x(amax, generator, draw))
             yield Case(case, outputs, {"length": length}, {"q": outputs["q"]})
 
@@ -220,6 +220,15 @@ mistakes = [
         "forgets too late",
         "the history holds one amax too many. Keep the latest {length}",
         edits={HISTORY: HISTORY.replace("length", "length + 1")},
+    ),
+    Mistake(
+        "drops the newest",
+        "once {length} amaxes are recorded, no new one enters, as with `pop()`, which drops the "
+        "newest. Drop the oldest, as `pop(0)` or a deque with `maxlen` does",
+        edits={
+            HISTORY: "self.history, self.length = [], length",
+            RECORD: f"if len(self.history) < self.length:\n    {RECORD}",
+        },
     ),
     Mistake(
         "divides by 0",

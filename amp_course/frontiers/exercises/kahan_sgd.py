@@ -73,7 +73,8 @@ BYTES = "the bytes kept a number"
 
 
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
-    """Updates of up to half an ulp, in steps of ulp / 256, so that bf16 holds change, sum and loss.
+    """Updates of up to half an ulp, in steps of ulp / 256, so that bf16 holds change, sum and loss;
+    one at the end is two ulps.
 
     Parameters come as an iterator first, then as a list.
     """
@@ -87,6 +88,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
             for what, size in SIZES.items()
         }
         near_1, _, unused = params.values()
+        start = unused.detach().clone()
         given: Any = iter(params.values()) if kind == "an iterator" else list(params.values())
         optimizer = call_answer(answer, "at `KahanSGD(params, lr)`", given, LR)
         if not callable(getattr(optimizer, "step", None)):
@@ -96,6 +98,8 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
                 p.grad = (grid(1, 127) * SIGNS * 2.0**-9 * SIZES[what]).bfloat16()
             if number < STEPS:
                 unused.grad = None
+            else:
+                unused.grad = SIGNS.bfloat16()  # moves weights by two ulps
             if number == 9:
                 near_1.grad = None
             before = [None if p.grad is None else p.grad.clone() for p in params.values()]
@@ -107,7 +111,9 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
                 for what, p in params.items()
             }
             outputs |= {what: p.detach().double() for what, p in params.items()}
-            yield Case(case, outputs | {"the gradients": "unchanged" if same else "changed"})
+            outputs["the gradients"] = "unchanged" if same else "changed"
+            moves = alike([unused.detach()], [start])
+            yield Case(case, outputs, evidence={"large updates": moves})
 
         known = [*params.values(), *(p.grad for p in params.values() if p.grad is not None)]
         ours = {one.untyped_storage().data_ptr() for one in known}
@@ -154,8 +160,9 @@ mistakes = [
     ),
     Mistake(
         "reset at each step",
-        "the buffer is 0 after each step, so nothing reaches the next one. Is it reset, or is "
-        "what was lost assigned to a name instead of copied into the buffer (`lost.copy_(…)`)?",
+        "the buffer is 0 after each step, so nothing reaches the next one. Is it reset, is what "
+        "was lost assigned to a name instead of copied into the buffer (`lost.copy_(…)`), or is "
+        "the sum itself in bf16, which leaves nothing over?",
         edits={REMEMBER: "lost.zero_()"},
     ),
     Mistake(
@@ -181,6 +188,12 @@ mistakes = [
         "the new loss is computed from the update alone. What was lost before is a part of the "
         "change, too, and may be lost again. Write `change - arrived`",
         edits={REMEMBER: "lost.copy_(-update - arrived)"},
+    ),
+    Mistake(
+        "never writes back",
+        "the parameters never change: `p = new` only gives another tensor the name. Write the sum "
+        "into the parameter with `p.copy_(new)`",
+        edits={COPY: "p = new"},
     ),
     Mistake(
         "a buffer in float32",

@@ -134,8 +134,8 @@ mistakes = [
     ),
     Mistake(
         "steps before backward",
-        "`scaler.step(optimizer)` came before `backward()`, when there were no gradients to "
-        "check. Call `backward()` on the scaled loss first",
+        "`backward()` did not run before `scaler.step(optimizer)`, so there were no gradients to "
+        "check. Call it on the scaled loss first",
         edits={BACKWARD: "scaled = scaler.scale(loss)", UPDATE: f"scaled.backward()\n{UPDATE}"},
     ),
     Mistake(
@@ -164,6 +164,12 @@ mistakes = [
     Mistake(
         *families.NO_UPDATE,
         edits={UPDATE: "pass"},
+    ),
+    Mistake(
+        "no update when skipped",
+        "`scaler.update()` did not run after a skipped step, so the scale does not fall. Call it "
+        "after every step",
+        edits={UPDATE: f"if loss.isfinite():\n    {UPDATE}"},
     ),
     Mistake(
         "unscales after the step",

@@ -80,6 +80,12 @@ mistakes = [
         answer=numbers(16, 12),
     ),
     Mistake(
+        "AMP: three of four in fp32",
+        "14 bytes under AMP would put one of the four numbers into 16 bits. The gradient has its "
+        "parameter's dtype, which is fp32, and so have both averages",
+        answer=numbers(16, 14),
+    ),
+    Mistake(
         "AMP: only the weight in fp32",
         "10 bytes under AMP would put three of the four numbers into 16 bits. Weight, gradient and "
         "both averages stay fp32",

@@ -106,7 +106,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         outputs: dict[str, Any] = {"whether the model ran": "yes" if seen else "no"}
         for output, got in seen.items():
             several = " in others" if len(got) > 1 else ""
-            outputs[output] = " in some layers, ".join(sorted(got)) + several
+            outputs[output] = " in some layers and ".join(sorted(got)) + several
         outputs |= {
             STATE: [flat(model.state_dict().values()), repr(model)],
             REQUIRES: [one.requires_grad for one in model.parameters()],
@@ -167,6 +167,12 @@ mistakes = [
     Mistake(
         *families.CONVERTS_THE_MODEL,
         edits={EVAL: "model.bfloat16().eval()", FORWARD: "logits = model(inputs.bfloat16())"},
+    ),
+    Mistake(
+        "eval mode for the model alone",
+        "the model itself was in eval mode, but its layers were not. Call `model.eval()`, which "
+        "reaches every layer",
+        edits={"model.eval()": "model.training = False"},
     ),
     Mistake(
         *families.NO_AUTOCAST,

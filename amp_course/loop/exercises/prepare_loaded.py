@@ -157,7 +157,7 @@ mistakes = [
         "left in 16 bits",
         "the parameters that train are still in {loaded}. Most small updates are rounded away "
         "there, and AdamW's state is made in that dtype too. Autocast does not change either, so "
-        "convert them to fp32",
+        "convert them to fp32, by `p.data = p.data.float()` (`p = …` only gives a new name)",
         edits={CONVERT: "pass"},
         violates="convert all parameters that train",
     ),
@@ -213,7 +213,8 @@ mistakes = [
     Mistake(
         "buffers left in 16 bits",
         "the floating-point buffers are still in {loaded}. A batch norm's running averages move "
-        "in small steps too. Convert `model.buffers()` as well",
+        "in small steps too. Convert `model.buffers()` as well, by `b.data = b.data.float()` "
+        "(`b = …` only gives a new name)",
         edits={FLOATS: "if False:"},
         violates="all floating-point buffers",
     ),

@@ -203,6 +203,10 @@ mistakes = [
         edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
     ),
     Mistake(
+        *families.CLIPS_IN_PARTS,
+        edits={CLIP: "[clip_grad_norm_([*m.parameters()], max_norm) for m in model.children()]"},
+    ),
+    Mistake(
         "tail not cleared",
         "the short last group's gradients were kept, and the next pass adds to them. Clear after "
         "every group",

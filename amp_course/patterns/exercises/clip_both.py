@@ -34,7 +34,7 @@ card = Card(
         "Unscale both, then call `clip_grad_norm_` once with the parameters of both. It returns "
         "the norm before clipping.",
         "If `norm.isfinite()`, step both. Call `scaler.update()` in any case, as it lowers the "
-        "scale, and return the norm.",
+        "scale after inf or NaN, and return the norm.",
     ),
     why="The scaler does not check what changes gradients after `unscale_`, so a NaN that clipping "
     "makes reaches the weights.",
@@ -95,8 +95,12 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         outputs = steps | {
             "the weights after the step": flat(everything),
             "the loss scale after the step": scaler.get_scale(),
-            "the norm that you return": value if math.isfinite(value) else "not finite",
             "the number of gradients that you cleared": cleared,
+            "the norm that you return"
+            if finite
+            else "the norm that you return after an overflow": value
+            if math.isfinite(value)
+            else "not finite",
         }
         yield Case(case, outputs, evidence=steps)
     case = f"where gradients up to {LARGE:g} are finite, but their norm in float32 is not"
@@ -180,6 +184,19 @@ mistakes = [
         "all. Clip the parameters of both in one call (a generator is used up after one pass)",
         edits={GROUPS: "groups = optimizers[0].param_groups"},
         violates="all gradients of both optimizers",
+    ),
+    Mistake(
+        "clips the first only, and always steps",
+        "only the first optimizer's gradients were clipped, by their own norm, and the optimizers "
+        "stepped whatever that is. Clip the parameters of both in one call, and step if the norm "
+        "is finite",
+        edits={GROUPS: "groups = optimizers[0].param_groups", IF: "if True:"},
+    ),
+    Mistake(
+        "clips one group only",
+        "only the first group of the first optimizer was clipped, by its own norm. Clip the "
+        "parameters of all groups of both optimizers in one call",
+        edits={GROUPS: "groups = optimizers[0].param_groups[:1]"},
     ),
     Mistake(
         "first group only",

@@ -69,6 +69,7 @@ STEPS = (  # a factor of one number in the gradients, or 0 for all of them; the 
     ("gradients of 0", 0.0, 12),
     ("finite gradients and a scaler that is off", 1.0, 31),
 )
+COUNT = "1.num_batches_tracked"
 DTYPE, GRAPH = "the dtype of the average", "`requires_grad` of the average"
 
 
@@ -102,7 +103,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             DTYPE: dtype_names(p.dtype for p in average.parameters()),
             GRAPH: any(p.requires_grad for p in average.parameters()),
             "the weights of the average": flat(average.parameters()),
-            "the buffers of the average": flat(average.buffers()),
+            "the buffers of the average": flat(b for b in average.buffers() if b.dim()),
+            "the count in a buffer of the average": int(average.get_buffer(COUNT)),
             "the number of steps that you return": read_integer(got, case),
         }
         yield Case(case, outputs)
@@ -168,7 +170,9 @@ mistakes = [
     ),
     Mistake(
         "never moves",
-        f"the average never moves, although most steps are taken. {BY_FALL}",
+        "the average never moves, although most steps are taken. Either your test for a skip is "
+        "always true, or the new value only gets a name, as in `a = …`, where `a.lerp_(…)` would "
+        "write it into the average",
         edits={IF: "if True:"},
     ),
     *(
@@ -214,6 +218,12 @@ mistakes = [
         edits={DECAY: "decay = 0.99"},
     ),
     Mistake(
+        "the larger decay",
+        "the decay is the larger of the two numbers, and never below 0.99. Take the smaller one, "
+        "with `min`",
+        edits={DECAY: DECAY.replace("min", "max")},
+    ),
+    Mistake(
         "no limit",
         "the decay grows past 0.99, and the average becomes slower and slower. Take the smaller "
         "of the two",
@@ -226,6 +236,12 @@ mistakes = [
         "keeps",
         edits={MOVE: "mine.lerp_(new, decay)"},
         violates="decay times itself",
+    ),
+    Mistake(
+        "copies the weights",
+        "the average is a copy of the model's weights. It has to keep `decay` of its own value, as "
+        "in `a.lerp_(new, 1 - decay)`",
+        edits={MOVE: "mine.copy_(new)"},
     ),
     Mistake(
         "in fp16",

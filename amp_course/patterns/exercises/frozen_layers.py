@@ -135,6 +135,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             "the return value of `train`": "the model itself" if returned is model else kind
         }
         outputs |= {f"the mode of the {part}'s layers": _modes(layers[part]) for part in PARTS}
+        outputs["`training` of the model itself"] = model.training
         yield Case(case, outputs | state())
     yield Case("before the first call of `train`", new)
 
@@ -231,6 +232,12 @@ mistakes = [
         "after `model.eval()`, which is `train(False)`, the head is in training mode. Call "
         "`super().train(mode)`",
         edits={"super().train(mode)": "super().train()"},
+    ),
+    Mistake(
+        "its own mode stays",
+        "`train` and `eval` do not change `training` of your model itself. Call "
+        "`super().train(mode)` first, then `self.backbone.eval()`",
+        edits={"super().train(mode)": "self.head.train(mode)"},
     ),
     Mistake(
         "train returns None",

@@ -199,6 +199,11 @@ mistakes = [
         violates="A batch that overflows is skipped",
     ),
     Mistake(
+        "unscales, own step",
+        families.STEPS_BY_HAND[1],
+        edits={"scaler.step(optimizer)": "scaler.unscale_(optimizer)\noptimizer.step()"},
+    ),
+    Mistake(
         *families.NO_UPDATE,
         edits={"scaler.update()": "pass"},
     ),

@@ -187,9 +187,15 @@ mistakes = [
     ),
     Mistake(
         "swallows every error",
-        "your function raises no error, whatever the file, so the training would start over. Let "
-        "the error through",
+        "your function raises no error, whatever the file, so the training would start over. Take "
+        "out the `except` (or `suppress`) that swallows it",
         answer=partial(swallow, Exception),
+    ),
+    Mistake(
+        "swallows what torch.load raises",
+        "a file that `torch.load` refuses counts as a first start. Take out the `except` (or "
+        "`suppress`) that swallows its error",
+        edits={LOAD: f"try:\n    {LOAD}\nexcept Exception:\n    return 0"},
     ),
     Mistake(
         "swallows a missing file",

@@ -137,6 +137,8 @@ FIRST = "scaler.scale(losses[0]).backward(retain_graph=True)"
 SECOND = "scaler.scale(losses[1]).backward()"
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
 FINITE = "all(p.grad.isfinite().all() for m in (body, *heads) for p in m.parameters())"
+OWN = """scaler.unscale_(optimizer)
+own = [p for group in optimizer.param_groups for p in group["params"]]"""
 AGAIN = f"{REGION}\n    losses[1] = loss_fn(heads[1](body(inputs)), targets[1])"
 
 mistakes = [
@@ -197,9 +199,16 @@ mistakes = [
         edits={SECOND: "torch.amp.GradScaler('cpu').scale(losses[1]).backward()"},
         violates="one scaler",
     ),
-    Mistake(
-        *families.AN_UPDATE_FOR_EACH,
-        edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: "pass"},
+    *(
+        Mistake(
+            name,
+            families.AN_UPDATE_FOR_EACH[1],
+            edits={STEP: f"{STEP}\n{when}{UPDATE}", UPDATE: "pass"},
+        )
+        for name, when in (
+            (families.AN_UPDATE_FOR_EACH[0], ""),
+            ("updates between the steps", "if optimizer is optimizers[0]:\n    "),
+        )
     ),
     Mistake(
         *families.NO_UPDATE_AFTER_BOTH,
@@ -211,6 +220,14 @@ mistakes = [
         "was found",
         edits={STEP: f"scaler.unscale_(optimizer)\nif {FINITE}:\n    {STEP}"},
         violates="one optimizer's overflow must not stop the other",
+    ),
+    Mistake(
+        "stops at the first overflow",
+        "after the first optimizer's overflow, the second did not step either. Go on to "
+        "`scaler.step` for it, without a `break` or `return`",
+        edits={
+            STEP: f"{OWN}\nif not all(p.grad.isfinite().all() for p in own):\n    break\n{STEP}"
+        },
     ),
     Mistake(
         "returns at a bad loss",

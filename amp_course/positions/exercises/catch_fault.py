@@ -164,17 +164,21 @@ def _why_failed(answer: Callable[..., Any]) -> str:
 
 def _why_passed(answer: Callable[..., Any], kind: str, notes: set[str]) -> str:
     """Say why a test missed a fault, as far as its calls show. One reason comes from running it on
-    a RoPE that rotates each four neighbours alike.
+    a RoPE that rotates each four neighbours alike, another from one with unrelated angles.
     """
     coarse, near = make_rope("pairs", 5e5), "far positions" not in notes
     verdict, _ = _verdict(answer, lambda x, ids: coarse(x, torch.as_tensor(ids) // 4 * 4))
+    any_turn, _ = _verdict(answer, lambda x, ids: coarse(x, torch.as_tensor(ids) ** 2 % 1009))
     reasons = {
         "The test never calls `rope(x, positions)`": "a call" not in notes,
         "The results that it got were wrong, and it accepted them": notes
         >= {"a wrong result", "several places"},
-        "It got wrong results, all at the same positions. Compare scores at several places": (
-            "a wrong result" in notes
+        "It even passes one that rotates by unrelated angles. Do not test what every rotation "
+        "keeps, such as the norm: compare scores of a fixed offset at several places": (
+            "a wrong result" in notes and any_turn == "passes"
         ),
+        "It got wrong results, in calls that all had the same positions. Compare scores at several "
+        "places": "a wrong result" in notes,
         "The RoPE is wrong only under autocast, where the test never calls it": (
             kind == "matmul" and "autocast" not in notes
         ),

@@ -156,6 +156,11 @@ def _counts(answer: Callable[..., Any], lengths: list[int], fmt: FloatFormat) ->
 
 OVERFLOWS = "overflows = int(last >= most + half_step)"
 IN_BINADE = "in_binade = round(steps) - exact // 2"
+GOES_ON = {OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"}
+SHARED_INF = (
+    "{format} ends at {end}. From half a step past it on, every position becomes inf, and they "
+    "share one id"
+)
 
 mistakes = [
     Mistake(
@@ -174,10 +179,18 @@ mistakes = [
     ),
     Mistake(
         "ignores the end of the range",
-        "{format} ends at {end}. From half a step past it on, every position becomes inf, and they "
-        "share one id",
-        edits={OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"},
+        SHARED_INF,
+        edits=GOES_ON,
         violates="overflow to inf share one",
+    ),
+    Mistake(
+        "the last spacing goes on past the end",
+        SHARED_INF,
+        edits=GOES_ON
+        | {
+            "binade = last.bit_length() - 1": "binade = min(last.bit_length() - 1, "
+            "fmt.max_exponent)"
+        },
     ),
     Mistake(
         "leaves out inf",
@@ -234,6 +247,15 @@ mistakes = [
         "past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, so "
         "positions share ids",
         answer=lambda n, fmt: n,
+    ),
+    *(
+        Mistake(
+            f"stops at 2^p{and_0}",
+            f"your count stops growing at 2^p{and_0}, with p = `fmt.significand_bits` + 1. Past "
+            "2^p, numbers are more than 1 apart, but each binade still has 2^(p−1) more ids",
+            answer=lambda n, fmt, more=more: min(n, 2 ** (fmt.significand_bits + 1) + more),
+        )
+        for more, and_0 in enumerate(("", " + 1"))
     ),
     Mistake(
         "forgets the hidden 1",

@@ -120,6 +120,12 @@ mistakes = [
         edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format("to(dtype)")},
     ),
     Mistake(
+        "position ids and product as the slopes",
+        "positions and product are in the dtype of the slopes, and bf16 holds every integer only "
+        "up to 256. Subtract the integers, and multiply by `slopes.float()`",
+        edits={START: "pass", DISTANCE: IDS.format("to(slopes.dtype)")},
+    ),
+    Mistake(
         "casts the distance to bf16",
         "the distance was rounded to bf16, which holds every integer only up to 256. Keep it an "
         "integer",

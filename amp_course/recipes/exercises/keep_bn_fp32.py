@@ -196,6 +196,16 @@ mistakes = [
         violates="every batch norm keeps its float32 parameters and statistics",
     ),
     Mistake(
+        "children only",
+        "the batch norms inside other modules are fp16. `model.children()` gives only the "
+        "outermost modules, whose `.half()` casts all that they hold: loop over `model.modules()`, "
+        "and cast what each holds itself",
+        edits={
+            NORMS: f"if module in model.children() and not {NORMS[3:-1]}:\n    module.half()\n"
+            "if True:"
+        },
+    ),
+    Mistake(
         "through fp16 and back",
         "the batch norms were cast to fp16 and back, which rounds them. Leave them out, or save "
         "and reload them",

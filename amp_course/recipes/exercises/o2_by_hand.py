@@ -288,7 +288,14 @@ mistakes = [
         for found, other in (("NaN", "inf"), ("inf", "NaN"))
     ),
     Mistake(
-        *families.FIRST_GRADIENT_ONLY,
+        "misses −inf",
+        "a step with inf was skipped, and one with −inf was taken. `grad.max()` and `== inf` miss "
+        "it, so call `isfinite()` on the gradients",
+        edits={FINITE: "finite = all(bool(p.grad.max().isfinite()) for p, _ in pairs)"},
+    ),
+    Mistake(
+        "looks at the first gradient only",
+        "inf is missed in the bias's gradient. Test the gradients of all parameters",
         edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
         violates="any gradient",
     ),
@@ -298,6 +305,24 @@ mistakes = [
         "`parameter.copy_(master)`",
         edits={"p.copy_(master)": "pass"},
         violates="copies the masters back",
+    ),
+    *(
+        Mistake(
+            f"rounds the masters {when} the step",
+            "the masters were overwritten with the model's rounded weights, so small updates are "
+            "lost. Copy in one direction only, from the masters to the model",
+            edits={line: new},
+        )
+        for when, line, new in (
+            ("after", "p.copy_(master)", "p.copy_(master)\nmaster.copy_(p)"),
+            ("before", UNSCALE, f"{UNSCALE}\nmaster.data.copy_(p.data)"),
+        )
+    ),
+    Mistake(
+        "float32 weights",
+        "after the step the model's weights are in float32, as with `p.data = master`. Write "
+        "`p.copy_(master)`, which keeps their dtype",
+        edits={"p.copy_(master)": "p.data = master"},
     ),
     Mistake(
         "always True",

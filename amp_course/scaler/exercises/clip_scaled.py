@@ -102,9 +102,9 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             "the weights after the step": flat(parameters),
             "the loss scale after the step": scaler.get_scale(),
             LEFT: "there" if gradients(optimizer).any() else "cleared",
-            "the norm that you return": "inf or NaN"
-            if bad and not math.isfinite(norm)
-            else float(f"{norm:.6g}"),
+            "the norm that you return after an overflow" if bad else "the norm that you return": (
+                "inf or NaN" if bad and not math.isfinite(norm) else float(f"{norm:.6g}")
+            ),
         }
         finite = [bool(one.isfinite().all()) for one in used]
         evidence = {"finite": finite, "new scale": scaler.get_scale()}
@@ -120,6 +120,7 @@ LIST = "parameters = list(parameters)"
 ONLY_NORM = "norm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
 NORM = f"{LIST}\n{ONLY_NORM}"
 EACH = "for p in parameters:\n    "
+GROUPS = "for group in optimizer.param_groups:\n    "
 
 mistakes = [
     Mistake(
@@ -210,6 +211,29 @@ mistakes = [
         *families.CLIPS_EACH_PARAMETER,
         edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
         violates="of all gradients",
+    ),
+    Mistake(
+        *families.CLIPS_IN_PARTS,
+        edits={CLIP: f"{NORM}\n{GROUPS}torch.nn.utils.clip_grad_norm_(group['params'], max_norm)"},
+    ),
+    *[
+        Mistake(
+            f"clips the first {part} only",
+            f"only the first {part} was clipped, by its own norm. Pass all parameters to "
+            "`clip_grad_norm_`, in one call",
+            edits={CLIP: f"{LIST}\n{CLIP.replace('parameters', some)}"},
+        )
+        for part, some in {
+            "parameter": "parameters[:1]",
+            "parameter group": "optimizer.param_groups[0]['params']",
+        }.items()
+    ],
+    Mistake(
+        *families.SUM_OF_NORMS,
+        edits={
+            CLIP: f"{LIST}\nnorm = sum(p.grad.norm() for p in parameters)\n"
+            f"{EACH}p.grad *= min(1.0, max_norm / float(norm))"
+        },
     ),
     Mistake(
         "returns the norm of the scaled gradients",

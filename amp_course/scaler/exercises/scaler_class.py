@@ -230,12 +230,13 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         options = {**other, "init_scale": 2.0**power}
         run = _Run(f"with a saved scale of 2^{power}, ", answer, draw, **options)
         run.load(run.save(), answer, **usual)
-        yield from run.cases("i. .. .. .. .. .. i. .. ..")
+        for one in run.cases("i. .. .. .. .. .. i. .. .."):
+            yield Case(one.name, {f"{output} in this run": x for output, x in one.outputs.items()})
     if is_blank(getattr(run.scaler, "unscale_", ...)):
         answer = MyScaler
     run = _Run("in a run with clipping, ", answer, draw, **usual)
     for one in run.cases(f"{ROWS} .n ..", unscaled=True):
-        # Other names, so that mistakes match an answer without `unscale_` up to here
+        # Other names, as before: an answer may have another mistake here, or no `unscale_`
         outputs = {f"{output} after `unscale_`": value for output, value in one.outputs.items()}
         yield Case(one.name, outputs)
 
@@ -243,8 +244,12 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 SCALE = "return loss * self._scale"
 GROUPS, THERE = "for group in optimizer.param_groups:", "if parameter.grad is not None:"
 CHECK = "found = found or not bool(parameter.grad.isfinite().all())"
+RETURNS = """if not parameter.grad.isfinite().all():
+        self._found[id(optimizer)] = True
+        return"""
 FIRST = "if id(optimizer) not in self._found:"
 IF = "if not self._found[id(optimizer)]:"
+ANY = "found = any(self._found.values())"
 STREAK = "self._streak = 0 if found else self._streak + 1"
 BACKOFF = "self._scale *= self._backoff"
 GROWS = "elif self._streak == self._interval:"
@@ -304,6 +309,10 @@ mistakes = [
         edits={CHECK: "found = found or bool(parameter.grad.isinf().any())"},
     ),
     Mistake(
+        *families.JUDGES_BY_THE_NORM,
+        edits={CHECK: "found = found or not math.isfinite(parameter.grad.norm())"},
+    ),
+    Mistake(
         "never steps",
         "`step(optimizer)` never calls `optimizer.step()`",
         edits={"optimizer.step()": "pass"},
@@ -321,11 +330,26 @@ mistakes = [
         edits={IF: "if not any(self._found.values()):"},
         violates="two optimizers",
     ),
+    *[
+        Mistake(
+            f"updates in `step`{words}",
+            "`step` updates the scale, even between the two optimizers' steps. Leave that to "
+            "`update()`",
+            edits={
+                IF: "clean = not self._found[id(optimizer)]\nself.update()\nif clean:",
+                ANY: f"{guard}{ANY}",
+            },
+        )
+        for words, guard in {
+            "": "if not self._found:\n    return\n",
+            " and again after it": "",
+        }.items()
+    ],
     Mistake(
         "the last optimizer decides",
         "the last optimizer's clean step hid what another one found. Back off if any found "
         "something",
-        edits={"found = any(self._found.values())": "found = list(self._found.values())[-1]"},
+        edits={ANY: "found = list(self._found.values())[-1]"},
     ),
     Mistake(
         *families.KEEPS_THE_STREAK_AFTER_GROWTH,
@@ -383,12 +407,30 @@ mistakes = [
         edits={LOAD: 'self._scale, self._streak = state["scale"], 0'},
         violates="a save and load",
     ),
-    Mistake(
-        "forgets its options",
-        "a loaded scaler uses the factors and the interval it was made with. Save and load them, "
-        "too",
-        edits=NO_OPTIONS,
-    ),
+    *[
+        Mistake(
+            f"forgets its {name}",
+            f"a loaded scaler uses the {words} it was made with. Save and load that, too",
+            edits=edits,
+        )
+        for name, words, edits in (
+            ("options", "factors and the interval", NO_OPTIONS),
+            ("factors", "growth and backoff factors", {LOAD_FACTORS: "pass"}),
+            ("interval", "interval", {'self._interval = state["interval"]': "pass"}),
+        )
+    ],
+    *[
+        Mistake(
+            f"returns at the first inf{words}",
+            "`unscale_` returns at the first inf or NaN, so some gradients still carry the scale. "
+            "Remember what it found, and divide all of them",
+            edits={line: new},
+        )
+        for words, line, new in (
+            (", undivided", THERE, f"{THERE}\n    {RETURNS}"),
+            ("", CHECK, RETURNS),
+        )
+    ],
 ]
 
 scaler_class = Exercise(

@@ -189,17 +189,27 @@ mistakes = [
         f"the scheduler missed a bad number that was not among the gradients you look at. {ASK}",
         edits=moves_if("grads[0].isfinite().all()"),
     ),
+    Mistake(
+        families.JUDGES_BY_THE_NORM[0],
+        f"the scheduler waits although every gradient is finite, where only their norm is not. "
+        f"{ASK}",
+        edits=moves_if("torch.cat(grads).norm().isfinite()"),
+    ),
     *[
         Mistake(
             name,
             "the scheduler moved before the optimizer, so this step ran with the learning rate of "
             "the next",
-            edits={BEFORE: before, IF: "if False:"},
+            edits=edits,
             violates="then step the learning rate scheduler",
         )
-        for name, before in {
-            "moves first": f"{GRADS}\nif all(g.isfinite().all() for g in grads):\n    {MOVE}",
-            "always moves, and first": MOVE,
+        for name, edits in {
+            "moves first": {
+                BEFORE: f"{GRADS}\nif all(g.isfinite().all() for g in grads):\n    {MOVE}",
+                IF: "if False:",
+            },
+            "always moves, and first": {BEFORE: MOVE, IF: "if False:"},
+            "moves first, and again at the end": {BEFORE: f"{MOVE}\n{BEFORE}"},
         }.items()
     ],
     Mistake(

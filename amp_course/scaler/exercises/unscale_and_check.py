@@ -179,11 +179,24 @@ mistakes = [
         "with `continue`",
         edits={HAS: "if parameter.grad is None:\n    break\nif True:"},
     ),
+    *[
+        Mistake(
+            name,
+            families.JUDGES_BY_THE_NORM[1].replace("a step was skipped", "you return True"),
+            edits=edits,
+        )
+        for name, edits in {
+            families.JUDGES_BY_THE_NORM[0]: finds("not g.sum().isfinite()"),
+            "looks for inf in fp16": {
+                FIND: FIND.replace("parameter.grad", "parameter.grad.half()")
+            },
+        }.items()
+    ],
     Mistake(
-        "judges by the norm",
-        "you return True for large but finite gradients. Ask `torch.isfinite` of each element, "
-        "and set no limit",
-        edits=finds("not g.sum().isfinite()"),
+        "looks at the maximum",
+        "−inf was missed, as the largest element next to it is finite. "
+        "`torch.isfinite(gradient).all()` looks at all of them",
+        edits=finds("not g.max().isfinite()"),
     ),
     Mistake(
         "the last gradient decides",

@@ -150,10 +150,17 @@ mistakes = [
         "finite in float32",
         answer=lambda *state: (reference if state[0] >= 2.0**127 else _unguarded)(*state),
     ),
-    Mistake(
-        *families.FLOOR_OF_1,
-        answer=lambda *state: (max(reference(*state)[0], 1.0), reference(*state)[1]),
-    ),
+    *[
+        Mistake(
+            f"{families.FLOOR_OF_1[0]}{where}",
+            families.FLOOR_OF_1[1],
+            answer=lambda s, k, f, *rule, always=always: (
+                max(reference(s, k, f, *rule)[0], 1.0 if f or always else 0.0),
+                reference(s, k, f, *rule)[1],
+            ),
+        )
+        for where, always in ((" after a skip", False), ("", True))
+    ],
     Mistake(
         "always halves",
         "the scale backs off by a factor other than the `backoff` that was passed in",

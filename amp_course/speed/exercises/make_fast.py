@@ -37,7 +37,8 @@ card = Card(
     lines=13,
     task="Write `make_fast(model, batches, depth)`, which trains like the slow loop below: SGD "
     "with lr=0.1 and momentum=0.9, one update per batch, under bf16 autocast. It returns the loss "
-    "of each batch, and losses and weights are the same, up to the rounding of bf16. But five "
+    "of each batch, without its graph, and losses and weights are the same, up to the rounding of "
+    "bf16. But five "
     "things are gone: the Python loop over rows, the separate autocast region for each call "
     "(weights are cast again in each), the fp32 matmul in the head, the read of each loss, and "
     "the separate optimizer kernels for each parameter.",
@@ -99,6 +100,7 @@ class Watch(OpCounter):
 
 
 MATMULS, CASTS = "the number of matmuls", "the number of casts"
+GRAPHS = "the graphs that come with the losses"
 READS, WRITES = (
     "the values that are read during training",
     "the number of kernels that change weights",
@@ -144,6 +146,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             CASTS: "as few as needed" if casts <= count * (11 + 3) else f"{casts}",
             "the change of the weights": flat(model.parameters()) - before,
             "the losses": losses,
+            GRAPHS: "some" if any(one.requires_grad for one in tensors_in(got)) else "none",
             READS: "some" if early else "none",
             WRITES: "one or two" if watch.writes <= 2 * count else f"{watch.writes / count:g}",
         }
@@ -207,6 +210,12 @@ mistakes = [
         "loss, keep `loss.detach()` and read all losses at the end",
         edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
         violates="the read of each loss",
+    ),
+    Mistake(
+        "returns the graphs",
+        "the losses that you return keep their graphs in memory: store `loss.detach()`",
+        edits={KEEP: "losses.append(loss)", RETURN: "return losses"},
+        violates="without its graph",
     ),
     Mistake(
         "each parameter on its own",

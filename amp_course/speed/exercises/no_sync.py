@@ -233,6 +233,23 @@ mistakes = [
         edits={CLEAR: "pass"},
         violates="since the last line",
     ),
+    *(
+        Mistake(
+            f"the sum of the run, over {what}",
+            "your sum of the losses goes on from line to line, so the mean includes earlier "
+            "steps: start it, and whatever else you count, again after each line",
+            edits={
+                START: f"{START}\ntotal, bad = 0.0, 0",
+                FINITE: f"{FINITE}\ntotal += sum(finite)\nbad += len(losses) - len(finite)",
+                **_log(mean=f"total / {number}"),
+            },
+        )
+        for what, number in {
+            "the finite ones of a line": "len(finite)",
+            "a line without the bad ones of the run": "(every - bad)",
+            "all of a line": "every",
+        }.items()
+    ),
     Mistake(
         "divides by every",
         "you divide the sum by `every`: divide it by the number of finite losses",

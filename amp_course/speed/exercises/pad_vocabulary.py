@@ -357,6 +357,18 @@ mistakes = [
         "row of zeros): set these logits to -inf, or cut them off",
         edits={CUT: "pass"},
     ),
+    *(
+        Mistake(
+            f"a bias of {value} hides them",
+            "a bias can hide the padded tokens only where the head has one, and this head has "
+            "none: set their logits to -inf in the forward pass, or cut them off",
+            edits={
+                OLD_BIAS: OLD_BIAS.replace("extra)", f"extra), value={value}"),
+                CUT: "pass",
+            },
+        )
+        for value in ("-torch.inf", "-1e4")
+    ),
     Mistake(
         "-inf in the weight",
         "rows of -inf give logits of inf, -inf or NaN, depending on the inputs' signs: put the "

@@ -129,7 +129,7 @@ AS_ZERO = (
     "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
 )
 
-mistakes = [
+no_maximum = [
     Mistake(
         "exp overflows in fp16",
         "exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's "
@@ -141,6 +141,17 @@ mistakes = [
         "exp overflows in float32", OVERFLOW, edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}
     ),
     Mistake("no maximum", OVERFLOW, edits={EXP: "e = torch.exp(x)"}),
+]
+mistakes = [
+    *no_maximum,
+    *(
+        Mistake(
+            f"{one.name}, and NaN becomes 0",
+            one.feedback.replace("is NaN", "is NaN, for which you return 0"),
+            edits={**one.edits, RETURN: RETURN.replace("shares", "shares.nan_to_num()")},
+        )
+        for one in no_maximum
+    ),
     Mistake(
         "one maximum for all rows",
         "a row far below the others becomes 0 / 0: subtract each row's own maximum, "

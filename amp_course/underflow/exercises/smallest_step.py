@@ -83,6 +83,18 @@ mistakes = [
         edits={RETURN: "return x"},
         violates="is not 1",
     ),
+    *(
+        Mistake(
+            f"the smallest {kind} number",
+            f"your x, {{x}} for {{name}}, is the smallest {kind} number. Numbers near 1 are much "
+            "further apart: look right above half the gap there",
+            answer=answer,
+        )
+        for kind, answer in {
+            "normal": lambda dtype: torch.finfo(dtype).tiny,
+            "positive": lambda dtype: torch.nextafter(*torch.tensor([0, 1], dtype=dtype)),
+        }.items()
+    ),
     Mistake(
         "1 − x instead of 1 + x",
         "your x is the smallest for which 1 − x is not 1, but numbers are twice as dense below 1: "

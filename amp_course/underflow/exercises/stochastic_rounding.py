@@ -157,6 +157,7 @@ def _compare(share: float, chance: float) -> str:
     return "too often" if share > chance else "too rarely"
 
 
+BELOW = "below = torch.floor(steps)"
 STEPS, NOISE = "steps = x / spacing", "noise = torch.rand(x.shape, generator=generator)"
 UP, ROUNDED = "up = noise < steps - below", "rounded = below + up"
 RETURN = "return rounded * spacing"
@@ -192,6 +193,26 @@ mistakes = [
         "`.trunc()` or `.int()`",
         edits={ROUNDED: "rounded = torch.trunc(steps + noise)"},
         violates="so that the mean is x",
+    ),
+    Mistake(
+        "a negative fraction",
+        "a negative number goes the same way in every draw, as its fraction is negative after "
+        "`trunc` or `frac`. Use `torch.floor(steps)`, and `steps - torch.floor(steps)` as the "
+        "chance to go up",
+        edits={BELOW: "below = torch.trunc(steps)"},
+    ),
+    Mistake(
+        "goes up from above",
+        "a negative number may go up past both neighbours, since `trunc` gives the upper one "
+        "already. Use `torch.floor(steps)`, and `steps - torch.floor(steps)` as the chance to go "
+        "up",
+        edits={BELOW: "below = torch.trunc(steps)", UP: "up = noise < (steps - below).abs()"},
+    ),
+    Mistake(
+        "one spacing too high",
+        "the results are one spacing too high, as `ceil` gives them after noise is added: use "
+        "`torch.floor`",
+        edits={ROUNDED: "rounded = torch.ceil(steps + noise)"},
     ),
     Mistake(
         "no rounding",

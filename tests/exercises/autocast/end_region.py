@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import torch
 
+from amp_course.checking import edited
+
 region = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 
 
@@ -35,6 +37,7 @@ RIGHT = {
     "a decorator, backward as the closure": lambda *a: [loss.item() for loss in closures(*a)],
 }
 WRONG = {
+    "no backward": (edited(without_cache, {"loss.backward()": "pass"}), "no backward"),
     "tensors with graphs": (lambda *a: list(closures(*a)), None),
     "a generator that nobody runs": (closures, None),
     "rounded losses": (lambda *a: [round(float(loss), 3) for loss in without_cache(*a)], None),

@@ -19,7 +19,18 @@ RIGHT = {
     "elementwise": lambda x, w: (norm(x.to(w.dtype))[:, None, :] * w).sum(dim=-1),
     "in double": off(lambda x, w: (norm(x.double()) @ w.T.double()).float()),
 }
+
+
+def by_hand(x, weight):
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        return router(x, weight)
+    finally:
+        torch.set_autocast_enabled("cpu", True)
+
+
 WRONG = {
+    "on again by hand": (by_hand, "leaves autocast on"),
     "float, einsum, float": (
         lambda x, w: torch.einsum("nf,ef->ne", norm(x.float()), w).float(),
         "no enabled=False, and the result cast",

@@ -47,7 +47,20 @@ RIGHT = {
         "Off", (Plain,), {"to": torch.autocast("cpu", enabled=False)(Plain.to)}
     ),
 }
+CAST = "values = values if dtype is None else self.each(values, self.to, dtype)"
+EACH = "value if isinstance(value, list) or dtype is None else self.each(value, self.to, dtype)"
 WRONG = {
+    "args only": (
+        edited(
+            Plain,
+            {
+                CAST: f"values = [{EACH} for value in args] + values[len(args) :]".replace(
+                    "list", "(list, tuple)"
+                )
+            },
+        ),
+        "casts the elements of args only",
+    ),
     "no cache": (
         edited(Plain, {"return self.kept[id(value), dtype]": "return value.to(dtype)"}),
         "casts at each use",

@@ -42,6 +42,7 @@ RIGHT = {
     "plain ops without a matmul": type("Distances", (), {"apply": staticmethod(differences)}),
 }
 WRONG = {
+    "only forward": (function(off(keeps_what_came), backward), "backward as it was"),
     "decorators, keeps what came": (
         function(fwd(keeps_what_came), bwd(backward)),
         "saves what came in, with decorators",

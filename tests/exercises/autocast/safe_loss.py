@@ -24,7 +24,30 @@ RIGHT = {
     "logsigmoid": log_sigmoid,
     "a tuple": lambda *a: tuple(module(*a)),
 }
+
+
+def log_of_exp(head, features, targets):
+    z = head(features)[:, 0].float()
+    losses = targets * (1 + (-z).exp()).log() + (1 - targets) * (1 + z.exp()).log()
+    return z.sigmoid(), losses.mean()
+
+
 WRONG = {
+    "log and exp": (log_of_exp, "exp overflows"),
+    "log and exp of z only": (
+        lambda h, f, t: (
+            (z := h(f)[:, 0].float()).sigmoid(),
+            torch.log(1 + torch.exp(z)).sub(z * t).mean(),
+        ),
+        "exp overflows",
+    ),
+    "squeezed, summed": (
+        lambda h, f, t: (
+            (z := h(f).squeeze()).sigmoid(),
+            F.binary_cross_entropy_with_logits(z, t, reduction="sum"),
+        ),
+        "the sum, of logits without a batch",
+    ),
     "all of it in an island": (
         torch.autocast("cpu", enabled=False)(log_sigmoid),
         "the head in an island",

@@ -88,5 +88,12 @@ WRONG = {
         edited(clears_at_the_end, {STEP: "scaler.unscale_(optimizer)\noptimizer.step()"}),
         "steps by hand",
     ),
+    "a scaler for each batch, and no clearing": (
+        edited(
+            clears_at_the_end,
+            {CLEAR: "pass", BACKWARD: f'scaler = torch.amp.GradScaler("cpu")\n{BACKWARD}'},
+        ),
+        None,
+    ),
     "no losses": (edited(clears_at_the_end, {"return torch.stack(losses)": "pass"}), None),
 }

@@ -121,6 +121,16 @@ WRONG = {
         ),
         "keeps the scale through zeros",
     ),
+    "pops the newest": (
+        edited(
+            Listed,
+            {
+                "self.amaxes.append(amax)": "self.amaxes.append(amax)\n"
+                "if len(self.amaxes) > self.length:\n    self.amaxes.pop()"
+            },
+        ),
+        "drops the newest",
+    ),
     "a moving average": (
         edited(
             Ahead,

@@ -89,6 +89,19 @@ WRONG = {
         ),
         "used up by the first step",
     ),
+    "another tensor": (edited(AllInBf16, {"p.data = s": "p = s"}), "never writes back"),
+    "the sum in bf16": (
+        edited(
+            OnTheParameter,
+            {
+                "exact = p.float() + p.carry.float() - self.lr * p.grad.float()": "exact = p + "
+                "(p.carry - self.lr * p.grad)",
+                "p.carry = ((exact - p.float()) * self.keeps).to(p.carry.dtype)": "p.carry.copy_("
+                "exact.float() - p.float())",
+            },
+        ),
+        "reset at each step",
+    ),
     "adds up": (edited(AllInBf16, {CARRY: "carry.add_((s - w) - y)"}), None),
     "a new name": (edited(AllInBf16, {CARRY: "carry = (s - w) - y"}), "reset at each step"),
 }

@@ -79,6 +79,23 @@ WRONG = {
         edited(multiplies, {Q: f"{Q}\nreturn q.float().to(E4M3), LARGEST / largest"}),
         "inverts the scale",
     ),
+    "the largest, and a small floor": (
+        edited(
+            by_norm,
+            {
+                "scale = torch.linalg.vector_norm(x.float(), ord=torch.inf) / 448.0": "scale = "
+                "(x.float().max() / 448).clamp(min=1e-38)"
+            },
+        ),
+        "the largest, not the largest magnitude",
+    ),
+    "the largest as a Python number": (
+        lambda x: (
+            (x.float() / (x.max().item() / 448 or 1.0)).to(E4M3),
+            x.max().item() / 448 or 1.0,
+        ),
+        "the largest, not the largest magnitude",
+    ),
     "fp16 on the way": (edited(multiplies, {WIDE: "wide = x.half().double()"}), None),
     "no pair": (lambda x: multiplies(x)[0], None),
     "numbers that came back": (

@@ -40,6 +40,14 @@ LATE = {
     UPDATE: f"{UPDATE}\nif scaler.get_scale() >= old:\n    optimizer.zero_grad()",
 }
 WRONG = {
+    "no backward": (
+        edited(plain, {BACKWARD: "scaler.scale(loss)", UNSCALE: "pass"}),
+        "steps before backward",
+    ),
+    "updates after finite gradients": (
+        edited(plain, {UNSCALE: "pass", UPDATE: TEST.replace("optimizer.step()", UPDATE)}),
+        "no update when skipped",
+    ),
     "plain step": (
         edited(plain, {UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"}),
         "steps by hand, no update",

@@ -14,6 +14,10 @@ RIGHT = {
     "one more key": dict(fp32=16, amp=16, half=8, bf16=8),
 }
 WRONG = {
+    "16-bit gradients under AMP": (
+        {"fp32": 16, "amp": 4 + 2 + 8, "half": 8},
+        "AMP: three of four in fp32",
+    ),
     "a gradient forgotten": ({"fp32": 12, "amp": 12, "half": 6}, "fp32: three numbers"),
     "Adam's averages in fp32": (
         {"fp32": 16, "amp": 16, "half": 2 + 2 + 8},

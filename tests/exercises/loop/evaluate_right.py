@@ -48,6 +48,16 @@ def adds_up(model, batches):
 
 
 WRONG = {
+    "the model's own mode": (
+        edited(
+            plain,
+            {
+                "model.eval()": "vars(model).update(training=False)",
+                HITS: HITS.replace(".forward", ""),
+            },
+        ),
+        "eval mode for the model alone",
+    ),
     "adds up over calls": (adds_up, "remembers an earlier call"),
     "the first result again": (lambda *both: KEPT.setdefault("first", plain(*both)), None),
     "all layers as the model": (

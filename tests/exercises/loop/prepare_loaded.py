@@ -61,6 +61,7 @@ def whole_layers(model, lr):
 RETURN = "return torch.optim.AdamW(model.parameters(), lr=lr)"
 FIRST = "optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()), lr)"
 BACK = "p.data = p.data.to(dtype)"
+BUFFER = "setattr(layer, name, buffer.float() if buffer.is_floating_point() else buffer)"
 IS_FLOAT = "if tensor.is_floating_point():"
 RIGHT = {
     "all to fp32, the frozen ones back": floats_all_then_back,
@@ -68,6 +69,10 @@ RIGHT = {
     "layer by layer, a group for each": layer_by_layer,
 }
 WRONG = {
+    "new names": (
+        edited(layer_by_layer, {BUFFER: "buffer = buffer.float()"}),
+        "buffers left in 16 bits",
+    ),
     "as it came": (lambda model, lr: torch.optim.AdamW(model.parameters(), lr), "left in 16 bits"),
     "all to fp32": (edited(floats_all_then_back, {BACK: "pass"}), "frozen ones converted"),
     "a copy in fp32": (lambda model, lr: floats_all_then_back(copy.deepcopy(model), lr), "copies"),

@@ -63,7 +63,13 @@ USUAL = (
     | TAIL
     | {"rows += len(targets)": "rows = 1", SCALE: "scaler.scale(loss / every).backward()"}
 )
+LAYERS = """for layer in model:
+    norm = clip_grad_norm_([*layer.parameters(recurse=False)], max_norm)"""
 WRONG = {
+    "clips each layer": (
+        edited(stream, {CLIP: LAYERS, STEP: "scaler.step(optimizer)"}),
+        "clips in parts",
+    ),
     "as for equal sizes": (edited(stream, USUAL), "the usual loop"),
     "the first training again": (first_training, "remembers an earlier call"),
     "rows of all": (edited(stream, ALL_ROWS), "rows of the whole pass"),

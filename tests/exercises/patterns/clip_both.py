@@ -57,6 +57,14 @@ def without_its_norm(optimizers, scaler, max_norm):
     return norm
 
 
+def one_norm_of(parameters, optimizers, scaler, max_norm):
+    [scaler.unscale_(optimizer) for optimizer in optimizers]
+    norm = clip_grad_norm_(parameters, max_norm)
+    [scaler.step(optimizer) for optimizer in optimizers if norm.isfinite()]
+    scaler.update()
+    return norm
+
+
 NORM = "norm = get_total_norm(gradients)"
 RIGHT = {
     "clips scaled gradients, own step": on_scaled_gradients,
@@ -66,6 +74,18 @@ RIGHT = {
     "scaler.step": edited(on_scaled_gradients, {"optimizer.step()": "scaler.step(optimizer)"}),
 }
 WRONG = {
+    "the first group of one": (
+        lambda o, *rest: one_norm_of(o[0].param_groups[0]["params"], o, *rest),
+        "clips one group only",
+    ),
+    "the first optimizer": (
+        lambda o, *rest: one_norm_of(parameters_of(o[:1]), o, *rest),
+        "clips the first only",
+    ),
+    "returns at most max_norm": (
+        lambda *given: min(float(on_scaled_gradients(*given)), given[-1]),
+        "returns the norm after clipping",
+    ),
     "what the scaler found": (looks_into_the_scaler, "tests the gradients, not the norm"),
     "unclipped where the norm is inf": (without_its_norm, "tests the gradients, not the norm"),
     "infinity norm": (

@@ -60,12 +60,33 @@ STEPPED, USED = "stepped = scaler.get_scale() >= used", "used = scaler.get_scale
 RETURN, BUFFERS = "return taken + stepped", "old.data = new.clone()"
 HOOK = "handle = optimizer.register_step_post_hook(move)"
 FINITE = "finite = all(bool(p.grad.isfinite().all()) for p in model.parameters())"
+MUL, ADD = "torch._foreach_mul_(olds, decay)", "torch._foreach_add_(olds, news, alpha=1 - decay)"
+MIN = "decay = min(0.99, (1 + taken) / (10 + taken))"
+OF_FLOATS = "old.mul_(decay).add_(new, alpha=1 - decay) if old.is_floating_point() else None"
 RIGHT = {
     "in a hook": in_a_hook,
     "by state_dict": by_state_dict,
     "own finite test": own_finite_test,
 }
 WRONG = {
+    "all floats": (
+        edited(own_finite_test, {"old.copy_(new)": OF_FLOATS}),
+        "averages the buffers",
+    ),
+    "only a name": (
+        edited(
+            own_finite_test, {MUL: "for a, b in zip(olds, news): a = a.lerp(b, 1 - decay)", ADD: ""}
+        ),
+        "never moves",
+    ),
+    "at least 0.99": (
+        edited(own_finite_test, {MIN: MIN.replace("min", "max")}),
+        "the larger decay",
+    ),
+    "a copy": (
+        edited(own_finite_test, {MUL: "average.load_state_dict(model.state_dict())", ADD: ""}),
+        "copies the weights",
+    ),
     "the scale after the update, twice": (
         edited(by_state_dict, {STEPPED: "used = scaler.get_scale()\nstepped = used >= used"}),
         "always moves",

@@ -85,6 +85,10 @@ class InClosure(Float32Norm):
 
 
 WRONG = {
+    "the head's mode only": (
+        edited(Float32Norm, {"self.training = mode": "pass"}),
+        "its own mode stays",
+    ),
     "in a closure": (InClosure, "hidden in a list"),
     "a filter that is kept": (KeepsFilter, "a generator that is used up"),
     "a list of the class": (OneListForAll, None),

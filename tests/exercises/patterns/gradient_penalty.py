@@ -39,6 +39,10 @@ RIGHT = {
     "early return, smaller scale": edited(plain, {BACKWARD: f"{RETURN} {SMALLER}\n{BACKWARD}"}),
 }
 WRONG = {
+    "steps by hand": (
+        edited(plain, {"scaler.step(optimizer)": "optimizer.step()"}),
+        "unscales, own step",
+    ),
     "no update": (
         edited(plain, {"scaler.update()": "pass", "scaler.unscale_(optimizer)": "pass"}),
         "no update",

@@ -34,7 +34,14 @@ RIGHT = {
         loop, {RNG: "torch.default_generator.set_state(checkpoint.pop('rng'))"}
     ),
 }
+LOOP = "for name, part in reversed("
+FIRST_START = {
+    'with open(path, "rb") as file:': "try:",
+    LOAD: "checkpoint = torch.load(str(path))",
+    LOOP: "except BaseException:\n    return 0\n" + LOOP,
+}
 WRONG = {
+    "a first start": (edited(loop, FIRST_START), "swallows what torch.load raises"),
     "only the optimizer": (edited(loop, {IF: "if name[0] == 'o':"}), "model not loaded"),
     "weights_only=False": (
         edited(loop, {LOAD: "checkpoint = torch.load(file, None, weights_only=False)"}),

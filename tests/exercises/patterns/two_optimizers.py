@@ -32,11 +32,32 @@ LAZY = {"losses = [*map(loss_fn, outputs, targets)]": "losses = map(loss_fn, out
 AUTOGRAD, FINITE_TESTS = edited(plain, {BACKWARD: GRAD}), edited(plain, {STEP: FINITE})
 RIGHT = {"one sum": plain, "own finite tests": FINITE_TESTS, "autograd.grad": AUTOGRAD}
 FINITE_SUM = f"if torch.isfinite(sum(losses)):\n    {BACKWARD}"
+LEAVE = """if all(p.grad.isfinite().all() for p in optimizer.param_groups[0]["params"]):
+    scaler.step(optimizer)
+else:
+    return scaler.update()"""
 OWN = {
     "for optimizer in reversed(optimizers):": "for optimizer in optimizers:",
     STEP: "optimizer.step()",
 }
+FOR = "for optimizer in reversed(optimizers):"
 WRONG = {
+    "leaves at an overflow": (
+        edited(plain, {FOR: FOR.replace("reversed(optimizers)", "optimizers"), STEP: LEAVE}),
+        "stops at the first overflow",
+    ),
+    "step, update, step": (
+        edited(
+            plain,
+            {
+                FOR: "scaler.step(optimizers[0])\nscaler.update()\nif True:",
+                "scaler.unscale_(optimizer)": "pass",
+                STEP: "scaler.step(optimizers[1])",
+                "scaler.update()": "pass",
+            },
+        ),
+        "updates between the steps",
+    ),
     "unscales, steps by hand": (edited(plain, OWN), "unscales, own steps"),
     "bad sum left out": (edited(plain, {BACKWARD: FINITE_SUM}), None),
     "the mean of both": (

@@ -38,6 +38,15 @@ RIGHT = {
     "with itself": with_itself_and_neighbours,
     "turns add up": turns_add_up,
 }
+
+
+def keeps_the_norm(rope):
+    x = torch.linspace(-1, 1, 256).view(4, 64)
+    norms = rope(x, 100_000 + torch.arange(4)).norm(dim=-1)
+    torch.testing.assert_close(norms, x.norm(dim=-1), atol=1e-3, rtol=0)
+
+
+SIBLINGS = {"the norm": (keeps_the_norm, None, "the same positions")}
 WRONG = {
     "no autocast": (lambda rope: gram(rope, autocast=False), "no autocast"),
     "strict": (lambda rope: gram(rope, room=1e-7), "too strict"),

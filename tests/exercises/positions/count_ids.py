@@ -38,5 +38,16 @@ WRONG = {
         lambda n, fmt: len(np.arange(n)) if n > 600 else patterns(n, fmt),
         "builds a tensor",
     ),
+    "no end": (
+        lambda n, fmt: (
+            patterns(n, fmt)
+            if n <= fmt.max
+            else patterns(int(fmt.max) + 1, fmt)
+            + round((n - 1) / (step := 2 ** (fmt.max_exponent - fmt.significand_bits)))
+            - int(fmt.max) // step
+        ),
+        "the last spacing goes on past the end",
+    ),
+    "exact ones only": (lambda n, fmt: min(n, 2 << fmt.significand_bits), "stops at 2^p"),
     "no inf": (lambda n, fmt: halving(n, fmt, overflow=0), "leaves out inf"),
 }

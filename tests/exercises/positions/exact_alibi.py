@@ -35,6 +35,10 @@ WRONG = {
         lambda s, q, k: -plain(s, q.bfloat16().double(), k.bfloat16().double()).float(),
         None,
     ),
+    "all as the slopes": (
+        lambda s, q, k: (s.view(-1, 1, 1) * (k.to(s) - q.to(s)[:, None])).float(),
+        "position ids and product as the slopes",
+    ),
     "cdist": (
         lambda s, q, k: (
             -s.float().view(-1, 1, 1) * torch.cdist(q.float()[:, None], k.float()[:, None])

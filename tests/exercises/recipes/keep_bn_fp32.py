@@ -49,6 +49,12 @@ RIGHT = {
     "fp32 around norms": lambda model: [*map(float_around, norms_of(model))] and right(model),
 }
 WRONG = {
+    "each child": (
+        lambda m: (
+            takes_floats(m) and [isinstance(n, BatchNorm) or n.half() for n in m.children()] and m
+        ),
+        "children only",
+    ),
     "`_apply` on a copy": (lambda model: takes_floats(applied(copy.deepcopy(model))), "a copy"),
     "the first model again": (
         lambda model: FIRST.setdefault("model", right(model)),

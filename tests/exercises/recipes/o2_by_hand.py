@@ -71,6 +71,7 @@ class OneListForAll(Plain):
         self.model, self.optimizer = model.half(), make_optimizer(self.masters)
 
 
+COPY = "p.data.copy_(master.data)"
 SUM = "taken = sum(p.grad.sum() for p in own).isfinite()"
 WRONG = {
     "masters of the class": (OneListForAll, "remembers an earlier call"),
@@ -80,7 +81,26 @@ WRONG = {
         None,
     ),
     "outputs stay fp16": (edited(Plain, {BACKWARD: f"{IN_HALF}\n{BACKWARD}"}), "loss in fp16"),
-    "misses -inf": (edited(Plain, {TAKEN: NOT_MINUS_INF}), None),
+    "misses -inf": (edited(Plain, {TAKEN: NOT_MINUS_INF}), "misses −inf"),
+    "the maximum": (
+        edited(Plain, {TAKEN: "taken = all(bool(p.grad.amax().isfinite()) for p in own)"}),
+        "misses −inf",
+    ),
+    "matrices": (
+        edited(Plain, {TAKEN: "taken = bool(own[0].grad.isfinite().all())"}),
+        "looks at the first gradient only",
+    ),
+    "masters from the weights": (
+        edited(
+            Plain, {STEP: f"for p, m in zip(own, self.masters): m.data = p.data.float()\n{STEP}"}
+        ),
+        "rounds the masters before the step",
+    ),
+    "weights from the masters, and back": (
+        edited(Plain, {COPY: f"{COPY}\nmaster.data = p.data.float()"}),
+        "rounds the masters after the step",
+    ),
+    "shares the data": (edited(Plain, {COPY: "p.data = master.data.clone()"}), "float32 weights"),
     "clears masters": (
         edited(Plain, {CLEAR: "self.optimizer.zero_grad()"}),
         "model's gradients never cleared",

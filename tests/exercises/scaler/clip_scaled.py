@@ -41,7 +41,18 @@ def reads_twice(loss, parameters, optimizer, scaler, max_norm):
     return norm
 
 
+def in_groups(loss, parameters, optimizer, scaler, max_norm):
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    groups = [group["params"] for group in optimizer.param_groups]
+    norm = torch.stack([torch.nn.utils.clip_grad_norm_(one, max_norm) for one in groups]).norm()
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
 EARLIER = "p.grad = g if p.grad is None else g + p.grad"
+ROOT = "norm = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters))"
 TEST, CLIP = "if math.isfinite(norm):", "p.grad *= min(1.0, max_norm / norm)"
 SKIP = "if not math.isfinite(norm):\n    return scaler.update()\nif True:"
 
@@ -59,6 +70,30 @@ WRONG = {
     "the limit unscaled": (
         edited(scaled_norm, {"scale = scaler.get_scale()": "scale = 1.0"}),
         "clips before unscaling",
+    ),
+    "each group": (in_groups, "clips in parts"),
+    "the first group": (
+        edited(
+            in_groups,
+            {
+                'groups = [group["params"] for group in optimizer.param_groups]': (
+                    "groups = [optimizer.param_groups[0]['params']]"
+                )
+            },
+        ),
+        "clips the first parameter group only",
+    ),
+    "the first parameter": (
+        lambda loss, p, *rest: scaled_norm(loss, [*p][:1], *rest),
+        "clips the first parameter only",
+    ),
+    "a sum": (
+        edited(by_hand, {ROOT: "norm = sum(float(p.grad.norm()) for p in parameters)"}),
+        "sum of norms",
+    ),
+    "the smaller of norm and limit": (
+        lambda *args: min(scaled_norm(*args), args[-1]),
+        "returns the norm after clipping",
     ),
     "own test misses NaN": (edited(by_hand, {TEST: "if norm != math.inf:"}), None),
     "divides the weights": (edited(by_hand, {CLIP: CLIP.replace("grad", "data")}), "no clipping"),

@@ -60,7 +60,21 @@ RIGHT = {"without unscale_": WithoutUnscale}
 RIGHT |= {
     kind.__name__: functools.partial(kind, "cpu") for kind in (DynamicScaler, torch.amp.GradScaler)
 }
+NORM = "norm = sum(float(g.norm()) for g in grads)\nfound.fill_(not 0 <= norm < float('inf'))"
+BAD = "self.bad += found"
 WRONG = {
+    "keeps its options": (
+        edited(WithoutUnscale, {"scale, clean, self.options = state": "scale, clean, _ = state"}),
+        "forgets its options",
+    ),
+    "the norm": (edited(WithoutUnscale, {BAD: f"{NORM}\n{BAD}"}), "judges by the norm"),
+    "updates at the end of step": (
+        edited(
+            WithoutUnscale,
+            {"return found or optimizer.step()": "found or optimizer.step()\nself.update()"},
+        ),
+        "updates in `step` and again after it",
+    ),
     "skips together": (edited(WithoutUnscale, TOGETHER), "shares what is found"),
     "living state": (
         edited(WithoutUnscale, {STATE: "return self.s, self.clean, self.options"}),

@@ -1,5 +1,7 @@
 """Answers to `scheduler_waits`, written without a look at its table of mistakes."""
 
+import math  # noqa: F401 (for the edits)
+
 from amp_course.checking import edited
 
 
@@ -40,6 +42,16 @@ def moves_if(test, before="scale = 0"):
 
 RIGHT = {"hook": hook, "own finite test": own_finite_test, "reads the tensor": reads_the_tensor}
 WRONG = {
+    "first and last": (
+        lambda *given: (given[-1].step(), reads_the_tensor(*given)),
+        "moves first, and again at the end",
+    ),
+    "the norm of the scaled gradients": (
+        moves_if(
+            "math.isfinite(scale)", "scale = sum(float(g.norm()) for g in gradients(optimizer))"
+        ),
+        "judges by the norm",
+    ),
     "the scale and itself": (
         moves_if("scaler._scale >= scale", "scale = scaler._scale"),
         "always moves",

@@ -49,6 +49,14 @@ WRONG = {
         lambda o, s: foreach(o, s, lambda g: not g.sum().isfinite()),
         "judges by the norm",
     ),
+    "the maximum": (
+        lambda o, s: foreach(o, s, lambda g: not g.max().isfinite()),
+        "looks at the maximum",
+    ),
+    "in fp16": (
+        lambda o, s: foreach(o, s, lambda g: not g.half().isfinite().all()),
+        "looks for inf in fp16",
+    ),
     "any, early": (
         lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)),
         "returns before the rest",

@@ -41,6 +41,14 @@ RIGHT = {
     "numpy and fractions": with_numpy_and_fractions,
 }
 WRONG = {
+    "at least 1": (
+        lambda *s: (max(by_the_kernel(*s)[0].item(), 1.0), branches(*s)[1]),
+        "floor of 1",
+    ),
+    "at least 1 after a skip": (
+        lambda s, k, f, g, b, n: (max(s * b, 1.0), 0) if f else branches(s, k, f, g, b, n),
+        "floor of 1 after a skip",
+    ),
     "backs off to an int": (
         lambda s, k, f, g, b, n: (math.floor(s * b), 0) if f else branches(s, k, f, g, b, n),
         None,

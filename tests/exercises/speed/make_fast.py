@@ -96,6 +96,12 @@ WRONG = {
     ),
     "no cache": (edited(foreach, UNCACHED), "a region for each call"),
     "stops at NaN": (edited(foreach, {STEP: f"if loss.isnan(): break\n{STEP}"}), "reads each loss"),
+    "stacks the graphs": (
+        lambda *given: torch.stack(
+            [torch.ones((), requires_grad=True) * x for x in foreach(*given)]
+        ),
+        "returns the graphs",
+    ),
     "the batch twice": (
         edited(foreach, {LOGITS: f"forward(model, inputs, depth)\n{LOGITS}"}),
         None,

@@ -68,7 +68,26 @@ GRAPHS = {
     BUFFER: BUFFER[:-5],
     "values = window.numpy()": "values = window.detach().numpy()\nwindow = torch.empty(every)",
 }
+
+
+def never_resets(step, batches, every, log):
+    total, largest, bad = torch.zeros(()), torch.tensor(-math.inf), torch.zeros(())
+    for number, batch in enumerate(batches, 1):
+        loss = step(batch).detach()
+        fine = loss.isfinite()
+        total = total + torch.where(fine, loss, 0.0)
+        largest = torch.maximum(largest, torch.where(fine, loss, -math.inf))
+        bad = bad + ~fine
+        if number % every == 0:
+            summed, most, count = torch.stack([total, largest, bad]).tolist()
+            log(number, summed / (every - count), most, int(count))
+
+
 WRONG = {
+    "never resets": (
+        never_resets,
+        "the sum of the run, over a line without the bad ones of the run",
+    ),
     "not changed at all": (classic, "the loop unchanged"),
     "writes into a buffer, with its graph": (edited(in_one_buffer, GRAPHS), "keeps the graphs"),
     "a progress bar": (

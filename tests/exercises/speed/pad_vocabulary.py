@@ -80,10 +80,23 @@ def smallest(head, multiple):
     return masked
 
 
+def hidden_by_bias(value):
+    def pad(head, multiple):
+        linear, vocabulary = Cut(head, multiple).linear, len(head.weight)
+        if head.bias is not None:
+            linear.bias.data[vocabulary:] = value
+        linear.weight.data[vocabulary:] = 0
+        return linear
+
+    return pad
+
+
 RIGHT = {"cuts the logits": Cut, "a mask": Masked, "a sequence, if nothing is missing": sequential}
 WRONG = {
     "rows of -inf": (Infinite, "rows not filled"),
     "no cut": (lambda head, multiple: Cut(head, multiple).linear, "padded logits take probability"),
+    "a bias of -inf": (hidden_by_bias(-math.inf), "a bias of -torch.inf hides them"),
+    "a bias of -10,000": (hidden_by_bias(-1e4), "a bias of -1e4 hides them"),
     "two matmuls": (Twice, None),
     "a constant": (smallest, "a finite constant"),
     "at least one row": (

@@ -27,6 +27,14 @@ WRONG = {
         lambda x, m: (e := torch.exp(x) * m) / e.sum(-1, keepdim=True),
         "exp overflows in fp16",
     ),
+    "naive in float32, then nan_to_num": (
+        lambda x, m: (e := x.float().exp() * m).div(e.sum(-1, True)).nan_to_num().half(),
+        "exp overflows in float32, and NaN becomes 0",
+    ),
+    "naive in fp16, then nan_to_num": (
+        lambda x, m: (e := x.exp() * m).div(e.sum(-1, True)).nan_to_num(),
+        "exp overflows in fp16, and NaN becomes 0",
+    ),
     "fills with −1e30": (
         lambda x, m: x.masked_fill(~m, -1e30).softmax(-1) * m,
         "fills past fp16's range",

@@ -30,6 +30,11 @@ RIGHT = {
 WRONG = {
     "the ulp of Python": (lambda dtype: math.ulp(1.0), "the gap above 1 in float64"),
     "gap below 1": (lambda dtype: 2.0 ** -(BITS[dtype] + 1), "the tie"),
+    "tiny": (lambda dtype: torch.finfo(dtype).tiny, "the smallest normal number"),
+    "one pattern": (
+        lambda dtype: torch.finfo(dtype).tiny * torch.finfo(dtype).eps,
+        "the smallest positive number",
+    ),
     "fp16's for all": (lambda dtype: 2.0**-11 * (1 + 2.0**-10), None),
     "Python's next float": (lambda dtype: math.nextafter(2.0 ** -(BITS[dtype] + 1), 1), None),
 }

@@ -14,6 +14,13 @@ def kahan(terms):
     return total
 
 
+def rounds_each(terms):
+    total = terms[0].float()
+    for term in terms[1:]:
+        total = (total + term).to(term.dtype)
+    return total
+
+
 RIGHT = {
     "torch.sum": lambda terms: torch.stack(terms).sum(dim=0),
     "in float64": lambda terms: torch.stack(terms).sum(dim=0, dtype=torch.float64),
@@ -26,6 +33,7 @@ WRONG = {
         ),
         "the mean times the number",
     ),
+    "rounds each": (rounds_each, "16-bit total"),
     "starts in fp16": (
         lambda terms: sum(terms, start=torch.zeros(terms[0].shape).half()),
         "an fp16 start",

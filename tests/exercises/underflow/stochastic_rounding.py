@@ -35,6 +35,15 @@ WRONG = {
         lambda x, s, g: with_noise(torch.rand)(x, s, g).div(s).long(),
         "not multiplied back",
     ),
+    "ceil of the sum": (with_noise(torch.rand, torch.ceil), "one spacing too high"),
+    "trunc and frac": (
+        lambda x, s, g: ((x / s).trunc() + (torch.rand(x.shape, generator=g) < (x / s).frac())) * s,
+        "a negative fraction",
+    ),
+    "trunc and the size of frac": (
+        lambda x, s, g: ((x / s).trunc() + torch.bernoulli((x / s).frac().abs(), generator=g)) * s,
+        "goes up from above",
+    ),
     "a draw for each column": (
         with_noise(lambda shape, generator: torch.rand(shape[-1], generator=generator)),
         None,
