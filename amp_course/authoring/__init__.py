@@ -87,7 +87,7 @@ def texts() -> dict[Path, str]:
 
 
 def problems() -> list[str]:
-    """Say what in solutions/ and exercises/ is not as `make` would leave it."""
+    """Return a line on each file in solutions/ and exercises/ that `make` would change."""
     wanted = texts()
     folder = course_root() / "exercises"
     found = [

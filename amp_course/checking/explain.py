@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 from types import CodeType
 
+from amp_course.checking import families
 from amp_course.kit.errors import cause_and_fix
 from amp_course.kit.toml_data import read_toml
 
@@ -45,10 +46,6 @@ class Explained(Exception):
 
 
 _NONE = re.compile(r"NoneType|are supposed to be defined but")
-_NO_GRADIENT = (
-    "a gradient is None in a frozen or unused layer, and everywhere after `zero_grad()`. Skip that "
-    "parameter"
-)
 # A pattern in "Type: message" → cause and fix. The first that matches counts.
 _KNOWN: dict[str, str] = {
     one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
@@ -100,7 +97,7 @@ def explain(error: BaseException) -> str:
     )
     line = where(error)
     if meaning is None and "grad" in line and _NONE.search(message):
-        meaning = _NO_GRADIENT
+        meaning = families.A_GRADIENT_IS_NONE[1]
     if raised == "NotImplementedError":
         return f"your code raised NotImplementedError{line}: part of it is still to be written"
     message = message.removesuffix(".")

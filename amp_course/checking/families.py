@@ -90,15 +90,15 @@ MISSES_INF = (
 )
 JUDGES_BY_THE_NORM = (
     "judges by the norm",
-    "a step was skipped although every gradient is finite. Their norm or their sum can be inf, or "
-    "they can pass a limit, where none of them is: call `isfinite()` on the gradients themselves",
+    "a step was skipped although every gradient is finite. Finite gradients can have an infinite "
+    "norm or sum, and exceed any limit that you set: call `isfinite()` on the gradients themselves",
 )
 
 # Gradients that are None, and optimizers
 A_GRADIENT_IS_NONE = (
     "a gradient is None",
-    "your code fails where a gradient is None, as in a frozen or unused layer, or anywhere after "
-    "`zero_grad()`. Skip that parameter",
+    "a gradient is None in a frozen or unused layer, and everywhere after `zero_grad()`. Skip that "
+    "parameter",
 )
 RETURNS_AT_A_MISSING_GRADIENT = (
     "returns at a missing gradient",

@@ -404,7 +404,7 @@ mistakes = [
     ),
     Mistake(
         "casts the elements of args only",
-        "only tensors that stand in `args` themselves are cast, and none in lists or keyword "
+        "only tensors that are items of `args` are cast, and none in lists or keyword "
         "arguments. `torch.utils._pytree.tree_map(cast, (args, kwargs))` reaches all",
         edits={
             line: f"values = [self.cast(one, {dtype}) for one in args], values[1]"
