@@ -1,7 +1,6 @@
 """The helper package of the course on automatic mixed precision training in PyTorch.
 
-Importing it loads nothing else: a notebook imports what it needs by name, such as `from
-amp_course.loop import train`.
+Importing it loads nothing else: notebooks write `from amp_course.loop import train`.
 """
 
 __version__ = "0.1.0"

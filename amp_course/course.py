@@ -17,35 +17,34 @@ if TYPE_CHECKING:
 class Chapter:
     """One chapter; its word names the notebook, the package folder, the exercises,
     the solutions and the tests.
+
+    minutes: to read the notebook and try its cells and panel; tests/test_course.py estimates it
     """
 
     number: int
     word: str
     question: str
-    minutes: (
-        int  # to read the notebook and try its cells and panel; tests/test_course.py measures it
-    )
+    minutes: int
 
     @property
     def stem(self) -> str:
-        """Return the notebook's name without its ending: (6, "loop") → "06_loop"."""
+        """The notebook's name without its suffix: (6, "loop") → "06_loop"."""
         return f"{self.number:02d}_{self.word}"
 
     def exercises(self) -> tuple[Exercise, ...]:
-        """Import and return the chapter's exercises; empty where it has none yet. Imports torch."""
+        """Import and return the chapter's exercises; () if it has none yet. Imports torch."""
         name = f"amp_course.{self.word}.exercises"
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # Only the chapter itself may be missing: a library that it needs and lacks is an error
-            # to see.
+            # Only the chapter itself may be missing, but not a library that it needs.
             if error.name not in (name, f"amp_course.{self.word}"):
                 raise
             return ()
         return tuple(module.ALL)
 
     def exercise_minutes(self) -> int:
-        """Return how long the exercises take: the sum of their cards. Imports torch."""
+        """Return how long the exercises take, according to their cards. Imports torch."""
         return sum(exercise.minutes for exercise in self.exercises())
 
 
@@ -78,16 +77,15 @@ def hours() -> tuple[int, int]:
 
 
 def available() -> tuple[Chapter, ...]:
-    """Return the chapters whose notebook is there to open."""
+    """Return the chapters whose notebook exists."""
     notebooks = course_root() / "notebooks"
     return tuple(chapter for chapter in CHAPTERS if (notebooks / f"{chapter.stem}.ipynb").is_file())
 
 
 def find(name: str) -> Chapter:
-    """Return the chapter that a reader means: "loop", "6", "06", "06_loop" and "06_loop.ipynb" are
-    the same one.
+    """Return the chapter that is called "loop", "6", "06", "06_loop" or "06_loop.ipynb".
 
-    Raises CourseError, with the names that exist, for any other.
+    Raises CourseError, with the names that exist, for any other name.
     """
     wanted = name.strip().lower().removesuffix(".ipynb")
     for chapter in CHAPTERS:

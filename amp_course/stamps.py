@@ -1,12 +1,11 @@
-"""The stamp of a notebook that was run: what its stored outputs came from, and whether that has
-changed since.
+"""The stamp of a notebook: what its stored outputs came from, to find out if that has changed.
 
     metadata.amp_course = {"version": "0.1.0", "torch": "2.13.0", "modules": ["amp_course.bits", …],
     "digest": "9f86d0…"}
 
-The digest covers the code cells, every module of the course that was loaded when the last cell had
-run, and the pins of the packages whose results a cell shows. Prose and comments in modules change
-no output, and no digest either.
+The digest covers the code cells, every module of the course that was loaded after the last cell,
+and the pinned versions of the packages whose results a cell shows. Prose, and comments in modules,
+change neither outputs nor digest.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from amp_course.kit.paths import course_root
 KEY = "amp_course"
 PACKAGES = ("ipywidgets", "matplotlib", "numpy", "scikit-learn", "scipy", "torch")
 
-# Run as a notebook's last cell, and not kept: what the kernel has loaded by then.
+# Runs as a notebook's last cell, which is not stored: prints what the kernel has loaded.
 REPORT = """\
 import importlib.metadata, json, sys
 print(json.dumps({
@@ -37,9 +36,7 @@ print(json.dumps({
 
 
 def stamp(book: NotebookNode, torch: str, modules: list[str]) -> None:
-    """Write the stamp into the metadata of a notebook that was just run with these modules of the
-    course loaded.
-    """
+    """Write the stamp of a notebook that has just run with these modules loaded."""
     book.metadata[KEY] = {
         "version": __version__,
         "torch": torch,
@@ -61,9 +58,7 @@ def problem(book: NotebookNode) -> str | None:
 
 
 def digest(book: NotebookNode, modules: Iterable[str]) -> str:
-    """Return the SHA-256, in hex, of all that the outputs depend on;
-    a module that is gone counts as changed.
-    """
+    """Return the SHA-256, in hex, of all that the outputs depend on."""
     parts = [cell.source for cell in book.cells if cell.cell_type == "code"]
     parts += [f"{name} {_module_digest(course_root(), name)}" for name in sorted(modules)]
     parts += [f"{name}=={pins()[name]}" for name in PACKAGES]
@@ -73,12 +68,9 @@ def digest(book: NotebookNode, modules: Iterable[str]) -> str:
 def pins() -> dict[str, str]:
     """Return the pinned version of each package: {"torch": "2.13.0", …}."""
     lines = (course_root() / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = (
-        line.split(";")[0].partition("==")
-        for line in lines
-        if "==" in line and not line.startswith("#")
-    )
-    return {name.strip().lower(): version.strip() for name, _, version in pinned}
+    pins = [line.split(";")[0] for line in lines if "==" in line and not line.startswith("#")]
+    pairs = (pin.split("==") for pin in pins)
+    return {name.strip().lower(): version.strip() for name, version in pairs}
 
 
 @cache
@@ -91,9 +83,7 @@ def _module_digest(root: Path, name: str) -> str:
 
 
 def without_comments(code: str) -> str:
-    """Return the code without its comments and the lines that held nothing else;
-    the same in every Python.
-    """
+    """Return the code without its comments and the lines that held nothing else."""
     lines = code.split("\n")
     commented = {
         token.start

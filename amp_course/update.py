@@ -1,11 +1,10 @@
-"""Bring a clone of the course to its next version; whatever the reader changed in it is kept under
-my_work/.
+"""Update a clone of the course to its next version; what the learner changed is kept in my_work/.
 
 Reading a chapter changes its notebook file, for JupyterLab saves outputs and counts, and then a
-plain `git pull` refuses. Here the reader's versions are moved to
-`my_work/before-update-2026-11-21/` first. The order of the steps makes a kill harmless: everything
-new is fetched before anything is touched; a reader's file is moved away before git writes in its
-place; and the next run treats a file that git left half written as one more to keep.
+plain `git pull` refuses. So the learner's versions are moved to `my_work/before-update-2026-11-21/`
+first. A kill at any moment is harmless: everything new is fetched before anything is touched; a
+learner's file is moved before git writes in its place; and the next run also moves a file that git
+left half written.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ REQUIREMENTS = ("pyproject.toml", "constraints.txt", "environment.yml")
 
 
 def update() -> None:
-    """Update the clone, its environment and the reader's exercises; print what was done.
+    """Update the clone, its environment and the learner's exercises; print what was done.
 
-    Raises CourseError, before anything is touched, where this is no clone, has no upstream branch
-    or cannot reach it, has commits of its own, or is open in JupyterLab.
+    Raises CourseError, before anything is touched, if this is no clone, has no upstream branch or
+    cannot reach it, has commits of its own, or is open in JupyterLab.
     """
     git, work_folder = Git(course_root()), work_dir()
     before = git("rev-parse", "HEAD").strip()
@@ -58,9 +57,7 @@ def update() -> None:
 
 
 def _fetch(git: Git) -> str:
-    """Fetch the upstream branch; return the commit to go to,
-    which is the current one if there is nothing new.
-    """
+    """Fetch the upstream branch; return its commit, or the current one if nothing is new."""
     branch = git("symbolic-ref", "--short", "-q", "HEAD", check=False).strip()
     if not branch:
         raise CourseError(
@@ -92,45 +89,40 @@ def _fetch(git: Git) -> str:
 
 
 def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
-    """Move what the reader changed, and whatever is in the way, to the folder, and put the course's
-    own version back.
+    """Move what the learner changed, and whatever is in the way, to the folder, and restore the
+    course's own version.
 
     That is every changed notebook, and every other changed file that the new version changes too. A
-    file that equals either version of the course is not the reader's. Returns the names of the
+    file that equals either version of the course is not the learner's. Returns the names of the
     files that were moved.
     """
     git.succeeds("update-index", "-q", "--refresh")
-    # Not `git diff`, which leaves out files that differ in their line endings alone, and a merge
-    # then refuses.
+    # Not `git diff`: it ignores files that differ only in line endings, for which a merge refuses.
     changed = git.names("diff-index", "--name-only", "--no-renames", "HEAD")
     incoming = git.names("diff", "--name-only", "--no-renames", "HEAD", target)
-    in_head = set(git.names("ls-tree", "-r", "--name-only", "HEAD"))
-    ours = {name for name in changed if name in in_head and name.endswith(".ipynb")} | (
-        changed & incoming
-    )
-    in_the_way = {
-        obstacle for name in incoming - in_head if (obstacle := _obstacle(git.root, name))
-    }
+    in_head = git.names("ls-tree", "-r", "--name-only", "HEAD")
+    theirs = {name for name in changed & in_head if name.endswith(".ipynb")} | (changed & incoming)
+    obstacles = {_obstacle(git.root, name) for name in incoming - in_head}
+    in_the_way = {obstacle for obstacle in obstacles if obstacle}
     kept = []
-    for name in sorted(ours | in_the_way):
+    for name in sorted(theirs | in_the_way):
         path = git.root / name
         if not os.path.lexists(path) or _is_the_courses(git, name, target):
             continue
         (kept_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        # at once, where it can: no save of an editor falls in between
-        shutil.move(path, kept_folder / name)
+        shutil.move(path, kept_folder / name)  # in one step if possible, as an editor may save it
         kept.append(name)
     for name in sorted(in_the_way):
         (git.root / name).unlink(missing_ok=True)
-    if new := sorted((ours | in_the_way) - in_head):
+    if new := sorted((theirs | in_the_way) - in_head):
         git("rm", "--cached", "-r", "--quiet", "--ignore-unmatch", "--", *new)
-    if old := sorted(ours & in_head):
+    if old := sorted(theirs & in_head):
         git("checkout", "--quiet", "HEAD", "--", *old)
     return kept
 
 
 def _obstacle(root: Path, name: str) -> str | None:
-    """Return what lies where a new file is to come: the file or folder of that name,
+    """Return what is in the way of a new file: a file or folder of that name,
     or a file where its folder should be.
     """
     for part in (Path(name), *Path(name).parents[:-1]):
@@ -141,9 +133,7 @@ def _obstacle(root: Path, name: str) -> str | None:
 
 
 def _is_the_courses(git: Git, name: str, target: str) -> bool:
-    """Return True if a file holds what the course has under its name in the current version or in
-    the new one.
-    """
+    """Return True if a file equals the course's current version of it, or the new one."""
     path = git.root / name
     if path.is_symlink() or not path.is_file():
         return False
@@ -155,13 +145,13 @@ def _is_the_courses(git: Git, name: str, target: str) -> bool:
 
 
 def _refuse_if_open(root: Path) -> None:
-    """Raise CourseError if a JupyterLab of this user is running in the course:
-    it may hold changes that are not saved.
+    """Raise CourseError if this user's JupyterLab is running in the course:
+    it may have unsaved changes.
     """
     from jupyter_core.paths import jupyter_runtime_dir
 
     lab.use_writable_folders()
-    # where each running server describes itself
+    # each running server has such a file
     for record in Path(jupyter_runtime_dir()).glob("jpserver-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             server = json.loads(record.read_text(encoding="utf-8"))
@@ -180,11 +170,11 @@ def _listens(port: int) -> bool:
 
 
 def _renew_environment(git: Git, before: str) -> None:
-    """Install what the new version needs: with the set-up that made `.venv`,
-    else with pip where the requirements changed.
+    """Install what the new version needs: with the script that made `.venv`,
+    else with pip if the requirements changed.
     """
     if (git.root / ".venv" / "installed.json").exists():
-        command = [sys.executable, "tools/install.py"]  # does nothing where nothing is to do
+        command = [sys.executable, "tools/install.py"]  # does nothing if everything is installed
     elif git.succeeds("diff", "--quiet", before, "HEAD", "--", *REQUIREMENTS):
         return
     elif sys.prefix == sys.base_prefix:
@@ -196,10 +186,9 @@ def _renew_environment(git: Git, before: str) -> None:
         command = [sys.executable, "-m", "pip", "install", "-c", "constraints.txt", "-e", "."]
     sys.stdout.flush()
     if subprocess.run(command, cwd=git.root).returncode:
-        line = " ".join(command[1:])
         raise CourseError(
-            f"the course is updated, but what it needs could not be installed, for the reason "
-            f"above. When that is put right, run in {git.root}: python {line}"
+            "the course is updated, but what it needs could not be installed, for the reason "
+            f"above. When that is put right, run in {git.root}: python {' '.join(command[1:])}"
         )
 
 
@@ -211,7 +200,7 @@ def _unused_folder(work_folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone_in(work_folder: Path) -> Iterator[None]:
-    """Keep a second update out; turn the system's refusal to write into one line with a fix."""
+    """Keep a second update out; turn an OSError into one line with a fix."""
     try:
         work_folder.mkdir(parents=True, exist_ok=True)
         with files.locked(work_folder / "update", seconds=0.5):
@@ -228,25 +217,20 @@ def _alone_in(work_folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _finished_later(marker: Path, kept_folder: Path) -> Iterator[None]:
-    """Leave a marker until the block ends; where a killed run left one, say so."""
+    """Leave a marker until the block ends; if a killed run left one, say so."""
     if marker.exists():
         earlier = Path(marker.read_text(encoding="utf-8"))
-        moved = (
-            f" Files of yours that it moved are in {earlier}."
-            if earlier.name and earlier.is_dir()
-            else ""
-        )
+        has_moved = earlier.name and earlier.is_dir()
+        moved = f" Files of yours that it moved are in {earlier}." if has_moved else ""
         print(f"The last update was interrupted; this one finishes it.{moved}")
     files.write_text(marker, str(kept_folder))
     try:
         yield
     except (CourseError, OSError) as error:
         marker.unlink()
-        text = (
-            str(error)
-            if isinstance(error, CourseError)
-            else describe_os_error(error, "the update stopped")
-        )
+        text = str(error)
+        if isinstance(error, OSError):
+            text = describe_os_error(error, "the update stopped")
         kept = f" What you had changed is kept in {kept_folder}." if kept_folder.is_dir() else ""
         raise CourseError(text + kept) from error
     marker.unlink()

@@ -10,13 +10,16 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import requests
 from websocket import (
     WebSocket,
+    WebSocketConnectionClosedException,
     WebSocketException,
     WebSocketTimeoutException,
     create_connection,
@@ -55,8 +58,11 @@ class Kernel:
 
     id: str
     session: str
-    socket: WebSocket
+    connect: Callable[[], WebSocket]
     models: dict[str, Message] = field(default_factory=dict)  # the widgets' states, by comm
+
+    def __post_init__(self) -> None:
+        self.socket = self.connect()
 
     def run(self, code: str) -> Reply:
         """Run a cell to its end. Raises KernelDied."""
@@ -133,13 +139,17 @@ class Kernel:
         return heard
 
     def answer_pings(self) -> None:
-        """Read what came while nobody asked. The server closes a socket that answers no ping."""
+        """Read what came while nobody asked. The server closes a socket that answers no ping; then
+        connect again, as JupyterLab does.
+        """
         self.socket.settimeout(0.01)
         try:
             while self.socket.recv():
                 pass
         except WebSocketTimeoutException:
             pass
+        except WebSocketConnectionClosedException:
+            self.socket = self.connect()
         finally:
             self.socket.settimeout(PATIENCE)
 
@@ -224,12 +234,13 @@ class Learner:
         made = self.ask("POST", "sessions", json=body)["kernel"]["id"]
         session = uuid.uuid4().hex
         address = self.server.replace("http", "ws", 1)
-        channels = create_connection(
+        connect = partial(
+            create_connection,
             f"{address}/api/kernels/{made}/channels?session_id={session}",
             header=[f"Authorization: {self.web.headers['Authorization']}"],
             timeout=PATIENCE,
         )
-        kernel = self.kernels[path] = Kernel(made, session, channels)
+        kernel = self.kernels[path] = Kernel(made, session, connect)
         kernel.wait()
         return kernel
 

@@ -337,6 +337,7 @@ def main(argv: list[str] | None = None) -> int:
             for stem in chosen.chapters:
                 print(f"{datetime.datetime.now():%H:%M:%S} chapter {stem}", flush=True)
                 record["chapters"][stem] = run.chapter(stem)
+                save(chosen.out, {**record, "failed_cells": run.errors, "died": "not finished"})
                 if stem == chosen.chapters[-1]:
                     record["reading"] = run.reading()
                     record["threads"] = run.threads()

@@ -1,5 +1,5 @@
-"""Set up the test run: the reader's copies and progress are not the tests' to touch.
-List what wrong answers were told.
+"""Set up the test run: the learner's copies and progress are not the tests' to touch.
+`--told` lists the feedback on wrong answers.
 """
 
 import atexit
@@ -60,7 +60,7 @@ WARNINGS = [
 
 
 def pytest_addoption(parser):
-    parser.addoption("--told", action="store_true", help="list what each wrong answer was told")
+    parser.addoption("--told", action="store_true", help="list the feedback on each wrong answer")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
@@ -113,15 +113,15 @@ def pytest_terminal_summary(terminalreporter, config):
     reports = [
         report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])
     ]
-    told = sorted(
+    feedback = sorted(
         value
         for report in reports
         if report.when == "call"
         for name, value in report.user_properties
         if name == DIAGNOSIS
     )
-    terminalreporter.section(f"{len(told)} wrong answers and what each was told")
-    for exercise, mistake, message in told:
+    terminalreporter.section(f"{len(feedback)} wrong answers and the feedback on each")
+    for exercise, mistake, message in feedback:
         terminalreporter.write_line(f"{exercise} / {mistake}\n    {message}")
 
 

@@ -67,16 +67,16 @@ def test_a_new_exercise_works_as_it_is_written(course, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chapter", "name", "said"),
+    ("chapter", "name", "printed"),
     [
         ("loop", "two words", "cannot name a function"),
         ("loop", "torch", "would hide Python's or a library's name"),
         ("99", "fine", "there is no chapter '99'"),
     ],
 )
-def test_a_name_that_will_not_do_is_refused(course, capsys, chapter, name, said):
+def test_a_name_that_will_not_do_is_refused(course, capsys, chapter, name, printed):
     assert authoring.main(["new", chapter, name]) == 1
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
     (course / "amp_course/loop/exercises/taken.py").touch()
     assert authoring.main(["new", "loop", "taken"]) == 1
 
@@ -85,8 +85,8 @@ def test_an_answer_is_tried(tmp_path, capsys, monkeypatch):
     before = dict(os.environ)
     assert authoring.main(["try", "update_rule"]) == 0
     assert dict(os.environ) == before
-    said = capsys.readouterr().out
-    assert "Correct." in said and ", 0 are wrong" in said
+    printed = capsys.readouterr().out
+    assert "Correct." in printed and ", 0 are wrong" in printed
     file = tmp_path / "answer.py"
     file.write_text(
         "def mine(scale, streak, found, growth, backoff, interval):\n"
@@ -94,9 +94,9 @@ def test_an_answer_is_tried(tmp_path, capsys, monkeypatch):
         "exercises.update_rule.check(mine)\n"
     )
     assert authoring.main(["try", "scaler.update_rule", str(file)]) == 0
-    said = capsys.readouterr().out
-    assert "the mistake: grows late or never" in said and "- … " in said
-    assert "and nothing found: the next scale is " in said
+    printed = capsys.readouterr().out
+    assert "the mistake: grows late or never" in printed and "- … " in printed
+    assert "and nothing found: the next scale is " in printed
     file.write_text("def update_rule(*state):\n    while True:\n        pass\n")
     monkeypatch.setattr(writing._exercise("update_rule"), "seconds", 0.5)
     assert authoring.main(["try", "update_rule", str(file)]) == 0

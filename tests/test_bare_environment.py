@@ -135,13 +135,13 @@ def test_it_has_no_other_package(bare):
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool(bare, tool):
-    given, called, told = TOOLS[tool]
+    given, called, words = TOOLS[tool]
     code = (
         f"from train import *\n{given}\nfound = {called}\nprint(found, getattr(found, "
         f"'_repr_html_', str)())"
     )
     returned, printed = call(bare, "python", "-c", code)
-    assert returned == 0 and told in printed, printed
+    assert returned == 0 and words in printed, printed
 
 
 def test_the_command_that_examines_a_script(bare):

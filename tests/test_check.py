@@ -112,9 +112,9 @@ def no_plugins(monkeypatch):
 @pytest.mark.usefixtures("no_plugins")
 def test_what_a_busy_machine_failed_is_run_once_more_alone(check, tmp_path, capfd):
     assert counted(check, tmp_path, "slow", [1, 2]) == (0, [1, 2])
-    told = capfd.readouterr().out.splitlines()[-1]
-    assert told.startswith("All passed: slow ") and "passed only when run alone: " in told
-    assert "test_it[2]" in told and "test_it[1]" not in told
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("All passed: slow ") and "passed only when run alone: " in last
+    assert "test_it[2]" in last and "test_it[1]" not in last
 
 
 @pytest.mark.slow
@@ -124,5 +124,5 @@ def test_what_fails_again_fails_and_so_does_much_or_any_other_part(
 ):
     monkeypatch.setattr(check, "MOST", most)
     assert counted(check, tmp_path, name, [3]) == (1, [runs])
-    told = capfd.readouterr().out.splitlines()[-1]
-    assert told.startswith(f"FAILED in {name}: ") and "alone" not in told
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"FAILED in {name}: ") and "alone" not in last

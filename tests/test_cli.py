@@ -118,7 +118,7 @@ def test_a_misspelt_option_is_one_line_with_the_nearest(
     assert not (clone / "my_work").exists()  # nothing was begun
 
 
-def test_lab_keeps_the_readers_jupyter_settings(clone: Path, launched: list[str]) -> None:
+def test_lab_keeps_the_users_jupyter_settings(clone: Path, launched: list[str]) -> None:
     cli.main(["lab", "--port", str(free_port())])
     ours, theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert theirs == "/theirs"
@@ -128,7 +128,7 @@ def test_lab_keeps_the_readers_jupyter_settings(clone: Path, launched: list[str]
 
 
 @pytest.mark.slow
-def test_nbgrader_which_the_tests_install_is_no_part_of_the_readers_lab() -> None:
+def test_nbgrader_which_the_tests_install_is_no_part_of_the_learners_lab() -> None:
     """Asked of JupyterLab itself, with the course's settings."""
     command = [sys.executable, "-m", "jupyterlab.labextensions", "list"]
     settings = {"JUPYTER_CONFIG_PATH": str(Path(lab.__file__).parent / "lab_settings")}
@@ -253,12 +253,12 @@ def test_mistakes_are_listed_for_an_instructor(capsys) -> None:
     ]
     assert [row["mistake"] for row in rows] == [one.name for one in update_rule.mistakes]
     assert cli.main(["mistakes", "05"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        all(one.name in said for one in update_rule.mistakes)
-        and "against: “streak of clean steps”" in said
+        all(one.name in printed for one in update_rule.mistakes)
+        and "against: “streak of clean steps”" in printed
     )
-    assert "**" not in said and "01 bits" not in said and "{" not in said
+    assert "**" not in printed and "01 bits" not in printed and "{" not in printed
     assert cli.main(["mistakes", "cooking"]) == 2
 
 
@@ -291,7 +291,7 @@ def pipe(command: str, clone: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "command", ["progress", "report --json", "--help", "lab --help", "reset 06"]
 )
-def test_a_reader_who_has_seen_enough_gets_no_traceback(command: str, clone: Path) -> None:
+def test_a_closed_pipe_gets_no_traceback(command: str, clone: Path) -> None:
     done = pipe(f"{command} | true", clone)
     assert done.stderr == "" and done.returncode in (
         0,

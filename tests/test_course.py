@@ -67,8 +67,8 @@ def last_words(folder: str, chapter: course.Chapter) -> str:
 
 def test_what_a_chapter_says_of_its_exercises_is_the_sum_of_their_cards() -> None:
     for chapter in course.CHAPTERS[1:]:
-        said = r"your own copy[^)]*about (an|\d+) (hour|minutes)\)"
-        ((count, unit),) = re.findall(said, last_words("notebooks", chapter))
+        pattern = r"your own copy[^)]*about (an|\d+) (hour|minutes)\)"
+        ((count, unit),) = re.findall(pattern, last_words("notebooks", chapter))
         minutes = 60 if unit == "hour" else int(count)
         assert minutes == pytest.approx(chapter.exercise_minutes(), rel=0.15), chapter
 
@@ -158,7 +158,7 @@ def test_the_root_is_looked_for_upward(elsewhere: Path) -> None:
     assert course_root() == elsewhere / "clone"
 
 
-def test_the_readers_folder(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learners_folder(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(work_dir()) != str(clone / "my_work")  # the tests' own, set in conftest.py
     assert ROOT not in work_dir().parents
     monkeypatch.delenv("AMP_COURSE_WORK")

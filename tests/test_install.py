@@ -90,7 +90,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone that is set up; tests copy it or leave it working."""
     clone = make_clone(
         tmp_path_factory.mktemp("ready") / "a clone"
-    )  # a space in the path, as readers have
+    )  # a space in the path, as users have
     code, out, err = set_up(clone)
     assert code == 0, out + err
     return clone

@@ -14,7 +14,7 @@ from tests.browser.every_panel import PANELS, make
 
 
 class Pictures(HTMLParser):
-    """The pictures of a page: for each, the words for a reader who cannot see it,
+    """The pictures of a page: for each, the words for those who cannot see it,
     and what is drawn.
     """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_course.cli import _parser
+from amp_course.cli_parser import make_parser
 from amp_course.course import CHAPTERS
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def test_every_command_exists(page: Path) -> None:
         re.findall(r"(?:^|&& )make ([a-z-]+)", TEXT[page], re.MULTILINE)
     )
     assert named <= targets
-    commands = next(action.choices for action in _parser()._actions if action.dest == "command")
+    commands = next(action.choices for action in make_parser()._actions if action.dest == "command")
     assert commands is not None
     assert set(re.findall(r"amp-course ([a-z]+)", TEXT[page])) <= set(commands)
 

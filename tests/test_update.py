@@ -1,4 +1,4 @@
-"""`amp-course update`, as a reader runs it, in a clone of a real repository."""
+"""`amp-course update`, as a learner runs it, in a clone of a real repository."""
 
 import contextlib
 import io
@@ -50,7 +50,7 @@ def notebook(text: str, count: int | None = None, output: str = "") -> str:
 
 
 class Course:
-    """The course's repository at version 1, and a reader's clone of it, in a path with a space."""
+    """The course's repository at version 1, and a learner's clone of it, in a path with a space."""
 
     def __init__(self, root: Path) -> None:
         self.upstream, self.clone = root / "upstream", root / "the clone"
@@ -161,15 +161,15 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 
 def read_everything(course: Course) -> dict[str, str]:
-    """Run every notebook as a reader does, with JupyterLab's autosave;
-    returns what the reader then has.
+    """Run every notebook as a learner does, with JupyterLab's autosave;
+    returns what the learner then has.
     """
     mine = {f"notebooks/{name}.ipynb": notebook("1", count=7, output="8.1 ms") for name in CHAPTERS}
     write(course.clone, mine)
     return mine
 
 
-def test_a_reader_who_ran_every_notebook_gets_version_2_and_loses_nothing(course: Course) -> None:
+def test_a_learner_who_ran_every_notebook_gets_version_2_and_loses_nothing(course: Course) -> None:
     write(course.clone, {"my_work/06_loop.ipynb": "solved", "my_work/progress.json": "{}"})
     assert course.update().returncode == 0  # nothing new yet: their copies are known from here on
     write(course.clone, {"my_work/06_loop.ipynb": "solved, and more"})
@@ -253,7 +253,7 @@ def test_a_folder_and_an_added_file_in_the_way(course: Course) -> None:
     assert course.is_version_2()
 
 
-def test_a_file_that_already_is_the_new_version_is_no_readers(course: Course) -> None:
+def test_a_file_that_already_is_the_new_version_is_not_the_learners(course: Course) -> None:
     course.publish_version_2()
     write(
         course.clone,
@@ -367,7 +367,7 @@ def test_a_kill_at_any_moment_is_finished_by_the_next_run(course: Course) -> Non
         os.killpg(process.pid, signal.SIGKILL)  # git as well
         process.wait()
         for lock in (course.clone / ".git").rglob("*.lock"):
-            lock.unlink()  # as git's message tells a reader to do
+            lock.unlink()  # as git's message advises
         done = course.update()
         assert done.returncode == 0, done.stderr
         assert course.is_version_2() and not marker.exists(), f"kill {kill}"
@@ -383,9 +383,9 @@ def test_two_at_once(course: Course) -> None:
         )
         for _ in range(2)
     ]
-    said = sorted(process.communicate(timeout=100)[1] for process in running)
-    assert {process.returncode for process in running} <= {0, 2} and said[0] == ""
-    assert said[1] in (
+    errors = sorted(process.communicate(timeout=100)[1] for process in running)
+    assert {process.returncode for process in running} <= {0, 2} and errors[0] == ""
+    assert errors[1] in (
         "",
         "amp-course: another `amp-course update` is running in this course: wait until it has "
         "ended.\n",

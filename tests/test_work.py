@@ -1,4 +1,4 @@
-"""The reader's copies: whatever happens to the files, nothing of the reader's is lost."""
+"""The learner's copies: whatever happens to the files, nothing is lost."""
 
 import json
 import os
@@ -17,7 +17,7 @@ NOON = datetime(2026, 11, 21, 15, 30)
 
 
 class Desk:
-    """The course's exercises on one side, the reader's folder on the other."""
+    """The course's exercises on one side, the learner's folder on the other."""
 
     def __init__(self, root: Path) -> None:
         self.exercise = root / "exercises" / "06_loop.ipynb"
@@ -29,7 +29,7 @@ class Desk:
         self.exercise.write_text("first")
 
     def files(self) -> dict[str, str]:
-        """The reader's folder, less what the course keeps there for itself."""
+        """The learner's folder, less what the course keeps there for itself."""
         ours = (self.origins.name, ".exercises.lock")
         return {
             path.name: path.read_text() for path in self.folder.iterdir() if path.name not in ours
@@ -60,7 +60,7 @@ def test_what_is_missing_is_copied_once(desk: Desk) -> None:
     assert messages() == []
 
 
-def test_a_readers_copy_is_never_overwritten(desk: Desk) -> None:
+def test_a_learners_copy_is_never_overwritten(desk: Desk) -> None:
     work.copy_missing()
     desk.copy.write_text("mine")
     assert messages() == []
@@ -76,7 +76,7 @@ def test_an_untouched_copy_follows_the_course(desk: Desk) -> None:
     assert messages() == []
 
 
-def test_a_changed_exercise_is_offered_beside_the_readers_copy_and_said_once(desk: Desk) -> None:
+def test_a_changed_exercise_is_offered_once_next_to_the_learners_copy(desk: Desk) -> None:
     work.copy_missing()
     desk.copy.write_text("mine")
     desk.exercise.write_text("second")
@@ -103,7 +103,7 @@ def test_damaged_origins_cost_nothing(desk: Desk) -> None:
     assert len(messages()) == 1  # from here on, changes are noticed again
 
 
-def test_a_copy_made_by_hand_is_the_readers(desk: Desk) -> None:
+def test_a_copy_made_by_hand_is_the_learners(desk: Desk) -> None:
     desk.folder.mkdir()
     desk.copy.write_text("by hand")
     assert messages() == []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.watching import taps
-from amp_course.watching.process import Saved
+from amp_course.watching.process import SavedStates
 from amp_course.watching.records import Call, Intervention, Training, Update
 from amp_course.watching.script import Clip, Script, ScriptObserver
 
@@ -43,7 +43,7 @@ class Parts:
         self.places: dict[str, set[str]] = defaultdict(set)
         self.flags: dict[str, list[Any]] = defaultdict(list)
         self.updates: list[Update] = []
-        self.script, self.saved = Script(), Saved()
+        self.script, self.saved = Script(), SavedStates()
         layer.register_forward_hook(lambda module, args, output: self.came_by("layer", output))
 
     def came_by(self, place: str, output: Tensor) -> None:

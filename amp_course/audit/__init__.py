@@ -1,4 +1,4 @@
-"""The auditor: runs a training step, and says what is wrong with it, by what it does."""
+"""The auditor: runs a training step, and says from what it does what is wrong with it."""
 
 from amp_course.audit.audit import audit
 from amp_course.diagnosis.catalogue import BEHAVIOURS, catalogue
@@ -7,4 +7,4 @@ from amp_course.diagnosis.report import Report
 
 __all__ = ["FAULTS", "Finding", "Report", "audit"]
 
-FAULTS = {name: one for name, one in catalogue().items() if one.of in BEHAVIOURS}
+FAULTS = {name: fault for name, fault in catalogue().items() if fault.of in BEHAVIOURS}

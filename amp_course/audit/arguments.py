@@ -1,4 +1,4 @@
-"""Make a `Training` of what `audit` was given; an error says what to pass instead."""
+"""Turn the arguments of `audit` into a `Training`; an error says what to pass instead."""
 
 from __future__ import annotations
 
@@ -45,19 +45,18 @@ def as_training(
                 "that trains on one batch."
             )
     models, scalers = as_list(model), as_list(scaler)
-    optimizers = [_inner(one, "optimizer") for one in as_list(optimizer)]
-    schedulers = [_inner(one, "scheduler") for one in as_list(scheduler)]
-    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    optimizers = [_unwrapped(one, "optimizer") for one in as_list(optimizer)]
+    schedulers = [_unwrapped(one, "scheduler") for one in as_list(scheduler)]
     wanted = "the nn.Module that the step trains, or a list of them"
     _check(models or [model], "model", lambda one: isinstance(one, nn.Module), wanted)
     wanted = "the torch.optim.Optimizer that the step steps, or a list of them"
     _check(optimizers or [optimizer], "optimizer", _is_optimizer, wanted)
-    layers = [layer for one in models for layer in one.modules()]
     if {p.device.type for one in models for p in one.parameters()} == {"meta"}:
         raise ValueError(
             "the model is on the meta device, where weights have no numbers: move it by "
             "`model.to_empty(device=…)`, and load its weights."
         )
+    layers = [layer for one in models for layer in one.modules()]
     if lazy := {type(one).__name__ for one in layers if any(map(is_lazy, one.parameters(False)))}:
         raise ValueError(
             f"the model has lazy layers without weights yet ({', '.join(sorted(lazy))}): run it on "
@@ -66,22 +65,24 @@ def as_training(
     _check(scalers, "scaler", _is_scaler, "the step's torch.amp.GradScaler, or None")
     wanted = "the scheduler whose step() the step calls, or leave it out"
     _check(schedulers, "scheduler", _has_step, wanted)
-    if loss is not None and not all(map(callable, losses)):
-        wanted = "a function `loss(model, *batch)`, or leave it out"
-        _check([loss], "loss", lambda one: False, wanted)
-    if isinstance(loss, (list, tuple)) and len(losses) != len(optimizers):
-        raise ValueError(
-            f"there are {len(losses)} losses and {len(optimizers)} optimizers: pass one loss, or "
-            "one for each optimizer."
-        )
+    wanted = "a function `loss(model, *batch)`, or leave it out"
+    if isinstance(loss, (list, tuple)):
+        _check(loss, "loss", callable, wanted)
+        if len(loss) != len(optimizers):
+            raise ValueError(
+                f"there are {len(loss)} losses and {len(optimizers)} optimizers: pass one loss, or "
+                "one for each optimizer."
+            )
+    elif loss is not None:
+        _check([loss], "loss", callable, wanted)
     watched = [one for one in scalers if isinstance(one, torch.amp.GradScaler) and one.is_enabled()]
     hint = takes(train_step, "last")
     return Training(train_step, models, optimizers, watched, schedulers, loss, hint)
 
 
-def _check(given: Sequence[Any], name: str, fits: Callable[[Any], bool], wanted: str) -> None:
-    """Raise TypeError for the first of several objects that is not of the kind that is wanted."""
-    for one in given:
+def _check(objects: Sequence[Any], name: str, fits: Callable[[Any], bool], wanted: str) -> None:
+    """Raise TypeError for the first of several objects that is of the wrong kind."""
+    for one in objects:
         if not fits(one):
             is_class = isinstance(one, type)
             kind = f"the class {one.__name__}" if is_class else f"a {type(one).__name__}"
@@ -101,12 +102,14 @@ def _has_step(one: Any) -> bool:
 
 
 def _is_scaler(one: Any) -> bool:
-    like = all(hasattr(one, name) for name in ("scale", "step", "update"))  # a library's own
-    return not isinstance(one, type) and (isinstance(one, torch.amp.GradScaler) or like)
+    """Return True for a scaler of torch, or a library's own that has its methods."""
+    return not isinstance(one, type) and all(
+        hasattr(one, name) for name in ("scale", "step", "update")
+    )
 
 
 def as_list(one: Any) -> list[Any]:
-    """Return what was passed as a list: None is an empty one."""
+    """Return one object or several as a list: None gives an empty one, a dict its values."""
     if one is None:
         return []
     if isinstance(one, dict):
@@ -114,16 +117,16 @@ def as_list(one: Any) -> list[Any]:
     return list(one) if isinstance(one, (list, tuple)) else [one]
 
 
-def _inner(one: Any, name: str) -> Any:
+def _unwrapped(one: Any, name: str) -> Any:
     """Return what a library has wrapped: Accelerate and Fabric hand out such objects."""
     for attribute in (name, f"_{name}"):
         inside = getattr(one, attribute, None)
         if name == "scheduler":
-            wrapped = inside is not None and _has_step(inside)
+            wrapped = _has_step(inside)
         else:
-            ours = _is_optimizer(inside) and not hasattr(one, "_optimizer_step_pre_hooks")
+            no_hooks = _is_optimizer(inside) and not hasattr(one, "_optimizer_step_pre_hooks")
             of_library = type(one).__module__.startswith(("accelerate.", "lightning"))
-            wrapped = ours or (of_library and inside is not None)
+            wrapped = no_hooks or (of_library and inside is not None)
         if wrapped:
             return inside
     return one

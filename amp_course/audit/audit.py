@@ -16,16 +16,14 @@ from torch import nn
 
 from amp_course.audit.arguments import as_list, as_training, check_numbers
 from amp_course.audit.experiments import run_all
-from amp_course.audit.protocol import Protocol, State
+from amp_course.audit.results import FIX_FIRST, Results, State
 from amp_course.audit.runner import Runner
-from amp_course.audit.snapshot import Snapshot
-from amp_course.checking.interrupts import held, noted
-from amp_course.checking.sandbox import sandbox
+from amp_course.audit.snapshot import restored
+from amp_course.checking.interrupts import handled
 from amp_course.diagnosis.catalogue import BEHAVIOURS, finding, ordered
 from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.given import check_given
-from amp_course.watching.calling import BatchError, size_of, taken
-from amp_course.watching.records import Training
+from amp_course.watching.calling import BatchError, read_batches, size_of
 
 _MOST_OF_A_GROUP = 256  # micro-batches, if batches have to be used again
 _GROUPS = 4  # groups of micro-batches that are read, at most
@@ -54,14 +52,14 @@ def audit(
     model:      one or a list: all whose weights the step changes. `optimizer`, `scheduler` and
                 `scaler` likewise.
     batches:    tuples, dicts or single objects, at least one update's worth (fewer are used again).
-                Each call gets a copy; of an iterator no more are taken than are needed.
+                Each call gets a copy; an iterator is read no further than needed.
     scheduler:  only one that moves once per update
     loss:       your plain fp32 loss `loss(model, *batch)`, a mean over the examples, penalties
                 included; it may return a tuple of losses, or be a list with one for each optimizer.
                 Without it the gradient is not compared with fp32, nor a sum told from a mean.
     max_norm:   what the step clips to, if it clips
-    tolerance:  relative distance from the fp32 gradient that is put down to rounding; None takes
-                one for the dtype seen
+    tolerance:  relative distance from the fp32 gradient that counts as rounding; None takes one
+                that fits the dtypes of the step
     seconds:    how long one call of the step may take
 
     Put back are what you pass (weights, buffers, gradients, state, modes, hooks, attributes),
@@ -78,65 +76,59 @@ def audit(
     """
     check_numbers(accumulate, max_norm=max_norm, tolerance=tolerance, seconds=seconds)
     training = as_training(train_step, model, optimizer, scaler, scheduler, loss)
-    with noted(), sandbox():
-        reach: dict[str, Any] = {"the step": train_step, "the loss": loss}
-        if not isinstance(batches, (list, tuple)):  # reading a DataLoader draws numbers
-            reach["batches"] = batches
-        own = [*training.models, *training.optimizers, *training.scalers, *training.schedulers]
-        snapshot = Snapshot(own, reach)
-        try:
-            limits = max_norm, tolerance, seconds
-            protocol, read = _judged(training, snapshot, batches, accumulate, *limits)
-        finally:
-            with held():  # Ctrl-C, a second one too, waits until everything is back
-                snapshot.restore()
+    roots: dict[str, Any] = {"the step": train_step, "the loss": loss}
+    if not isinstance(batches, (list, tuple)):  # reading a DataLoader draws random numbers
+        roots["batches"] = batches
+    own = [*training.models, *training.optimizers, *training.scalers, *training.schedulers]
+    results = Results(many_optimizers=len(training.optimizers) > 1)
+    with handled(), restored(own, roots) as snapshot:
+        read = _read(batches, accumulate, seconds, results)
+        if not results.found:
+            groups = _groups(read, max(accumulate, 1))
+            results.add(check_given(training, groups, accumulate))
+            if results.found:
+                results.leave_out("everything else", FIX_FIRST)
+            else:
+                run = Runner(training, snapshot, groups, accumulate, seconds)
+                limit = None if max_norm == math.inf else max_norm
+                ragged = _may_end_short(batches, accumulate)
+                run_all(State(run, results, limit, tolerance, ragged))
     for one in as_list(scaler):
         if not isinstance(one, torch.amp.GradScaler):
             kind = f"a {type(one).__name__}, not a `torch.amp.GradScaler`"
-            protocol.observations.append(f"The scaler is {kind}: its calls were not watched.")
+            results.observe(f"The scaler is {kind}: its calls were not watched.")
     if "batches" in snapshot.lost:
-        snapshot.lost["batches"] = f"is an iterator, and {read} batches were taken from it"
+        snapshot.lost["batches"] = f"is an iterator, and {len(read)} batches were taken from it"
     return Report(
-        ordered(protocol.found, len(training.optimizers)),
-        tuple(behaviour for behaviour in BEHAVIOURS if behaviour in protocol.checked),
-        tuple(protocol.not_checked.items()),
-        tuple(protocol.observations),
+        ordered(results.found, len(training.optimizers)),
+        tuple(behaviour for behaviour in BEHAVIOURS if behaviour in results.checked),
+        tuple(results.not_checked.items()),
+        tuple(results.observations),
         tuple(snapshot.lost.items()),
         device=next((p.device.type for p in training.model_parameters.values()), "cpu"),
     )
 
 
-def _judged(
-    training: Training, snapshot: Snapshot, batches: Iterable[Any], accumulate: int,
-    max_norm: float | None, tolerance: float | None, seconds: float,
-) -> tuple[Protocol, int]:  # fmt: skip
-    """Read batches, do the experiments; return what they gave, and how many batches were read."""
-    protocol, each = Protocol(len(training.optimizers) > 1), max(accumulate, 1)
+def _read(batches: Iterable[Any], accumulate: int, seconds: float, results: Results) -> list[Any]:
+    """Read the batches of a few groups; if they cannot be read, that is a finding."""
+    size = max(accumulate, 1)
     try:
-        read = taken(batches, _GROUPS * each, seconds)
+        read = read_batches(batches, _GROUPS * size, seconds)
     except BatchError as error:
-        protocol.judge("", [finding("no-batches", str(error))])
-        return protocol, 0
-    if each > max(len(read), _MOST_OF_A_GROUP):
+        results.add([finding("no-batches", str(error))])
+        return []
+    if size > max(len(read), _MOST_OF_A_GROUP):
         there = f"accumulate is {accumulate}, and there are {len(read)} batches"
         raise ValueError(f"{there}: pass batches for at least one update.")
-    groups = _groups(read, each)
-    protocol.judge("", check_given(training, groups, accumulate))
-    if protocol.found:
-        protocol.leave_out("everything else", "fix the faults above first")
-        return protocol, len(read)
-    run = Runner(training, snapshot, groups, each, seconds)
-    limit = None if max_norm == math.inf else max_norm
-    run_all(State(run, protocol, limit, tolerance, ragged=_may_end_short(batches, each)))
-    return protocol, len(read)
+    return read
 
 
-def _may_end_short(batches: Iterable[Any], each: int) -> bool:
+def _may_end_short(batches: Iterable[Any], accumulate: int) -> bool:
     """Return False for a loader of whole groups; a list is a sample of an epoch."""
     try:
         if isinstance(batches, (list, tuple)) or not isinstance(batches, Sized):
             return True
-        return len(batches) % each > 0
+        return len(batches) % accumulate > 0
     except Exception:  # a loader's `len` may raise
         return True
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from amp_course.watching.calling import arguments_for, cloned
-from amp_course.watching.records import Gradient, Training
+from amp_course.watching.gradients import Gradient
+from amp_course.watching.records import Training
 
 _HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
 class BadLoss(Exception):
-    """What was passed as the fp32 loss is none: the rest of a sentence, "the fp32 `loss` …"."""
+    """What was passed as the fp32 loss is none; the message continues "the fp32 `loss` …"."""
 
 
 def reference(
@@ -23,55 +24,54 @@ def reference(
 ) -> list[Gradient]:
     """Return the loss's gradient for a micro-batch, for each slot, frozen parameters included.
 
-    What the loss changes, batch norm's statistics among it, is for the caller to put back.
+    Where each optimizer has a loss of its own, its slot holds the gradient of that loss. The caller
+    puts back what the loss changes, such as batch norm's statistics.
 
-    Where each optimizer has a loss of its own, the slot of each holds that of its loss.
     dtype: that of autocast; None for fp32
-    scale: the loss is multiplied by it before, and the gradient divided by it after backward
-
+    scale: the loss is multiplied by it before `backward()`, and the gradient divided by it after
     Raises whatever the loss raises, and BadLoss for something that is no loss.
     """
     if isinstance(training.loss, Sequence):
         losses, last = enumerate(training.loss), training.slots[-1]
-        found = [_of_one(training, loss, batch, dtype, scale)[n] for n, loss in losses]
+        found = [_gradients(training, loss, batch, dtype, scale)[n] for n, loss in losses]
         return [*found, last.gradient([None] * len(last.parameters))]
     assert training.loss is not None
-    return _of_one(training, training.loss, batch, dtype, scale)
+    return _gradients(training, training.loss, batch, dtype, scale)
 
 
-def _of_one(
+def _gradients(
     training: Training,
     loss: Callable[..., Any],
     batch: Any,
     dtype: torch.dtype | None,
     scale: float,
 ) -> list[Gradient]:
-    held = [p for p in training.parameters if p.is_leaf and p.is_floating_point()]
-    flags, models = [p.requires_grad for p in held], training.models
+    leaves = [p for p in training.parameters if p.is_leaf and p.is_floating_point()]
+    flags, models = [p.requires_grad for p in leaves], training.models
     first = models[0] if len(models) == 1 else list(models)
     args, kwargs = arguments_for(loss, cloned(batch), (first,))
     for module, mode in training.modes.items():
         module.training = mode
-    owners = [*held, *training.current_modes()]
+    owners = [*leaves, *training.current_modes()]
     hooks = [found for one in owners for name in _HOOKS if (found := getattr(one, name, None))]
-    kept = [dict(one) for one in hooks]
-    # A step may freeze and unfreeze weights: which gradients count, the comparison says.
-    for p in held:
+    before = [dict(one) for one in hooks]
+    # A step may freeze and unfreeze weights: the comparison decides which gradients count.
+    for p in leaves:
         p.requires_grad_(True)
-    for one in hooks:  # what they do to a gradient is the step's doing, and to be seen
+    for one in hooks:  # what they do to the step's gradient has to show in the comparison
         one.clear()
     try:
         on, kind = dtype is not None, training.device_type
         region = torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=False)
         with torch.enable_grad(), region:
             total = _total(loss(*args, **kwargs))
-        found = torch.autograd.grad(total * scale, held, allow_unused=True)
+        found = torch.autograd.grad(total * scale, leaves, allow_unused=True)
     finally:
-        for p, flag in zip(held, flags, strict=True):
+        for p, flag in zip(leaves, flags, strict=True):
             p.requires_grad_(flag)
-        for one, were in zip(hooks, kept, strict=True):
+        for one, were in zip(hooks, before, strict=True):
             one.update(were)
-    gradient = {id(p): None if g is None else g / scale for p, g in zip(held, found, strict=True)}
+    gradient = {id(p): None if g is None else g / scale for p, g in zip(leaves, found, strict=True)}
     slots = training.slots
     return [one.gradient([gradient.get(id(p)) for p in one.parameters]) for one in slots]
 
@@ -87,8 +87,9 @@ def _total(loss: Any) -> Tensor:
             raise BadLoss(f"{shape}, and a loss is one number: take the mean")
     total: Tensor = torch.stack([one.float().reshape(()) for one in parts]).sum()
     if not total.requires_grad:
-        why = "is something detached, or not differentiable?"
-        raise BadLoss(f"does not depend on the weights: {why}")
+        raise BadLoss(
+            "does not depend on the weights: is something detached, or not differentiable?"
+        )
     if not total.isfinite():
         raise BadLoss(f"is {total.item():g}, in fp32 and before any step")
     return total

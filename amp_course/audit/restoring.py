@@ -1,4 +1,4 @@
-"""How single things are put back: a container's content, a tensor, an iterator."""
+"""How single objects are put back: a container's content, a tensor, an iterator."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def _kind_of(one: Any) -> Any:
 
 
 def copy_of(one: Any) -> Any:
-    """Return a shallow copy of a container, past what a subclass does."""
+    """Return a shallow copy of a container, without a subclass's own methods."""
     kind = _kind_of(one)
     calls_subclass = kind in (collections.OrderedDict, collections.deque)
     return kind(one) if calls_subclass else kind.copy(one)
 
 
 def content_of(one: Any) -> list[Any]:
-    """Return what a container holds, past what a subclass does; keys and values in turn."""
+    """Return what a container holds, without a subclass's own methods; of a dict, [k, v, k, v]."""
     kind = _kind_of(one)
     return [*itertools.chain(*kind.items(one))] if isinstance(one, dict) else [*kind.__iter__(one)]
 
 
 def refill(one: Any, content: list[Any]) -> None:
-    """Give a container its old content, if it holds another."""
+    """Give a container its old content, if it has changed."""
     now, kind = content_of(one), _kind_of(one)
     if len(now) == len(content) and all(map(operator.is_, now, content)):
         return
@@ -53,10 +53,10 @@ def refill(one: Any, content: list[Any]) -> None:
 
 
 def value_at(get: Callable[[Any], Any], place: Any) -> Any:
-    """Return what lies in a place, `MISSING` for nothing."""
+    """Return what is in a place, `MISSING` for nothing."""
     try:
         return get(place)
-    except (AttributeError, KeyError, ValueError):  # of a slot, a dict, a cell
+    except (AttributeError, KeyError, ValueError):  # an empty slot, no such key, an empty cell
         return MISSING
 
 
@@ -67,22 +67,22 @@ def slots_of(kind: type) -> list[Any]:
     return [one for one in values if isinstance(one, types.MemberDescriptorType)]
 
 
-def tensor_putter(one: Tensor) -> Callable[[], None]:
-    """Return what gives a tensor its numbers, memory, gradient, flag, hooks and version back."""
+def tensor_restorer(one: Tensor) -> Callable[[], None]:
+    """Return what restores a tensor's numbers, memory, gradient, flag, hooks and version."""
     alias, flag = one.data, one.requires_grad
-    # Of an expanded tensor each number of its memory is written once.
+    # An expanded tensor shows the same memory several times: write it once.
     for dim, stride in enumerate(alias.stride() if alias.layout == torch.strided else ()):
         if stride == 0 and alias.shape[dim] > 1:
             alias = alias.narrow(dim, 0, 1)
     whole, value = one.data, alias.detach().clone()
     place, grad = _place(whole), one.grad if one.is_leaf else None
     hooks = {name: dict(getattr(one, name, None) or {}) for name in HOOKS} if one.is_leaf else {}
-    try:  # with its old numbers, graphs that were built on it are right again
+    try:  # so that graphs in which its old numbers were saved can be differentiated again
         version = torch.autograd._unsafe_preserve_version_counter(one)
     except RuntimeError:  # an inference tensor counts nothing
         version = None
 
-    def put() -> None:
+    def restore() -> None:
         if _place(one.data) != place:
             one.data = whole
         if whole.layout != torch.strided:
@@ -100,7 +100,7 @@ def tensor_putter(one: Tensor) -> Callable[[], None]:
                 now.clear()
                 now.update(were)
 
-    return put
+    return restore
 
 
 def _place(one: Tensor) -> tuple[Any, ...]:
@@ -116,9 +116,10 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def duplicate(one: Any) -> Any:
-    """Return an independent copy of an iterator and of those inside it, from Python's own parts.
+    """Return an independent copy of an iterator, and of the iterators inside it.
 
-    Raises TypeError for one that has none: a generator, or most of `itertools` from Python 3.14 on.
+    Raises TypeError for one that cannot be copied: a generator, or most of `itertools` from Python
+    3.14 on.
     """
     if type(one) is itertools.count:
         start = repr(one).removeprefix("count").replace(")", ",)")
@@ -143,7 +144,7 @@ def _inside(one: Any, lists: bool = False) -> Any:
 
 
 def position_of(one: Any) -> Any:
-    """Return where an iterator that cannot be copied stands, as far as it shows."""
+    """Return how far an iterator that cannot be copied has come, as far as that shows."""
     if isinstance(one, types.GeneratorType):
         frame, plain = one.gi_frame, (int, float, str, bool, type(None))
         if frame is None:
@@ -158,6 +159,6 @@ def position_of(one: Any) -> Any:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Return the names that a function looks up, those of functions in it included."""
+    """Return the names that a function and the functions inside it look up."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return set(code.co_names).union(*map(names_in, inner))

@@ -1,4 +1,4 @@
-"""Run a step for one update under an observer, from anywhere, at any scale, again and again."""
+"""Run updates of a step under an observer, from the beginning or on from there, at any scale."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from amp_course.audit.reference import BadLoss, reference
 from amp_course.audit.snapshot import Snapshot
-from amp_course.checking.explain import is_readers, where
+from amp_course.checking.explain import is_learners, where
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.rules.exceptions import described
+from amp_course.diagnosis.rules.exceptions import describe_error
 from amp_course.watching.calling import (
     BatchError,
     arguments_for,
     cloned,
     fitting_ways,
     lengths_of,
-    size_of,
 )
-from amp_course.watching.observer import Observer, highest_rate
+from amp_course.watching.observer import Observer
 from amp_course.watching.records import Intervention, Region, Training, Update
 
 PATIENCE = 8  # groups of batches in which every optimizer has to step at least once
@@ -43,8 +42,8 @@ class Runner:
     scales:  the loss scales that `first` settled on, one for each scaler
     window:  groups until every optimizer has stepped, which is an update here
     owners:  number of an optimizer → that of its scaler
-    given:   the scalers that the reader passed
-    adopted: how many others were found in use
+    passed:  the scalers that were passed to `audit`
+    registered: how many others were found in use
     dtypes:  the 16-bit ones that gradients come through
     """
 
@@ -56,21 +55,18 @@ class Runner:
     scales: list[float] = field(default_factory=list)
     window: int = 1
     owners: dict[int, int] = field(default_factory=dict)
-    given: list[torch.amp.GradScaler] = field(default_factory=list)
+    passed: list[torch.amp.GradScaler] = field(default_factory=list)
     dtypes: set[torch.dtype] = field(default_factory=set)
-    adopted: int = 0
-    _way: int = 0  # in which the step is called with a batch
-    _strangers: list[torch.amp.GradScaler] = field(default_factory=list)
+    registered: int = 0
+    _way: int = 0  # of the ways to call the step with a batch
+    _unknown: list[torch.amp.GradScaler] = field(default_factory=list)
 
     @property
     def optimizers(self) -> range:
         return range(len(self.training.optimizers))
 
-    def rates(self) -> list[float]:
-        return list(map(highest_rate, self.training.optimizers))
-
     def scale_of(self, number: int) -> float:
-        """The loss scale of an optimizer: that of the scaler that steps it; 1 without one."""
+        """Return the loss scale of the scaler that steps an optimizer; 1 without one."""
         return self.scales[self.owners.get(number, 0)] if self.scales else 1.0
 
     def batch(self, call: int) -> Any:
@@ -79,14 +75,11 @@ class Runner:
 
     @property
     def sizes_are_clear(self) -> bool:
-        """Do all tensors of each batch agree on how many examples it holds?"""
+        """Return True if the tensors of each batch agree on how many examples it holds."""
         return all(len(lengths_of(batch)) <= 1 for group in self.groups for batch in group)
 
-    def size(self, call: int) -> int:
-        return size_of(self.batch(call))
-
     def restart(self, scales: Sequence[float] | None = None) -> None:
-        """Go back to the beginning, with no gradients, and other loss scales if they are given."""
+        """Go back to the beginning, with gradients of 0, at `scales` or at those of `first`."""
         self.snapshot.restore()
         with torch.no_grad():
             for p in self.training.parameters:
@@ -101,7 +94,7 @@ class Runner:
         return self.update(intervention=intervention)
 
     def calls_the_model(self) -> bool:
-        """Run the first update again, and tell whether the step calls a layer of the models."""
+        """Run the first update again; return True if the step calls a layer of the models."""
         layers = self.training.current_modes()
         called: list[nn.Module] = []
         hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
@@ -119,7 +112,7 @@ class Runner:
             raised = event == "exception" and isinstance(arg[1], Exception)
             if raised and not isinstance(arg[1], StopIteration):
                 caught.append(arg[1])
-            return trace if is_readers(frame.f_code.co_filename) else None
+            return trace if is_learners(frame.f_code.co_filename) else None
 
         before = sys.gettrace()
         sys.settrace(trace)
@@ -127,7 +120,9 @@ class Runner:
             update = self.repeat()
         finally:
             sys.settrace(before)
-        return described(caught[-1]) + where(caught[-1]) if caught and update.error is None else ""
+        if not caught or update.error is not None:
+            return ""
+        return describe_error(caught[-1]) + where(caught[-1])
 
     def following(self, until: Sequence[int] = ()) -> Update:
         begin = self.window % len(self.groups)
@@ -143,13 +138,13 @@ class Runner:
     ) -> Update:
         """Run one update from the current state, or groups `until` these optimizers have stepped.
 
-        look_closely: walk the graphs of the losses, and compute the fp32 loss next to each call
+        look_closely: walk the graphs of the losses, and compute the fp32 loss before each call
         """
         groups = groups or self.groups
         observer = Observer(self.training, intervention, graphs=look_closely)
         update = observer.update
         most = max(PATIENCE, self.window) if until else self.window
-        # The scheduler's warning, of its order, is judged, not shown.
+        # Torch warns of a scheduler that moves first: the audit judges that itself.
         with warnings.catch_warnings(action="ignore"), sandbox(), observer:
             for n in range(most):
                 group = groups[n % len(groups)]
@@ -163,15 +158,15 @@ class Runner:
                 done = not update.finite or all(update.steps(i) for i in until)
                 if stopped or (until and done):
                     break
-        self._strangers = observer.unknown_scalers
+        self._unknown = observer.unknown_scalers
         return update
 
     def _reference(self, observer: Observer, batch: Any) -> None:
         update = observer.update
         if self.training.loss is None or update.reference_error:
             return
-        # What the loss moves is not the step's doing.
-        kept = Snapshot(self.training.models, {"the loss": self.training.loss})
+        # What the loss changes is not the step's doing.
+        before = Snapshot(self.training.models, {"the loss": self.training.loss})
         observer.paused = True
         why = ""
         try:
@@ -183,11 +178,11 @@ class Runner:
         except BatchError as error:
             why = f" does not take what the step takes, after the model: {error}"
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            why = f", called as `loss(model, *batch)`, raised {said}"
+            raised = " ".join(f"{type(error).__name__}: {error}".split())
+            why = f", called as `loss(model, *batch)`, raised {raised}"
         finally:
             observer.paused = False
-            kept.restore()
+            before.restore()
         update.reference_error = why and f"the fp32 `loss`{why}"
 
     def _call(self, observer: Observer, batch: Any, last: bool) -> None:
@@ -209,7 +204,7 @@ class Runner:
 
     def first(self) -> Update:
         """Run the first update, at the step's scale or the highest below that does not overflow."""
-        self.given = list(self.training.scalers)
+        self.passed = list(self.training.scalers)
         self.scales = own = self.training.scales()
         left = len(self.groups) - 1
         while True:
@@ -217,15 +212,15 @@ class Runner:
             modes = self.training.current_modes()
             update = self.update(look_closely=True, until=self.optimizers)
             self.window = max(update.calls // self.accumulate, 1)
-            if self._calls_otherwise(update) or self._sets_modes(modes, update.modes):
+            if self._passes_batch_whole(update) or self._sets_modes(modes, update.modes):
                 continue
-            if self._adopts():
+            if self._registers_scalers():
                 own = self.scales
             elif update.finite or update.error is not None:
                 break
             elif self.scales and min(self.scales) > _LOWEST:
                 self.scales = [scale / 2**4 for scale in self.scales]
-            elif left:  # one bad batch makes no bad step
+            elif left:  # the batch may be bad, and the step right
                 left -= 1
                 self.groups, self.scales = [*self.groups[1:], self.groups[0]], own
             else:
@@ -235,7 +230,7 @@ class Runner:
         self.dtypes = {dtype for one in update.backwards for dtype in one.graph.low}
         return update
 
-    def _calls_otherwise(self, update: Update) -> bool:
+    def _passes_batch_whole(self, update: Update) -> bool:
         """Pass the batch as one argument from now on, if the step takes that and just raised."""
         begun = any(not isinstance(event, Region) for event in update.events)
         if update.error is None or begun or self._way:
@@ -245,21 +240,21 @@ class Runner:
         self._way = 1
         return True
 
-    def _sets_modes(self, before: dict[nn.Module, bool], then: dict[nn.Module, bool]) -> bool:
-        """Note that the step calls `model.train()`, say: so has the loss to be computed."""
-        changed = {one: mode for one, mode in then.items() if before.get(one, mode) != mode}
+    def _sets_modes(self, before: dict[nn.Module, bool], after: dict[nn.Module, bool]) -> bool:
+        """Note the modes that the step sets, by `model.train()`: the loss needs the same."""
+        changed = {one: mode for one, mode in after.items() if before.get(one, mode) != mode}
         if not changed or self.training.modes:
             return False
         self.training.modes = changed
         return True
 
-    def _adopts(self) -> bool:
-        """Take in scalers that the step uses and the reader did not pass."""
-        strange = [one for one in self._strangers if self.snapshot.covers(one)]
-        if not strange:
+    def _registers_scalers(self) -> bool:
+        """Add scalers that the step uses and that were not passed."""
+        new = [one for one in self._unknown if self.snapshot.covers(one)]
+        if not new:
             return False
         self.snapshot.restore()
-        self.training = replace(self.training, scalers=[*self.training.scalers, *strange])
+        self.training = replace(self.training, scalers=[*self.training.scalers, *new])
         self.scales = self.training.scales()
-        self.adopted += len(strange)
+        self.registered += len(new)
         return True

@@ -1,5 +1,5 @@
-"""Make the solutions from the exercises' files and the exercise notebooks from their masters in
-solutions/, and run notebooks so that their outputs are stored.
+"""Write solutions from the exercises' files, exercise notebooks from solutions, and the outputs of
+notebooks.
 
     python -m amp_course.authoring make     write the answers in solutions/, and exercises/, again
     python -m amp_course.authoring check    exit 1 if that would change anything
@@ -8,9 +8,9 @@ solutions/, and run notebooks so that their outputs are stored.
     python -m amp_course.authoring new CHAPTER NAME      write a new exercise that works, to change
     python -m amp_course.authoring try NAME [FILE.py]    judge an answer, by default the solution's
 
-A master is in nbgrader's form: the lines between `### BEGIN SOLUTION` and `### END SOLUTION` are
-what the reader writes. Most of them come from the exercises' files; `answers.py` says which. A
-cell tagged `solution-only` has no place in the exercises.
+A master is in nbgrader's form: learners write the lines between `### BEGIN SOLUTION` and
+`### END SOLUTION`. Most of these come from the exercises' files; `answers.py` says which. Cells
+tagged `solution-only` are left out of the exercises.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from amp_course.kit.errors import CourseError
 from amp_course.kit.panel import PHOTOGRAPHS
 from amp_course.kit.paths import course_root
 
-BLANK = "# your code here"  # a function that is left blank has its docstring for a body
+BLANK = "# your code here"  # a blank function's body is its docstring
 _EXERCISE_TAGS = {"raises-exception", "nbval-ignore-output"}
 
 
 def make_exercise(master: NotebookNode) -> NotebookNode:
     """Return the exercise notebook of a solution notebook: answers blanked, outputs cleared."""
-    # here: nbgrader is for authors, readers do without it
-    from nbgrader.preprocessors import ClearSolutions
+    from nbgrader.preprocessors import ClearSolutions  # here: only authors have nbgrader
     from traitlets.config import Config
 
     config = Config()
@@ -59,24 +58,16 @@ def make_exercise(master: NotebookNode) -> NotebookNode:
 
 
 def tidy(book: NotebookNode) -> NotebookNode:
-    """Keep of a notebook's metadata only what every machine agrees on."""
-    book.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {
-                "display_name": "Python 3 (ipykernel)",
-                "language": "python",
-                "name": "python3",
-            },
-            "language_info": {"name": "python"},
-        }
-    )
+    """Keep only that metadata of a notebook which is the same on every machine."""
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    book.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     for cell in book.cells:
         cell.metadata.pop("execution", None)
     return book
 
 
 def texts() -> dict[Path, str]:
-    """Return the path and the content of every solution and exercise notebook, as made now."""
+    """Return path → content of every solution and exercise notebook, made again."""
     root, found = course_root(), dict[Path, str]()
     for master in sorted((root / "solutions").glob("*.ipynb")):
         book = nbformat.read(master, as_version=4)
@@ -89,42 +80,30 @@ def texts() -> dict[Path, str]:
 def problems() -> list[str]:
     """Return a line on each file in solutions/ and exercises/ that `make` would change."""
     wanted = texts()
-    folder = course_root() / "exercises"
     found = [
         f"{path.parent.name}/{path.name} differs from what it is made of"
         for path, text in wanted.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    strays = sorted(
-        path.name
-        for path in folder.glob("*")
-        if path not in wanted and not path.name.startswith(".")
-    )
+    visible = sorted((course_root() / "exercises").glob("[!.]*"))
+    strays = [path.name for path in visible if path not in wanted]
     return found + [f"{name} has no master in solutions/" for name in strays]
 
 
 def notebooks() -> list[Path]:
     """Return every notebook that is stored with its outputs."""
-    return [
-        path
-        for folder in ("notebooks", "solutions")
-        for path in sorted((course_root() / folder).glob("*.ipynb"))
-    ]
+    folders = (course_root() / name for name in ("notebooks", "solutions"))
+    return [path for folder in folders for path in sorted(folder.glob("*.ipynb"))]
 
 
 def out_of_date() -> dict[Path, str]:
-    """Return each notebook whose stored outputs may not be what it shows now, and why."""
+    """Return the notebooks whose stored outputs may be out of date, and why."""
     found = {path: stamps.problem(nbformat.read(path, as_version=4)) for path in notebooks()}
     return {path: reason for path, reason in found.items() if reason}
 
 
 def run(path: Path) -> None:
-    """Run a notebook from top to bottom, in its folder, and store it with its outputs and a stamp
-    of what made them.
-
-    Progress bars are off, so that no output depends on time more than it must; the reader's
-    progress stays untouched.
-    """
+    """Run a notebook from top to bottom, in its folder; store it with its outputs and a stamp."""
     from nbclient import NotebookClient
 
     from amp_course.authoring.photographs import photograph_panels
@@ -144,7 +123,7 @@ def run(path: Path) -> None:
     report = json.loads(book.cells.pop().outputs[0].text)
     for cell in book.cells:
         for output in cell.get("outputs", []):
-            # where torch is installed is nobody's business but this machine's
+            # without this machine's paths
             if output.output_type == "error":
                 output.traceback = [line.replace(sys.prefix, "…") for line in output.traceback]
     stamps.stamp(tidy(book), **report)
@@ -153,9 +132,7 @@ def run(path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the verbs; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m amp_course.authoring", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m amp_course.authoring")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("make", help="write the answers in solutions/, and exercises/, again")
     verbs.add_parser("check", help="exit 1 if that would change anything")
@@ -205,13 +182,11 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def _run_notebooks(named: Sequence[Path], every: bool) -> int:
-    os.environ["TQDM_DISABLE"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"  # progress bars would depend on time
     os.environ[PHOTOGRAPHS] = "1"
+    chosen = dict.fromkeys(named or notebooks(), "asked for") if every or named else out_of_date()
     with tempfile.TemporaryDirectory() as work:
-        os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")
-        chosen = (
-            dict.fromkeys(named or notebooks(), "asked for") if every or named else out_of_date()
-        )
+        os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")  # not the author's progress
         for number, (path, reason) in enumerate(chosen.items(), 1):
             print(f"[{number}/{len(chosen)}] running {path}: {reason}", flush=True)
             run(path.resolve())

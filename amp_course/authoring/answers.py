@@ -1,10 +1,10 @@
 """Write the answers in a solution notebook from the files of its exercises.
 
-A solution stands once. Where the file of an exercise defines what its cell does (a class or a
+Each solution is defined once. Where an exercise's file defines what its cell does (a class or
 function of the same name, or `right` for the function that the exercise is named for), the lines
-between `### BEGIN SOLUTION` and `### END SOLUTION` are made of that, without its annotations.
-Where the right answer is something else (values, or a function of another name, `reference`, which
-may use what learners do not have), the cell is its own source.
+between `### BEGIN SOLUTION` and `### END SOLUTION` are copied from it, without annotations. Any
+other right answer (values, or a function `reference` that uses what learners do not have) is
+defined in the cell.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def filled(cell: str, file: str, name: str) -> str:
     """Return a cell's source with the solutions that the exercise's file defines."""
     lines = _without_annotations(file)
     inner_first = reversed([*ast.walk(ast.parse("\n".join(lines)))])
-    defined: dict[str, Any] = {one.name: one for one in inner_first if isinstance(one, _NAMED)}
+    defined: dict[str, Any] = {node.name: node for node in inner_first if isinstance(node, _NAMED)}
     defined[name] = defined.get("right", defined.get(name))
     blanks = _blanks(ast.parse(_BLOCK.sub(r"\1...", cell)))
 
@@ -53,24 +53,24 @@ def filled(cell: str, file: str, name: str) -> str:
 
 def _blanks(node: Any, *path: Any) -> Iterator[list[Any]]:
     """Yield for each `...` the definitions that it is in: [the class, its method]."""
-    for one in node.body:
-        if isinstance(one, _NAMED):
-            yield from _blanks(one, *path, one)
-        elif ast.unparse(one) == "...":
+    for statement in node.body:
+        if isinstance(statement, _NAMED):
+            yield from _blanks(statement, *path, statement)
+        elif ast.unparse(statement) == "...":
             yield [*path]
 
 
-def _rows(node: Any, given: Any, method: list[Any], lines: list[str], indent: int) -> list[str]:
+def _rows(node: Any, outline: Any, method: list[Any], lines: list[str], indent: int) -> list[str]:
     """Return the body of a definition, or of one of its methods with what follows up to the next
-    one that is given to the learner.
+    method of the learner's outline.
     """
     last = node.end_lineno
     if method:
-        names = [getattr(one, "name", "") for one in node.body]
-        headings = {one.name for one in given.body if isinstance(one, _NAMED)}
+        names = [getattr(part, "name", "") for part in node.body]
+        headings = {part.name for part in outline.body if isinstance(part, _NAMED)}
         place = names.index(method[0].name)
-        later = [one for one in node.body[place + 1 :] if getattr(one, "name", "") in headings]
-        last = _first_row(later[0], lines) if later else last
+        later = [row for row in range(place + 1, len(names)) if names[row] in headings]
+        last = _first_row(node.body[later[0]], lines) if later else last
         node = node.body[place]
     body = node.body[ast.get_docstring(node) is not None :]
     rows = "\n".join(lines[_first_row(body[0], lines) : last]).rstrip().split("\n")
@@ -80,7 +80,7 @@ def _rows(node: Any, given: Any, method: list[Any], lines: list[str], indent: in
 
 def _first_row(node: Any, lines: list[str]) -> int:
     """Return the index of a statement's first line, with its decorators and the comment above."""
-    row = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))]) - 1
+    row = min([node.lineno, *(line.lineno for line in getattr(node, "decorator_list", []))]) - 1
     while lines[row - 1].lstrip().startswith("#"):
         row -= 1
     return int(row)
@@ -89,15 +89,15 @@ def _first_row(node: Any, lines: list[str]) -> int:
 def _without_annotations(code: str) -> list[str]:
     lines = [line.encode() for line in code.split("\n")]
     cuts = []
-    for one in ast.walk(ast.parse(code)):
-        if isinstance(one, ast.arg) and one.annotation:
-            cuts.append((one.annotation, one.col_offset + len(one.arg.encode())))
-        elif isinstance(one, ast.AnnAssign) and one.value:
-            cuts.append((one.annotation, one.target.end_col_offset or 0))
-        elif isinstance(one, ast.FunctionDef) and one.returns:
-            before = lines[one.returns.lineno - 1][: one.returns.col_offset]
-            cuts.append((one.returns, before.rindex(b" ->")))
-    for node, start in sorted(cuts, key=lambda cut: -cut[1]):
-        line = lines[node.lineno - 1]
-        lines[node.lineno - 1] = line[:start] + line[node.end_col_offset :]
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.arg) and node.annotation:
+            cuts.append((node.annotation, node.col_offset + len(node.arg.encode())))
+        elif isinstance(node, ast.AnnAssign) and node.value:
+            cuts.append((node.annotation, node.target.end_col_offset or 0))
+        elif isinstance(node, ast.FunctionDef) and node.returns:
+            before = lines[node.returns.lineno - 1][: node.returns.col_offset]
+            cuts.append((node.returns, before.rindex(b" ->")))
+    for annotation, start in sorted(cuts, key=lambda cut: -cut[1]):
+        line = lines[annotation.lineno - 1]
+        lines[annotation.lineno - 1] = line[:start] + line[annotation.end_col_offset :]
     return [line.decode() for line in lines]

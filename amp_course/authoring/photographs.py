@@ -1,4 +1,4 @@
-"""Take photographs of panels for stored notebooks, by Chromium."""
+"""Take photographs of panels for stored notebooks, with Chromium."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from amp_course.kit import panel_page
 from amp_course.kit.errors import CourseError
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-_WIDTH = 1040  # CSS pixels; more dots for each would make it half of a notebook's bytes
+_WIDTH = 1040  # CSS pixels, one dot each: more dots would take half of a notebook's bytes
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def photograph_panels(book: nbformat.NotebookNode) -> None:
-    """Turn the page that each panel's output carries into a picture of it, with words.
+    """Replace the web page in each panel's output by a picture of it, with an alternative text.
 
-    Raises CourseError where there are panels and no Chromium.
+    Raises CourseError if there are panels and no Chromium.
     """
     outputs = [
         output
@@ -58,13 +58,13 @@ def photograph_panels(book: nbformat.NotebookNode) -> None:
 
 
 def find_chromium() -> str | None:
-    """Return the path of a Chromium or Chrome, None if there is none."""
+    """Return the path of Chromium or Chrome, or None if there is none."""
     return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
 def words_of(html: str) -> str:
-    """Return what a panel's page says to those who cannot see it: its title, and its pictures, or
-    the start of its text if it has none.
+    """Return the alternative text of a panel's page: its title, and those of its pictures or, if it
+    has none, its first words.
     """
     title = re.findall(r'role="group" aria-label="([^"]*)"', html)
     words = re.findall(r'<svg role="img" aria-label="([^"]*)"', html)
@@ -72,7 +72,7 @@ def words_of(html: str) -> str:
     if not words:
         view = html.partition('class="amp-view"')[2].partition(">")[2]
         words = [" ".join(re.sub("<[^>]*>", " ", view).split()[:30])]
-    return unescape(" ".join([*title, ". ".join(one.rstrip(".") for one in words)])) + "."
+    return unescape(" ".join([*title, ". ".join(text.rstrip(".") for text in words)])) + "."
 
 
 def _few_colours(picture: bytes) -> bytes:

@@ -17,7 +17,7 @@ import nbformat
 
 from amp_course.checking import Exercise, Results
 from amp_course.checking.differences import MISSING, alike, describe
-from amp_course.checking.judging import Case, Judge
+from amp_course.checking.judging import Case
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.solutions import solution_code
 from amp_course.course import CHAPTERS, Chapter, find
@@ -29,9 +29,9 @@ _MOST = 12  # wrong outputs that are shown
 
 
 def new(chapter_name: str, name: str) -> list[Path]:
-    """Write a new exercise that works, for the author to change; return the files it is in.
+    """Write a new exercise that works, for the author to change; return its files.
 
-    Raises CourseError for a name that is no Python name, or is taken.
+    Raises CourseError for a name that is not a Python name, or is taken.
     """
     chapter = find(chapter_name)
     if not name.isidentifier() or name != name.lower() or keyword.iskeyword(name):
@@ -55,14 +55,14 @@ def new(chapter_name: str, name: str) -> list[Path]:
     for path, template in made.items():
         text = (_HERE / template).read_text("utf-8")
         path.write_text(Template(text).substitute(facts), "utf-8")
-    return [*made, _listed(exercises / "__init__.py", chapter, name), _solved(chapter, name)]
+    return [*made, _add_import(exercises / "__init__.py", chapter, name), _solve(chapter, name)]
 
 
-def _listed(path: Path, chapter: Chapter, name: str) -> Path:
+def _add_import(path: Path, chapter: Chapter, name: str) -> Path:
     """Add an exercise to those of its chapter."""
     text = path.read_text("utf-8")
     line = f"from amp_course.{chapter.word}.exercises.{name} import {name}\n"
-    imports = sorted([one for one in text.splitlines(True) if one.startswith("from ")] + [line])
+    imports = sorted([*(old for old in text.splitlines(True) if old.startswith("from ")), line])
     head, _, rest = text.partition("from ")
     _, _, rest = rest.rpartition("from ")
     rest = rest.partition("\n")[2].rstrip()
@@ -72,14 +72,13 @@ def _listed(path: Path, chapter: Chapter, name: str) -> Path:
     return path
 
 
-def _solved(chapter: Chapter, name: str) -> Path:
+def _solve(chapter: Chapter, name: str) -> Path:
     """Add the exercise's heading and cells to the chapter's solutions, before the closing cell."""
     path = course_root() / "solutions" / f"{chapter.stem}.ipynb"
     book = nbformat.read(path, as_version=4)
     source = (
-        f'def {name}(x):\n    """Return twice the numbers of x."""\n    ### BEGIN SOLUTION\n    '
-        f"return 2 * x\n"
-        f"    ### END SOLUTION\n\n\nexercises.{name}.check({name})"
+        f'def {name}(x):\n    """Return twice the numbers of x."""\n    ### BEGIN SOLUTION\n'
+        f"    return 2 * x\n    ### END SOLUTION\n\n\nexercises.{name}.check({name})"
     )
     number = len(chapter.exercises()) + 1
     book.cells[-1:-1] = [
@@ -92,7 +91,7 @@ def _solved(chapter: Chapter, name: str) -> Path:
 
 
 def try_answer(name: str, file: Path | None) -> str:
-    """Judge an answer and say which outputs are wrong, case by case; no progress is kept.
+    """Judge an answer and say which outputs are wrong, case by case, without recording progress.
 
     name: "update_rule" or "scaler.update_rule"
     file: Python code that defines the answer, after the imports of the chapter's notebook; by
@@ -107,7 +106,6 @@ def try_answer(name: str, file: Path | None) -> str:
         answer = _answer(exercise, code)
         outcome = exercise.check(answer)
     judge = exercise.judge
-    assert isinstance(judge, Judge)
     lines = [] if outcome.mistake is None else [f"the mistake: {outcome.mistake}"]
     try:
         mine = _outputs(within(exercise.seconds, lambda: judge.run(answer, 0)))
@@ -119,59 +117,57 @@ def try_answer(name: str, file: Path | None) -> str:
     lines.append(f"{agree} of {len(right)} outputs are right, {len(wrong)} are wrong")
     for case, output, again in wrong[:_MOST]:
         want, got = right.get((case, output, again), MISSING), mine[case, output, again]
-        said = describe(output, want, got, judge.show, judge.tolerance)
-        if want is MISSING:  # it raised, or returned what is no answer at all
-            said = f"{output}: {judge.show(got)}"
-        lines.append(f"- {case or 'in every case'}{' (again)' * again}: {said}")
+        difference = describe(output, want, got, judge.show, judge.tolerance)
+        if want is MISSING:  # it raised, or returned a value of the wrong kind
+            difference = f"{output}: {judge.show(got)}"
+        lines.append(f"- {case or 'in every case'}{' (again)' * again}: {difference}")
     lines += [f"- … {len(wrong) - _MOST} more"] if len(wrong) > _MOST else []
     return "\n".join(lines)
 
 
 def _exercise(name: str) -> Exercise:
-    every = [one for chapter in CHAPTERS for one in chapter.exercises()]
-    found = [one for one in every if name in (one.name, one.id)]
+    every = [exercise for chapter in CHAPTERS for exercise in chapter.exercises()]
+    found = [exercise for exercise in every if name in (exercise.name, exercise.id)]
     if len(found) != 1:
-        names = ", ".join(one.id for one in found) or "none"
+        names = ", ".join(exercise.id for exercise in found) or "none"
         raise CourseError(f"{name!r} names no single exercise ({names}): write chapter.name.")
     return found[0]
 
 
 def _imports(exercise: Exercise) -> str:
-    """Return all imports of the chapter's solutions, which an answer in a notebook finds."""
+    """Return all imports of the chapter's solutions, which answers in a notebook can use."""
     path = course_root() / "solutions" / f"{find(exercise.chapter).stem}.ipynb"
-    cells = [
-        one.source for one in nbformat.read(path, as_version=4).cells if one.cell_type == "code"
-    ]
-    lines = [line for cell in cells for line in cell.splitlines()]
+    cells = nbformat.read(path, as_version=4).cells
+    lines = [ln for cell in cells if cell.cell_type == "code" for ln in cell.source.splitlines()]
     starts = ("import ", "from ")
     return "\n".join(line for line in lines if line.startswith(starts) and "(" not in line)
 
 
 def _answer(exercise: Exercise, code: str) -> Any:
-    """Return what the code hands to `exercises.NAME.check`, or what bears the exercise's name."""
+    """Return what the code passes to `exercises.NAME.check`, or what has the exercise's name."""
     names: dict[str, Any] = {}
     exec(_imports(exercise), names)
     tree = ast.parse(code)
-    ends = f"{exercise.name}.check"
-    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
-    handed = [one.args[0] for one in calls if ast.unparse(one.func).endswith(ends)]
-    tree.body = [one for one in tree.body if ends not in ast.unparse(one)]
+    check = f"{exercise.name}.check"
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    passed = [call.args[0] for call in calls if ast.unparse(call.func).endswith(check)]
+    tree.body = [statement for statement in tree.body if check not in ast.unparse(statement)]
     exec(compile(tree, "<answer>", "exec"), names)
-    if handed:
-        return eval(ast.unparse(handed[-1]), names)
+    if passed:
+        return eval(ast.unparse(passed[-1]), names)
     for name in (exercise.name, "answer"):
         if name in names:
             return names[name]
-    raise CourseError(f"the code defines no {exercise.name}: define it, or hand it to {ends}.")
+    raise CourseError(f"the code defines no {exercise.name}: define it, or hand it to {check}.")
 
 
 def _outputs(cases: list[Case]) -> dict[tuple[str, str, bool], Any]:
-    """Return (case, output, again) → value, the results of many calls one by one."""
+    """Return (case, output, again) → value; each result of `Results` is a case of its own."""
     found: dict[tuple[str, str, bool], Any] = {}
     for number, case in enumerate(cases):
         for output, value in case.outputs.items():
             if isinstance(value, Results):
-                found |= {(name, output, case.again): one for name, one in value.items()}
+                found |= {(name, output, case.again): result for name, result in value.items()}
             else:
                 name = case.name or (f"case {number + 1}" if len(cases) > 1 else "")
                 found[name, output, case.again] = value

@@ -1,10 +1,8 @@
-"""Tell which operators stand above each op that runs: what Python called, and which casts are
-autocast's own.
+"""Find the operators that called each op: what Python called, and which casts are autocast's.
 
-PyTorch announces every operator that its dispatcher calls, those that C++ calls inside another
-operator included; its profiler listens to that. Autocast's kernel for an operator casts the
-arguments, then calls the same operator once more. So a cast is autocast's if it stands directly
-under an operator that has such a kernel and calls itself:
+PyTorch's profiler is notified of every operator that the dispatcher calls, even if C++ calls it
+inside another operator. Autocast's kernel for an operator casts the arguments, then calls the same
+operator again. So a cast is autocast's if its caller has such a kernel and also calls itself:
 
     matmul ─┬─ to ─ _to_copy       x @ w in a region: the cast is autocast's
             └─ matmul ─ mm
@@ -12,8 +10,8 @@ under an operator that has such a kernel and calls itself:
              └─ _softmax
     to ─ _to_copy                  x.float(): the cast is the model's
 
-It makes no difference how the operator was called: as `@`, as a method, as a function, or by
-another operator in C++.
+It does not matter how the operator was called: as `@`, as a method, as a function, or by another
+operator in C++.
 """
 
 from __future__ import annotations
@@ -33,11 +31,10 @@ from amp_course.autocast.records import CastBy
 
 _MARK = "amp_course.autocast.op "
 _OPERATOR = re.compile(r"(\w+)::(\w+)")
-# of a RecordFunction's scopes: what the dispatcher calls, and Python's own autograd Functions
-_FUNCTION = 0
+_FUNCTION = 0  # the RecordFunction scope of the dispatcher's calls, and of autograd Functions
 _CASTS = {"aten::to", "aten::_to_copy"}
-_CASTS_BY_NAME = {"aten::type_as"}  # operators that a model calls in order to cast, besides `to`
-# TorchScript writes autocast's casts into the program, as operators of their own.
+_CASTS_BY_NAME = {"aten::type_as"}  # other operators that a model calls in order to cast
+# TorchScript writes autocast's casts into the program as separate operators
 _SCRIPTED = {"aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision"}
 
 
@@ -47,7 +44,7 @@ class Caller:
 
     operator: the one that Python called, without its namespace: "matmul"; "" if Python called this
               op itself
-    cast_by: who wanted a cast, if the op is one
+    cast_by:  if the op is a cast, whose it is
     """
 
     operator: str = ""
@@ -62,10 +59,8 @@ class _Frame:
 
 @contextmanager
 def recorded_calls(device_type: str, callers: dict[int, Caller]) -> Iterator[None]:
-    """Add the caller of each op that `marked` names inside, when the block ends; the device decides
-    about the kernels.
-    """
-    # Not `torch.profiler`: that one writes to stderr and, in a CUDA build, asks for a driver.
+    """Add, when the block ends, the caller of each op inside that `marked` numbered."""
+    # `torch.profiler` would write to stderr and, in a CUDA build, ask for a driver
     config = ProfilerConfig(
         ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
     )
@@ -78,19 +73,17 @@ def recorded_calls(device_type: str, callers: dict[int, Caller]) -> Iterator[Non
 
 
 def marked(number: int) -> Any:
-    """Return a context manager that gives the op that runs inside it a number."""
+    """Return a context manager that numbers the op that runs inside."""
     return _RecordFunctionFast(f"{_MARK}{number}")
 
 
 def has_autocast_kernel(operator: str, device_type: str) -> bool:
-    """Return True if autocast has a kernel for an operator of this name, in any signature.
-    Example: "linear" → True
-    """
+    """Return True if autocast has a kernel for any overload of an operator: "linear" → True."""
     packet = getattr(torch.ops.aten, operator, None)
     key = f"Autocast{device_type.upper()}"
     for overload in packet.overloads() if packet else ():
         name = f"aten::{operator}" if overload == "default" else f"aten::{operator}.{overload}"
-        # Some overloads exist for TorchScript alone, and the dispatcher does not know them.
+        # the dispatcher does not know overloads that exist for TorchScript alone
         if torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
             name, key
         ):
@@ -105,7 +98,7 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
         if event.kind() == "pop" and stack:
             stack.pop()
         elif event.kind() == "push":
-            # "" for a label of the model's own, or a node
+            # "" for a label that the model made, or a node of the graph
             name = event.name() if event.scope() == _FUNCTION else ""
             above = [frame for frame in stack if frame.name != "PythonDispatchMode"]
             if name.startswith(_MARK):
@@ -117,9 +110,7 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
 
 
 def _caller(frames: list[_Frame], device_type: str) -> Caller:
-    """Read the operators above an op, the op itself the last of them,
-    down to where Python called the first.
-    """
+    """Read the operators from the one that Python called down to the op itself."""
     operators: list[_Frame] = []
     for frame in reversed(frames):
         if not _OPERATOR.fullmatch(frame.name):

@@ -1,6 +1,4 @@
-"""Attribute each cast to what made it, and each use of a weight to the cache:
-from what ran and who called it to `Op`s.
-"""
+"""Make `Op`s of what ran and who called it: who made each cast, and what came from the cache."""
 
 from __future__ import annotations
 
@@ -17,16 +15,14 @@ from amp_course.autocast.records import CastBy, Op
 def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int]) -> Iterator[Op]:
     """Yield what ran as `Op`s, in order.
 
-    lower: the dtype that the region lowers to
-    cached: ids of the weights that autocast's cache is for, those that need a gradient. There is no
-            cache among fake tensors: the second cast of such a weight is left out, and its copy
-            counts as taken from the cache.
+    lower:  the dtype that the region lowers to
+    cached: ids of the weights that autocast caches, those that need a gradient. Fake tensors have
+            no cache: the second cast of such a weight is left out, as if its copy were cached.
     """
     weights = recorder.weights
     copies: dict[int, str] = {}  # storage of a copy that autocast made → the weight's name
     used: set[int] = set()  # storages of copies that an op has read
-    # sequence number of the node of an inserted cast → what it cast
-    cast_nodes: dict[int, str] = {}
+    cast_nodes: dict[int, str] = {}  # sequence number of an inserted cast's node → what it cast
     for number, ran in enumerate(recorder.ran):
         caller = recorder.callers.get(number, Caller())
         cast = _cast_by(ran, caller, cast_nodes)

@@ -1,4 +1,4 @@
-"""The figures of chapter 04. They take data that was computed, and compute nothing."""
+"""The figures of chapter 04. They draw data, and compute nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from amp_course.kit.style import new_figure, title
 
 
 def frozen_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw the loss over steps, one line a name; the first is the right one: {"a region a step":
-    […], …}.
-    """
-    told = ", ".join(
+    """Draw losses over steps, a line for each name, the right one first: {"a region a step": …}."""
+    ends = ", ".join(
         f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in losses.items()
     )
-    figure, axis = new_figure(7.2, 2.8, alt=f"The loss over the steps of each training: {told}.")
+    figure, axis = new_figure(7.2, 2.8, alt=f"The loss over the steps of each training: {ends}.")
     looks = ((COLOURS["amp_bf16"], "-"), (COLOURS["amp_fp16"], "--"), (FAINT, ":"))
     for (name, values), (colour, style) in zip(losses.items(), looks, strict=False):
         axis.plot(range(len(values)), values, ls=style, color=colour, lw=1.8, label=name)

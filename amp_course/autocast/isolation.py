@@ -1,6 +1,4 @@
-"""Keep a traced model as it was: clone its inputs, copy it to another device,
-and put back what a run changes.
-"""
+"""Isolate a traced model: clone its inputs, copy it to another device, undo what a run changes."""
 
 from __future__ import annotations
 
@@ -18,39 +16,33 @@ from amp_course.kit.random_state import same_random_state
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Put back at the end: buffers (which, and what is in them), training mode,
-    and the random states.
-    """
-    buffers = [
+    """Restore buffers (which ones, and their values), training modes and the random states."""
+    before = [
         (
             module,
+            module.training,
             dict(module._buffers),
-            {name: one.clone() for name, one in module._buffers.items() if one is not None},
+            [(one, one.clone()) for one in module._buffers.values() if one is not None],
         )
         for module in model.modules()
     ]
-    modes = [(module, module.training) for module in model.modules()]
     try:
         with same_random_state():
             yield
     finally:
-        for module, training in modes:
+        for module, training, buffers, values in before:
             module.training = training
-        with torch.no_grad():
-            for module, held, values in buffers:
-                # whose buffers cannot be exchanged
-                if not isinstance(module, torch.jit.ScriptModule):
-                    module._buffers.update(held)
-                for name, value in values.items():
-                    buffer = held[name]
-                    if buffer is not None and not torch.equal(buffer, value):
+            # a ScriptModule does not let its buffers be replaced
+            if not isinstance(module, torch.jit.ScriptModule):
+                module._buffers.update(buffers)
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    with torch.no_grad():
                         buffer.copy_(value)
 
 
 def cloned(arguments: Any) -> Any:
-    """Return the arguments with a clone in place of each tensor:
-    what forward does to one in place stays its own affair.
-    """
+    """Return the arguments with clones of their tensors, which forward may change in place."""
     done: dict[int, Tensor] = {}
 
     def clone(value: Tensor) -> Tensor:
@@ -65,21 +57,19 @@ def cloned(arguments: Any) -> Any:
 def moved_copy(
     model: nn.Module, arguments: Any, device_type: str, fake: bool
 ) -> tuple[nn.Module, Any]:
-    """Return a copy of the model and of the arguments on another device: without values if that is
-    fake.
+    """Return a copy of the model and the arguments on a device; on a fake one, without values.
 
     Raises ValueError for a model that cannot be copied.
     """
 
     def moved(tensor: Tensor) -> Tensor:
-        # No gradients among fake tensors, even where forward enables them: see `region.stage`.
+        # fake tensors need no gradients, even if forward enables them: see `region.stage`
         if fake:
             shape, stride = tensor.shape, tensor.stride()
             return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="cuda")
         return tensor.detach().to(device_type).requires_grad_(tensor.requires_grad)
 
-    # What deepcopy finds here it takes for copied: so no weight is copied twice, and tied ones stay
-    # tied.
+    # deepcopy uses what it finds in here instead of copying, so that tied weights stay tied
     memo: dict[int, Any] = {id(buffer): moved(buffer) for buffer in model.buffers()}
     for weight in model.parameters():
         new = moved(weight)
@@ -89,18 +79,15 @@ def moved_copy(
     except Exception as error:
         raise ValueError(
             f"this {type(model).__name__} cannot be copied to {device_type!r} "
-            f"({type(error).__name__}: {error}): keep its "
-            "tensors as parameters or buffers (register_buffer), or trace it where it is."
+            f"({type(error).__name__}: {error}): keep its tensors as parameters or buffers "
+            "(register_buffer), or trace it where it is."
         ) from error
-
     return moved_model, tree_map_only(Tensor, moved, arguments)
 
 
 @contextmanager
-def no_device_asked() -> Iterator[None]:
-    """Let `contiguous()` and `x[…]` be called on fake tensors:
-    in C they ask for the device before they come to any op.
-    """
+def methods_without_device() -> Iterator[None]:
+    """Let fake tensors have `contiguous()` and `x[…]`, whose C code asks for the device."""
     methods: dict[str, Any] = {
         "contiguous": _contiguous,
         "__getitem__": _get,
@@ -110,7 +97,7 @@ def no_device_asked() -> Iterator[None]:
         setattr(Tensor, name, method)
     try:
         yield
-    finally:  # what they stood in front of is in the base class
+    finally:  # the originals are in the base class
         for name in methods:
             delattr(Tensor, name)
 
@@ -124,9 +111,7 @@ def _contiguous(
 
 
 def _get(tensor: Tensor, index: Any) -> Tensor:
-    """Return `tensor[index]` by the ops that it is made of. A mask fails in `index`: what it picks
-    depends on values.
-    """
+    """Return `tensor[index]`, by its single ops. A mask fails, as its result depends on values."""
     items = list(index) if isinstance(index, tuple) else [index]
     wide = sum(item is not None for item in items)
     for at, item in enumerate(items):
@@ -152,12 +137,9 @@ def _get(tensor: Tensor, index: Any) -> Tensor:
 
 
 def without_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on fake tensors whose device is not there:
-    those that write into a tensor would ask for it.
-    """
+    """Run an op on fake tensors; ops that write into a tensor would ask for its missing device."""
     if func is torch.ops.aten.copy_.default:
         return args[0]
     if func._schema.name.endswith(("batch_norm", "batch_norm_legit")) and args[5]:  # training
-        # without the running averages, which it would update in place
-        args = (*args[:3], None, None, *args[5:])
+        args = (*args[:3], None, None, *args[5:])  # no running averages to update in place
     return func(*args, **kwargs)

@@ -1,8 +1,7 @@
-"""Say how to call each op that a policy is asked about: the published ones, and some that every
-model has.
+"""How to call each op of a policy: those of the published lists, and some that every model has.
 
-An op is a function and a description of its arguments, so that the probe can build them in any
-dtype on any device, real or fake.
+An op is a function and a description of its arguments, which the probe builds in any dtype on any
+device, real or fake.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# turns a float32 tensor of the op's into one of the dtype that is tried
-Make = Callable[[Tensor], Tensor]
+Make = Callable[[Tensor], Tensor]  # from a float32 argument to one of the dtype that is tried
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,9 @@ class Floats:
     def build(self, make: Make, device: str) -> Tensor:
         """Return the tensor, of a dtype that `make` chooses."""
         count = max(1, torch.Size(self.shape).numel())
-        # Not the global random stream, which belongs to the learner; and no two rows alike, for the
-        # solvers.
-        values = (
-            torch.arange(1, count + 1, device=device, dtype=torch.float32) * 0.618034
-        ) % 0.8 + 0.1
-        return make(values.reshape(self.shape))
+        # not random, so that the learner's stream stays as it is; all rows differ, for the solvers
+        numbers = torch.arange(1, count + 1, device=device, dtype=torch.float32)
+        return make((numbers * 0.618034 % 0.8 + 0.1).reshape(self.shape))
 
 
 @dataclass(frozen=True)
@@ -63,14 +58,14 @@ class Whole:
 
 @dataclass(frozen=True)
 class SampleCall:
-    """A call: `function(*arguments, **options)`; Floats, Positive and Whole stand for tensors."""
+    """A call: `function(*arguments, **options)`; Floats, Positive and Whole describe tensors."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
     def build(self, make: Make, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, with tensors in their places, and the options."""
+        """Return the arguments, with tensors for their descriptions, and the options."""
 
         def built(argument: Any) -> Any:
             if isinstance(argument, list):

@@ -1,6 +1,4 @@
-"""`DtypeTrace`: look into a model under autocast: dtypes at every module's door, inserted casts,
-and the ops inside.
-"""
+"""`DtypeTrace`: the dtypes of every module of a model under autocast, inserted casts, and ops."""
 
 from __future__ import annotations
 
@@ -14,17 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.autocast.records import ModuleRow, Op, Record
+from amp_course.autocast.records import ROOT, ModuleRow, Op, Record
 from amp_course.autocast.region import LOWER_DTYPES, is_fake
-from amp_course.autocast.trace_html import panel_html, told_notes
+from amp_course.autocast.trace_html import notes_text, panel_html
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import Control, Menu, Panel
 
-_SEED = 0
 Built = tuple[nn.Module, tuple[Any, ...]]
 Setting = tuple[str, str, torch.dtype | None]  # the model, the policy, the lower dtype
-
-
 _COURSE: dict[str, Callable[[], Built]] = {
     "SimpleNet": lambda: (SimpleNet(128), (torch.rand(16, 128),)),
     "DigitsResNet": lambda: (DigitsResNet(16), (torch.rand(4, 1, 8, 8),)),
@@ -37,12 +32,12 @@ _SETTINGS: list[Setting] = [*product(_COURSE, ("cpu", "cuda"), (*LOWER_DTYPES, N
 
 
 class DtypeTrace(Panel):
-    """Choose a model, a device's policy, a dtype and a direction; a test drives it:
-    panel.dtype.value = torch.float16.
+    """Show the trace of a model under a device's policy: `panel.trace`.
 
-    `DtypeTrace(model, *inputs)` shows your own model next to the course's three. `panel.trace` is
-    what is shown. Traces are kept, so that the same choice shows at once; `recorded` are kept from
-    the start. What goes wrong in a model is told, and the view stays as it was.
+    `DtypeTrace(model, *inputs)` offers your own model as well as the course's three. What a model
+    raises is reported, and the view stays as it was. In a test: panel.dtype.value = torch.float16
+
+    recorded: traces by setting, so that these models need not run
     """
 
     title = "DtypeTrace: what did autocast decide?"
@@ -61,66 +56,50 @@ class DtypeTrace(Panel):
         names = [*self._models, *_COURSE]
         self.model = Menu(names[0], names, "model", "whose forward and backward pass is traced")
         faked = any(one.fake for one in recorded.values()) if recorded else is_fake("cuda")
-        cuda = "CUDA (fake: no GPU)" if faked else "CUDA"
-        self.policy = Menu(
-            "cpu",
-            [("CPU", "cpu"), (cuda, "cuda")],
-            "policy",
-            "the device whose rules autocast follows",
-        )
-        self.dtype = Menu(
-            torch.bfloat16,
-            [("bf16", torch.bfloat16), ("fp16", torch.float16), ("off", None)],
-            "autocast to",
-            "the lower dtype, or none",
-        )
-        self.phase = Menu(
-            "forward",
-            ["forward", "backward"],
-            "pass",
-            "the forward pass, or the gradients’ way back",
-        )
-        self.module = Menu(
-            "(model)",
-            ["(model)"],
-            "look into",
-            "the module whose ops are listed under the table",
-        )
+        policies = [("CPU", "cpu"), ("CUDA (fake: no GPU)" if faked else "CUDA", "cuda")]
+        tip = "the device whose rules autocast follows"
+        self.policy = Menu("cpu", policies, "policy", tip)
+        dtypes = [("bf16", torch.bfloat16), ("fp16", torch.float16), ("off", None)]
+        self.dtype = Menu(torch.bfloat16, dtypes, "autocast to", "the lower dtype, or none")
+        tip = "the forward pass, or the gradients’ way back"
+        self.phase = Menu("forward", ["forward", "backward"], "pass", tip)
+        tip = "the module whose ops are listed under the table"
+        self.module = Menu(ROOT, [ROOT], "look into", tip)
         super().__init__((self.model, self.policy), (self.dtype, self.phase), self.module)
 
     @classmethod
     def record(cls) -> list[Any]:
         """Trace the course's models at every setting, as data for a page, dtypes by name."""
         panel = cls()
-        traces = [astuple(panel._traced(*setting)) for setting in _SETTINGS]
+        traces = [astuple(panel._traced(setting)) for setting in _SETTINGS]
         return json.loads(json.dumps(traces, default=str))
 
     @classmethod
     def of(cls, data: Sequence[Any]) -> DtypeTrace:
-        """Return the panel of what `record` returned."""
+        """Return the panel that shows what `record` returned."""
         return cls(recorded=dict(zip(_SETTINGS, map(_trace_of, data), strict=True)))
 
-    def _traced(self, name: str, policy: str, dtype: torch.dtype | None) -> Record:
-        if (name, policy, dtype) not in self._traces:
-            # Gradients are on in here, whatever the cell around the panel does.
+    def _traced(self, setting: Setting) -> Record:
+        if setting not in self._traces:
+            name, policy, dtype = setting
+            # gradients are on in here, whatever the cell around the panel does
             with torch.inference_mode(False), torch.enable_grad():
                 if name not in self._models:
                     with torch.random.fork_rng():
-                        torch.manual_seed(_SEED)
+                        torch.manual_seed(0)
                         self._models[name] = _COURSE[name]()
-                model, inputs = self._models[name]
-                self._traces[name, policy, dtype] = run_trace(model, inputs, policy, dtype)
-        return self._traces[name, policy, dtype]
+                self._traces[setting] = run_trace(*self._models[name], policy, dtype)
+        return self._traces[setting]
 
     def update(self, control: Control | None) -> None:
-        """Show the trace that is chosen, or say what the model raised."""
+        """Show the chosen trace, or say what the model raised."""
         if control is not self.module:
             try:
-                self.trace = self._traced(self.model.value, self.policy.value, self.dtype.value)
+                self.trace = self._traced((self.model.value, self.policy.value, self.dtype.value))
             except (RuntimeError, TypeError, ValueError) as error:
                 self.refuse(error)
                 return
-            self.message = escape(told_notes(self.trace))
+            self.message = escape(notes_text(self.trace))
             rows = self.trace.modules
             if (paths := [row.path for row in rows]) != self.module.options:
                 self.module.options = paths
@@ -132,17 +111,17 @@ class DtypeTrace(Panel):
 def run_trace(
     model: nn.Module, inputs: tuple[Any, ...], policy: str, dtype: torch.dtype | None
 ) -> Record:
-    """Trace a model; what the trace raises is the caller's."""
-    from amp_course.autocast.trace import trace  # it runs models; the book shows what it found
+    """Trace a model; the book shows recorded traces, and has no torch to import this for."""
+    from amp_course.autocast.trace import trace
 
     return trace(model, *inputs, device_type=policy, dtype=dtype)
 
 
 def _trace_of(data: Any) -> Record:
-    """Make a trace again of its fields as JSON has them."""
+    """Return the trace whose fields these are, as JSON has them."""
     name, device_type, dtype, fake, ops, modules, notes = _unjson(data)
-    rows = tuple(ModuleRow(*one) for one in modules)
-    return Record(name, device_type, dtype, fake, tuple(Op(*one) for one in ops), rows, notes)
+    rows = tuple(ModuleRow(*row) for row in modules)
+    return Record(name, device_type, dtype, fake, tuple(Op(*op) for op in ops), rows, notes)
 
 
 def _unjson(value: Any) -> Any:

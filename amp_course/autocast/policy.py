@@ -1,7 +1,4 @@
-"""Hold what autocast did to each op, and compare it with the published lists.
-
-The rows come from `probe`, which runs the ops; here they are only sorted, compared and shown.
-"""
+"""What autocast did to each op, as `probe` found it, and how the published lists differ."""
 
 from __future__ import annotations
 
@@ -34,11 +31,9 @@ VERDICTS = {
 class Probed:
     """What autocast did to one op.
 
-    outputs: the dtype that came out for inputs of "fp32", of the "lower" dtype, and "mixed" (the
-             first one lower, the rest float32); None where the call raised, as many kernels do for
-             a dtype that they lack
-    message: what was raised, for a verdict of "refused" or "cannot run"; else what is worth a
-             remark, or empty
+    outputs: the dtype of the result for inputs in "fp32", in the "lower" dtype, and "mixed" (only
+             the first one lower); None if the call raised, as kernels do for dtypes that they lack
+    message: what was raised, if the verdict is "refused" or "cannot run"; else a remark, or empty
     """
 
     op: str
@@ -50,9 +45,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A place where a printed list says something else than the probe;
-    `listed` is "not listed" for an omission.
-    """
+    """An op whose printed verdict, `listed`, differs from the probe's; maybe "not listed"."""
 
     op: str
     listed: str
@@ -66,13 +59,11 @@ class Policy:
 
     device_type: str
     dtype: torch.dtype
-    fake: bool  # probed on fake tensors, for want of the device
+    fake: bool  # True if probed on fake tensors
     probed: dict[str, Probed] = field(repr=False)
 
     def __getitem__(self, op: str) -> Probed:
-        """Return one op's row. Raises KeyError, with the names that begin alike,
-        for an op that was not asked.
-        """
+        """Return an op's row. Raises KeyError, with similar names, if it was not probed."""
         if op not in self.probed:
             near = ", ".join(name for name in self.probed if name.startswith(op[:3]))
             raise KeyError(f"{op!r} was not probed; there is: {near or 'none that begins so'}")
@@ -89,22 +80,22 @@ class Policy:
         return [row.op for row in self if row.verdict == verdict]
 
     def disagreements(self, source: str = "text") -> list[Disagreement]:
-        """Return where a printed list says something else than the probe, and why, op by op.
+        """Return, op by op, where a printed list differs from the probe, and why.
 
         source: "text" for the two CUDA lists of a post of 2023-08-16 (see `published`), "reference"
-                for PyTorch's own reference of this kind of device. Ops that could not be run are no
-                disagreement: nothing is known of them.
+                for PyTorch's own reference of this kind of device. Ops that could not be run are
+                left out.
         Raises ValueError for another source, and for a reference that PyTorch has not printed.
         """
         lists = _lists(source, self.device_type)
         listed = {op: verdict for verdict, ops in lists.items() for op in ops}
         rows = []
         for row in self:
-            said = listed.get(row.op, "not listed")
-            agrees = row.verdict == said or (said == "not listed" and row.verdict == "unchanged")
+            printed = listed.get(row.op, "not listed")
+            agrees = row.verdict == (printed if printed != "not listed" else "unchanged")
             if not agrees and row.verdict != "cannot run":
                 why = _why(row, source, self.device_type)
-                rows.append(Disagreement(row.op, said, row.verdict, why))
+                rows.append(Disagreement(row.op, printed, row.verdict, why))
         return rows
 
     def __str__(self) -> str:
@@ -148,8 +139,8 @@ def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:
     )
 
 
-# What the rules below cannot know of an op on the CPU.
-_OF_ITS_OWN = {
+# explanations for ops on the CPU to which no rule of `_why` applies
+_CPU_EXCEPTIONS = {
     "_convolution": "PyTorch casts in its older signature; this call has the newer one, with "
     "allow_tf32",
     "GRUCell": "built from linear, which is cast; the hidden state stays float32, and so does "
@@ -162,19 +153,18 @@ _OF_ITS_OWN = {
 
 
 def _why(row: Probed, source: str, device_type: str) -> str:
-    if device_type == "cpu" and row.op in _OF_ITS_OWN:
-        return _OF_ITS_OWN[row.op]
+    if device_type == "cpu" and row.op in _CPU_EXCEPTIONS:
+        return _CPU_EXCEPTIONS[row.op]
     device = device_type.upper()
     if source == "text" and row.op in REFERENCE.get(device_type, {}).get(row.verdict, ()):
-        left_out, other = (
-            "the text leaves it out",
-            "the text's lists are CUDA's, the CPU has its own",
-        )
-        reason = left_out if device == "CUDA" else other
+        reason = "the text's lists are CUDA's, the CPU has its own"
+        if device == "CUDA":
+            reason = "the text leaves it out"
         return f"{reason}: PyTorch's reference has it under {row.verdict!r}"
     if row.verdict == "unchanged":
-        wrong, other = "the reference is wrong here", "the text's lists are CUDA's"
-        reason = wrong if source == "reference" else other
+        reason = "the text's lists are CUDA's"
+        if source == "reference":
+            reason = "the reference is wrong here"
         return f"{reason}: the {device} has no cast for it, so the inputs' dtypes decide"
     if has_autocast_kernel(row.op, device_type):
         return "PyTorch casts it, though its reference does not say so"

@@ -1,8 +1,7 @@
-"""Run ops under autocast and see what it did to each: nothing here is looked up in a list.
+"""Run ops under autocast to find out what it does to each, without looking into any list.
 
-Every op is called with float32 inputs, with inputs of the lower dtype and with a mixture, with
-autocast on and off. What came out and which casts were inserted tell the policy that it stands
-under. Autograd is not looked at.
+Every op is called with inputs in float32, in the lower dtype and mixed, with autocast on and off.
+The results' dtypes and the inserted casts show its policy. Autograd is not tested.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ from amp_course.kit.dtypes import dtype_name
 
 @dataclass
 class _Outcome:
-    """One call: the dtype that came out (the first kernel's where no float did), its casts,
-    or what it raised.
-    """
+    """One call: the result's dtype (of the first kernel's input without one), casts, and error."""
 
     dtype: torch.dtype | None = None
     casts: list[torch.dtype] = field(default_factory=list)
@@ -37,7 +34,7 @@ class _Outcome:
 
 
 class _Kernels(TorchDispatchMode):
-    """Note, below autocast, the dtypes that kernels are given, and each cast."""
+    """Note, below autocast, the dtypes of the kernels' inputs, and each cast."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,35 +42,33 @@ class _Kernels(TorchDispatchMode):
         self.casts: list[torch.dtype] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [
-            leaf
+        inputs = [
+            leaf.dtype
             for leaf in tree_leaves((args, kwargs))
             if isinstance(leaf, Tensor) and leaf.is_floating_point()
         ]
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default:
-            if out.dtype != args[0].dtype:
-                self.casts.append(out.dtype)
-        else:
-            self.dtypes += [leaf.dtype for leaf in given]
+        if func is not torch.ops.aten._to_copy.default:
+            self.dtypes += inputs
+        elif out.dtype != args[0].dtype:
+            self.casts.append(out.dtype)
         return out
 
 
 def _float_of(result: Any, kernels: list[torch.dtype]) -> torch.dtype | None:
-    """Return the first float dtype of a result, a complex one's part,
-    or else what the first kernel was given.
-    """
+    """Return a result's first float dtype, also of a complex part, else the first kernel's."""
     for leaf in tree_leaves(result):
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
             return leaf.dtype.to_real()
     return kernels[0] if kernels else None
 
 
-def _call(op: SampleCall, device_type: str, dtype: torch.dtype, given: str, on: bool) -> _Outcome:
-    order = iter([dtype] if given == "mixed" else [])
+def _call(op: SampleCall, device_type: str, dtype: torch.dtype, inputs: str, on: bool) -> _Outcome:
+    first = iter([dtype] if inputs == "mixed" else [])
+    rest = dtype if inputs == "lower" else torch.float32
 
     def make(values: Tensor) -> Tensor:
-        return values.to(next(order, torch.float32) if given != "lower" else dtype)
+        return values.to(next(first, rest))
 
     arguments, options = op.build(make, device_type)
     scope = region(device_type, dtype) if on else nullcontext()
@@ -103,9 +98,7 @@ def _verdict(on: dict[str, _Outcome], off: dict[str, _Outcome], dtype: torch.dty
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what old ops warn of, and what fake tensors log of a call that fails:
-    both are in the table.
-    """
+    """Silence the warnings of old ops and the logs of fake tensors: the table has the reasons."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -118,24 +111,23 @@ def _quiet() -> Iterator[None]:
 
 def probe_op(name: str, op: SampleCall, group: str, device_type: str, dtype: torch.dtype) -> Probed:
     """Call one op in every way and return its row."""
-    given = ("fp32", "lower", "mixed")
-    on = {how: _call(op, device_type, dtype, how, on=True) for how in given}
-    off = {how: _call(op, device_type, dtype, how, on=False) for how in given}
+    kinds = ("fp32", "lower", "mixed")
+    on = {inputs: _call(op, device_type, dtype, inputs, on=True) for inputs in kinds}
+    off = {inputs: _call(op, device_type, dtype, inputs, on=False) for inputs in kinds}
     verdict = _verdict(on, off, dtype)
     message = on["fp32"].error
     if verdict == "lower" and on["fp32"].dtype != dtype:
-        message = (
-            f"its products run in {dtype_name(dtype)}; a float32 input makes what comes out float32"
-        )
-    return Probed(name, group, verdict, {how: on[how].dtype for how in given}, message)
+        lower = dtype_name(dtype)
+        message = f"its products run in {lower}; a float32 input makes what comes out float32"
+    return Probed(name, group, verdict, {inputs: on[inputs].dtype for inputs in kinds}, message)
 
 
 def probe_policy(device_type: str, dtype: torch.dtype) -> Policy:
     """Run every op of `OPS` under autocast on a kind of device, and return what it did to each.
 
-    "cuda" is asked on fake tensors, with a GPU or without one: a call that no kernel is meant for,
-    such as that of `_grid_sampler_2d_cpu_fallback`, ends the process on a real one. An op that
-    cannot be run so is listed as such. The global random stream is not touched.
+    "cuda" is probed on fake tensors even if there is a GPU: there, calls that no kernel is meant
+    for, such as that of `_grid_sampler_2d_cpu_fallback`, end the process. An op that fake tensors
+    cannot run is listed as such. The global random stream is not touched.
 
     Raises ValueError for a device without autocast, and for a dtype other than bfloat16 and
     float16.

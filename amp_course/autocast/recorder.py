@@ -1,8 +1,8 @@
-"""Watch a model run: each op that really runs, with its dtypes and the module that called it.
+"""Record a model's run: each op that really runs, its dtypes, and the module that called it.
 
-A `TorchDispatchMode` sees the ops, below autocast and autograd, and numbers them for `call_stack`,
-which knows the operators above each. `nn.Module.__call__` is wrapped, so that the module at work is
-known. Neither touches a result. In the backward pass autograd's sequence numbers tell the module: a
+A `TorchDispatchMode` gets the ops below autocast and autograd, and numbers them for `call_stack`,
+which finds the operators above each. `nn.Module.__call__` is wrapped to know the current module.
+Neither changes a result. In the backward pass autograd's sequence numbers identify the module: a
 node of the graph belongs to the call during which it was made.
 """
 
@@ -26,12 +26,12 @@ from amp_course.kit.tensors import tensors_in
 
 @dataclass(frozen=True)
 class Ran:
-    """One op as it was seen when it ran; `casts.ops_of` completes `op` once its caller is known.
+    """One op that ran; `casts.ops_of` completes `op` once its caller is known.
 
-    node: autograd's node that ran it, by name and sequence number; made: the number of the node
-          that it made itself
-    weight: the parameter that it casts, if it is a cast; copy: the storage of what a cast returned;
-            read: storages that it read of such copies of weights
+    node:   name and sequence number of the autograd node that ran it
+    made:   sequence number of the node that it made
+    weight: id of the parameter that it casts, or 0; copy: storage of that cast's result, or 0
+    read:   storages of such copies that it read
     """
 
     op: Op
@@ -46,10 +46,11 @@ class Ran:
 
 @dataclass
 class Recorder:
-    """Collect what `ran` and the `calls` of modules while its `watch()` is open.
+    """Collect the ops that `ran` and the `calls` of modules while `watch()` is open.
 
-    fake: whether the model's tensors are fake; weights: {id: name} of the model's parameters
-    callers: who called each op, by its place in `ran`; they are known when `watch()` closes
+    fake:    True if the model's tensors are fake
+    weights: {id: name} of the model's parameters
+    callers: who called each op, by its place in `ran`; known when `watch()` closes
     """
 
     model: nn.Module
@@ -65,18 +66,17 @@ class Recorder:
         named = self.model.named_modules()
         self._paths = {id(module): path.replace("_orig_mod.", "") or ROOT for path, module in named}
         self._open: list[Call] = []
-        # by storage; the tensor keeps its storage from being reused
-        self._copies: dict[int, Tensor] = {}
+        self._copies: dict[int, Tensor] = {}  # by storage, which a living tensor keeps from reuse
         self._thread = threading.get_ident()
 
     @property
     def here(self) -> str:
-        """The path of the module at work."""
+        """The path of the current module."""
         return self._open[-1].module if self._open else ROOT
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record what this thread's models do inside."""
+        """Record what modules do in this thread."""
         original = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ class Recorder:
 
     @contextmanager
     def calling(self, path: str, kind: str, inputs: Any) -> Iterator[Call]:
-        """Note a call, and attribute to it whatever runs inside."""
+        """Record a call, and attribute to it whatever runs inside."""
         call = Call(path, kind, dtypes(tensors_in(inputs)), _sequence_number())
         self.calls.append(call)
         self._open.append(call)
@@ -109,7 +109,7 @@ class Recorder:
             call.end = _sequence_number()
 
     def note(self, function: Any, args: Any, result: Any) -> None:
-        """Write one op down."""
+        """Record an op."""
         name = function._schema.name.split("::")[-1]
         inputs, outputs = list(tensors_in(args)), list(tensors_in(result))
         node = torch._C._current_autograd_node() if self.phase == "backward" else None
@@ -118,7 +118,7 @@ class Recorder:
         copy = _storage(outputs[0]) if weight else 0
         if copy:
             self._copies[copy] = outputs[0]
-        graph = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+        graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         op = Op(
             self.phase,
             self.here if self._open or node is None else self._module_of(node),
@@ -143,14 +143,14 @@ class Recorder:
         )
 
     def _module_of(self, node: Any) -> str:
-        """Return the innermost call in which a node of the graph was made: it began last."""
+        """Return the innermost call in which a node was made: the one that began last."""
         number = node._sequence_nr()
         inside = [call for call in self.calls if call.start <= number < call.end]
         return inside[-1].module if inside else ROOT
 
 
 class _Dispatch(TorchDispatchMode):
-    """Run each op as it is, and let the recorder note it."""
+    """Run each op unchanged, and let the recorder note it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -164,12 +164,11 @@ class _Dispatch(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         recorder, options = self._recorder, kwargs or {}
-        if func.namespace == "prim":  # questions such as "on which device?", which fake tensors ask
+        if func.namespace == "prim":  # such as "on which device?", which fake tensors call
             return func(*args, **options)
         device_type = recorder.device_type
         if (key := _kernel_made_of_ops(func, args, device_type)) is not None:
-            # Its parts come here one by one, in the state of autocast that they have when nobody
-            # watches.
+            # its parts come here one by one, under the autocast state of an unrecorded run
             own = _has_kernel(func, f"Autocast{device_type.upper()}")
             torch.set_autocast_enabled(device_type, _autocast_was_on(device_type) and not own)
             try:
@@ -178,8 +177,10 @@ class _Dispatch(TorchDispatchMode):
             finally:
                 torch.set_autocast_enabled(device_type, False)
         with marked(len(recorder.ran)):
-            run = without_device if recorder.fake else _run
-            result = run(func, args, options)
+            if recorder.fake:
+                result = without_device(func, args, options)
+            else:
+                result = func(*args, **options)
         recorder.note(func, (args, options), result)
         return result
 
@@ -187,21 +188,15 @@ class _Dispatch(TorchDispatchMode):
 def _kernel_made_of_ops(
     func: Any, args: tuple[Any, ...], device_type: str
 ) -> torch._C.DispatchKey | None:
-    """Return the key of an op's kernel that only calls other ops;
-    None for an op that computes something itself.
-    """
+    """Return the key of the kernel of an op that only calls others; None if it computes itself."""
     if any(isinstance(value, Tensor) and value.is_nested for value in args):
         return None
     if func is torch.ops.aten._transformer_encoder_layer_fwd.default:  # the encoder's fast path
         key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, device_type.upper())
         return key
-    # Autograd takes such ops apart; inference_mode passes them on whole.
+    # autograd splits such ops into their parts; inference_mode does not
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return composite if _has_kernel(func, composite.name) else None
-
-
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
 
 
 def _has_kernel(func: Any, key: str) -> bool:
@@ -209,7 +204,7 @@ def _has_kernel(func: Any, key: str) -> bool:
 
 
 def _autocast_was_on(device_type: str) -> bool:
-    """Return True if autocast was on when Python called the operator; below autocast it is off."""
+    """Return True if autocast was on when Python called the operator: below autocast it is off."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         return torch.is_autocast_enabled(device_type)
 
@@ -220,9 +215,7 @@ def _sequence_number() -> int:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return an address that a tensor and its views share;
-    0 for one without a storage of its own, such as a sparse one.
-    """
+    """Return an address that a tensor and its views share; 0 without a storage (sparse ones)."""
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):

@@ -1,6 +1,4 @@
-"""What a trace consists of: ops, calls of modules, a row for each module,
-and the names of dtypes.
-"""
+"""What a trace consists of: ops, calls of modules, and a row for each module."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# the module path of the model itself, and of the loss that came with it
-ROOT, LOSS = ("(model)", "(loss)")
+ROOT, LOSS = ("(model)", "(loss)")  # the module paths of the model itself and of its loss
 Phase = Literal["forward", "backward"]
 CastBy = Literal["", "autocast", "model", "op", "gradient"]
 
@@ -22,15 +19,15 @@ CastBy = Literal["", "autocast", "model", "op", "gradient"]
 class Op:
     """One op that ran.
 
-    module: the path of the module that called it; op: what ran; inputs, outputs: dtypes of its
-            tensors
-    call: the operator that Python called, such as "matmul" for `@`; in the backward pass the node
-          of autograd's graph
-    cast: who made it, if it is a cast: "autocast"; "model" for `.float()` and the like; "op" if the
-          called operator casts on its own account, as `softmax(dtype=…)` does; "gradient" for
-          autograd's way back through a cast of autocast's
-    source: what was cast, a weight's name or "activation"; bytes: the size of the copy that this
-            made
+    module: the path of the module that called it
+    call:   the operator that Python called, such as "matmul" for `@`; in the backward pass the node
+            of autograd's graph
+    op:     what ran
+    inputs, outputs: dtypes of its tensors
+    cast:   if it is a cast, who made it: "autocast"; "model" for `.float()` and the like; "op" if
+            the called operator casts itself, as `softmax(dtype=…)` does; "gradient" for autograd's
+            way back through a cast of autocast's
+    source: what was cast, a weight's name or "activation"; bytes: the size of the copy
     reused: weights whose copy already existed, from an earlier use in this region
     """
 
@@ -49,7 +46,7 @@ class Op:
 
 @dataclass
 class Call:
-    """One call of a module: dtypes of all tensors that went in and came out."""
+    """One call of a module: the dtypes of all its inputs and outputs."""
 
     module: str
     kind: str
@@ -61,13 +58,13 @@ class Call:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """What happened in one module: in its own forward, not in that of the modules inside it.
+    """What happened in one module, without the modules inside it.
 
-    inputs, outputs: the float dtypes that went in and came out, over all `calls`, each once
-    casts, cast_bytes: the casts that autocast inserted before its ops; reused: how often a weight
-                       came from the cache
-    computed: the dtypes that its backward ops returned; back_casts, back_bytes: gradients cast on
-              their way back
+    inputs, outputs:        float dtypes of all `calls`, each once
+    casts, cast_bytes:      the casts that autocast inserted before its ops
+    reused:                 how often a weight came from the cache
+    computed:               dtypes of the results of its backward ops
+    back_casts, back_bytes: the casts of gradients on their way back
     """
 
     path: str
@@ -85,12 +82,11 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Record:
-    """What a model did under autocast, as data: iterate over its ops, or ask for a module:
-    `record["linear1"]`.
+    """What a model did under autocast: iterate over its ops, or look up `record["linear1"]`.
 
-    dtype: what autocast lowered to, None for off; fake: traced on fake tensors, because this
-           machine lacks the device
-    notes: what is worth knowing, such as why there is no backward pass
+    dtype: what autocast lowered to, None for off
+    fake:  True if traced on fake tensors, because this machine lacks the device
+    notes: such as why there is no backward pass
     """
 
     name: str
@@ -105,29 +101,24 @@ class Record:
         return iter(self.ops)
 
     def __getitem__(self, path: str) -> ModuleRow:
-        """Return a module's row. Raises KeyError, with the paths that there are,
-        for one that was not called.
-        """
-        for row in self.modules:
-            if row.path == path:
-                return row
-        there = ", ".join(row.path for row in self.modules)
-        raise KeyError(f"no module {path!r} was called; there are: {there}")
+        """Return a module's row. Raises KeyError, with the known paths, if it was not called."""
+        rows = {row.path: row for row in self.modules}
+        if path not in rows:
+            raise KeyError(f"no module {path!r} was called; there are: {', '.join(rows)}")
+        return rows[path]
 
     def of(self, path: str, phase: Phase = "forward") -> list[Op]:
         """Return the ops of one module in the order in which they ran."""
         return [op for op in self.ops if op.module == path and op.phase == phase]
 
     def casts(self, phase: Phase = "forward") -> list[Op]:
-        """Return the casts that autocast inserted; for "backward", the gradients' way back through
-        them.
+        """Return the casts that autocast inserted or, for "backward", those of their gradients.
 
-        A checkpoint runs part of the forward pass again during the backward pass: its casts belong
-        to the first kind.
+        If a checkpoint repeats a part of the forward pass during the backward pass, its casts
+        belong to the first kind.
         """
-        return [
-            op for op in self.ops if op.cast == ("autocast" if phase == "forward" else "gradient")
-        ]
+        kind = "autocast" if phase == "forward" else "gradient"
+        return [op for op in self.ops if op.cast == kind]
 
     def cast_bytes(self, phase: Phase = "forward") -> int:
         """Return the bytes of the copies that these casts made."""
@@ -135,14 +126,12 @@ class Record:
 
     @property
     def recomputed(self) -> list[Op]:
-        """The casts that autocast inserted during the backward pass,
-        where a checkpoint recomputed its forward pass.
-        """
+        """The casts that autocast inserted while a checkpoint recomputed its forward pass."""
         return [op for op in self.casts() if op.phase == "backward"]
 
     @property
     def has_backward(self) -> bool:
-        """Whether the backward pass was traced."""
+        """True if the backward pass was traced."""
         return any(op.phase == "backward" for op in self.ops)
 
 
@@ -153,9 +142,8 @@ def dtypes(tensors: Iterable[Tensor]) -> tuple[torch.dtype, ...]:
 
 def floats(found: Iterator[torch.dtype]) -> tuple[torch.dtype, ...]:
     """Return the float and complex dtypes among some, each once, in order."""
-    return tuple(
-        dict.fromkeys(dtype for dtype in found if dtype.is_floating_point or dtype.is_complex)
-    )
+    kept = (dtype for dtype in found if dtype.is_floating_point or dtype.is_complex)
+    return tuple(dict.fromkeys(kept))
 
 
 def module_rows(

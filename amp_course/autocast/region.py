@@ -1,9 +1,9 @@
-"""Open an autocast region on any device, even on one that is not there.
+"""Open an autocast region on any device, even on one that this machine lacks.
 
-`torch.autocast("cuda")` on a machine with no GPU warns and switches itself off. Its policy is
-compiled into every build of PyTorch anyway: with autocast's state set directly and fake CUDA
-tensors (a device, a shape and a dtype, no memory), each op goes through the casts that it would get
-on a GPU. Nothing is computed, so dtypes can be seen so and values cannot.
+On a machine without a GPU `torch.autocast("cuda")` warns and switches itself off. But its policy is
+compiled into every build of PyTorch: with autocast's state set directly and fake CUDA tensors (a
+device, a shape and a dtype, but no memory), each op gets the casts that it would get on a GPU.
+Nothing is computed: this shows dtypes, not values.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ LOWER_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def is_fake(device_type: str) -> bool:
-    """Return True if tensors of this kind of device can only be faked here:
-    "cuda" without a GPU → True.
-    """
+    """Return True if this kind of device can only be faked here: "cuda" without a GPU."""
     return device_type == "cuda" and not torch.cuda.is_available()
 
 
 @contextmanager
 def stage(device_type: str, *, fake: bool | None = None) -> Iterator[FakeTensorMode | None]:
-    """Let tensors of a kind of device be made inside: real ones where it is at hand, else fake
-    ones, or as `fake` says.
+    """Allow tensors on a kind of device: real ones if the machine has it, else fake ones.
 
-    Gradients are off among fake ones. Autograd asks for the device's own runtime, and where there
-    is none PyTorch does not raise: it ends the process. Attention and convolutions take the kernels
-    that do not ask for a GPU's properties: a CUDA build of PyTorch would look for a driver
-    otherwise.
+    fake: True or False to choose
+
+    Fake tensors have no gradients: autograd needs the device's runtime, and without one PyTorch
+    does not raise but ends the process. Attention and convolutions use kernels that do not query a
+    GPU's properties, for which a CUDA build of PyTorch would look for a driver.
     """
     if not (is_fake(device_type) if fake is None else fake):
         yield None
         return
     cudnn = torch._C._get_cudnn_enabled()
-    torch._C._set_cudnn_enabled(False)  # not `cudnn.flags`, which sets four other switches as well
+    torch._C._set_cudnn_enabled(False)  # `cudnn.flags` would set four other switches as well
     try:
         with FakeTensorMode() as mode, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             yield mode
@@ -51,17 +49,14 @@ def stage(device_type: str, *, fake: bool | None = None) -> Iterator[FakeTensorM
 def region(
     device_type: str, dtype: torch.dtype, *, enabled: bool = True, cache_enabled: bool = True
 ) -> Iterator[None]:
-    """Autocast what runs inside, as `torch.autocast(device_type, dtype)` does, for fake CUDA
-    tensors too.
+    """Autocast what runs inside, as `torch.autocast(device_type, dtype)` does, even fake tensors.
 
-    Among fake tensors weights are cast again at each use: there the cache is off, whatever
-    `cache_enabled` says.
+    Fake weights are cast at each use: for them the cache is off, whatever `cache_enabled` says.
 
-    Raises ValueError for a kind of device that has no autocast here and for a dtype that is not
-    bfloat16 or float16: `torch.autocast` itself only warns for such a dtype and switches itself
-    off.
-    Example: with region("cuda", torch.float16): (a @ b).dtype → torch.float16, with a and b made on
-             a `stage("cuda")`
+    Raises ValueError for a kind of device without autocast, and for a dtype other than bfloat16 and
+    float16, for which `torch.autocast` only warns and switches itself off.
+    Example: with region("cuda", torch.float16): (a @ b).dtype → torch.float16, if a and b are made
+             on a `stage("cuda")`
     """
     check_region(device_type, dtype)
     if not is_fake(device_type):
@@ -75,15 +70,14 @@ def region(
     )
     torch.set_autocast_enabled(device_type, enabled)
     torch.set_autocast_dtype(device_type, dtype)
-    # Subtle: a weight is cast for the cache with gradients on, even under no_grad; see `stage` for
-    #         what that does.
+    # subtle: the cache casts weights with gradients on, even under no_grad, which fake tensors do
+    # not survive; see `stage`
     torch.set_autocast_cache_enabled(False)
     torch.autocast_increment_nesting()
     try:
         yield
     finally:
-        # Only the outermost region drops the cast weights: that is what lets nested regions share
-        # them.
+        # nested regions share the cast weights, so only the outermost drops them
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
         torch.set_autocast_enabled(device_type, before[0])
@@ -94,8 +88,7 @@ def region(
 def check_region(device_type: str, dtype: torch.dtype) -> None:
     """Raise ValueError, naming cause and fix, for a device or dtype that `region` cannot serve."""
     try:
-        # A number, as in "cuda:0", is for tensors: autocast's state is one for all devices of a
-        # kind.
+        # "cuda:0" is for tensors: all devices of a kind share one autocast state
         available = device_type == "cuda" or (
             ":" not in device_type and torch.amp.is_autocast_available(device_type)
         )
@@ -109,6 +102,5 @@ def check_region(device_type: str, dtype: torch.dtype) -> None:
     if dtype not in LOWER_DTYPES:
         raise ValueError(
             f"autocast lowers to torch.bfloat16 or torch.float16, and you asked for {dtype}: pass "
-            f"one of the two. "
-            "For full precision leave autocast off."
+            "one of the two. For full precision leave autocast off."
         )

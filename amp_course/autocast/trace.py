@@ -1,7 +1,6 @@
-"""Trace a model under autocast: which dtype each op ran in, and which casts autocast inserted,
-forward and backward.
+"""Trace any model under autocast, forward and backward: each op's dtype, and inserted casts.
 
-The model may be anybody's. It is run once, on clones of the inputs, and left as it was found.
+The model is run once, on clones of the inputs, and restored.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from amp_course.autocast.casts import ops_of
-from amp_course.autocast.isolation import cloned, moved_copy, no_device_asked, restored
+from amp_course.autocast.isolation import cloned, methods_without_device, moved_copy, restored
 from amp_course.autocast.recorder import Recorder
 from amp_course.autocast.records import LOSS, Record, dtypes, module_rows
 from amp_course.autocast.region import check_region, is_fake, region, stage
@@ -25,9 +24,7 @@ from amp_course.kit.tensors import tensors_in
 
 
 class TraceError(RuntimeError):
-    """The model raised while it was traced; `trace` holds what had run by then,
-    and `__cause__` what was raised.
-    """
+    """The model raised while traced: `trace` is what had run, `__cause__` what was raised."""
 
     def __init__(self, message: str, trace: Trace) -> None:
         super().__init__(message)
@@ -53,24 +50,23 @@ def trace(
     backward: bool = True,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Run `model(*inputs, **kwargs)` once under autocast, then its backward pass, and write down
-    every op.
+    """Run `model(*inputs, **kwargs)` once under autocast, then its backward pass; record every op.
 
     device_type: whose policy; None for that of the model's device. If the model is elsewhere, a
-                 copy of it is traced on that device, and on fake tensors for "cuda" without a GPU:
-                 then dtypes are seen, values and the backward pass are not.
+                 copy of it is traced on that device or, for "cuda" without a GPU, on fake tensors,
+                 which have dtypes but no values and no backward pass.
     dtype: what autocast lowers to; None traces without autocast
     loss: output → scalar, computed inside the region; without one, the backward pass starts from
           ones in each float output
 
     The model's weights, `.grad`, buffers and training mode, the inputs, the random state and
-    autocast's are as before. Weights that forward itself overwrites, and plain Python attributes
-    that it sets, are not put back. Compiled code runs uncompiled, and `notes` says so.
+    autocast's are restored. Weights that forward itself overwrites, and plain Python attributes
+    that it sets, are not. Compiled code runs uncompiled, and `notes` says so.
 
-    Raises TypeError for what is no nn.Module and for a loss that cannot be called; ValueError for a
-    device or dtype without autocast, for tensors on several devices or on "meta", and for a loss
-    that is no scalar; RuntimeError inside a profiler; TraceError, with what had run, if the model
-    or the loss raises.
+    Raises TypeError for anything but an nn.Module and for a loss that cannot be called; ValueError
+    for a device or dtype without autocast, for tensors on several devices or on "meta", and for a
+    loss that is not a scalar; RuntimeError inside a profiler; TraceError, with what had run, if the
+    model or the loss raises.
     Example: trace(SimpleNet(8), torch.randn(2, 8))["linear2"].inputs → (torch.bfloat16,)
     """
     _check_arguments(model, loss)
@@ -88,7 +84,7 @@ def trace(
         stack.enter_context(stage(device_type))
         trained = {path for path, weight in model.named_parameters() if weight.requires_grad}
         if fake:
-            stack.enter_context(no_device_asked())
+            stack.enter_context(methods_without_device())
         if fake or place not in (None, device_type):
             model, arguments = moved_copy(model, arguments, device_type, fake)
         else:
@@ -100,14 +96,13 @@ def trace(
 
         def so_far() -> Trace:
             ops = tuple(ops_of(recorder, dtype, cached))
-            told = (COMPILED, *notes) if compiled or compiled_ran() else tuple(notes)
-            return Trace(
-                name, device_type, dtype, fake, ops, module_rows(recorder.calls, ops, name), told
-            )
+            rows = module_rows(recorder.calls, ops, name)
+            said = (COMPILED, *notes) if compiled or compiled_ran() else tuple(notes)
+            return Trace(name, device_type, dtype, fake, ops, rows, said)
 
         try:
             stack.callback(torch.clear_autocast_cache)
-            # of the region around this call, if any: else its casts would be missing here
+            # casts that a region around this call has cached would be missing here
             torch.clear_autocast_cache()
             with (
                 recorder.watch(),
@@ -129,7 +124,7 @@ def trace(
                 recorder.phase, doing = "backward", f"the backward pass of {name}"
                 ones = [torch.ones_like(start) for start in starts]
                 with recorder.watch(), region(device_type, dtype or torch.bfloat16, enabled=False):
-                    # Not `backward()`, which would add to the model's own `.grad`.
+                    # `backward()` would add to the model's own `.grad`
                     torch.autograd.grad(starts, leaves, ones, allow_unused=True)
         except _BadLoss:
             raise
@@ -147,8 +142,8 @@ def _check_arguments(model: Any, loss: Any) -> None:
     if loss is not None and not callable(loss):
         raise TypeError(
             f"loss is a function from the model's output to a scalar, and you passed "
-            f"{_a(type(loss).__name__)}: write, for "
-            "example, loss=lambda output: F.mse_loss(output, target)."
+            f"{_a(type(loss).__name__)}: write, for example, "
+            "loss=lambda output: F.mse_loss(output, target)."
         )
     if torch.autograd._profiler_enabled():
         raise RuntimeError(
@@ -162,13 +157,11 @@ def _a(name: str) -> str:
 
 
 class _BadLoss(ValueError):
-    """What `loss` gave is nothing that a backward pass can start from."""
+    """A loss that no backward pass can start from."""
 
 
 def _one_device(model: nn.Module, arguments: Any) -> str | None:
-    """Return the kind of device that the model and the inputs are on;
-    None if there is no tensor at all.
-    """
+    """Return the kind of device of the model and the inputs; None if there is no tensor."""
     groups = {
         "the model": [*model.parameters(), *model.buffers()],
         "the inputs": tensors_in(arguments),
@@ -179,14 +172,14 @@ def _one_device(model: nn.Module, arguments: Any) -> str | None:
         raise ValueError(
             "a tensor is on the 'meta' device, which has no autocast, in "
             f"{' and '.join(who for who, devices in where.items() if 'meta' in devices)}: make it "
-            f"on 'cpu' (trace runs it once)."
+            "on 'cpu' (trace runs it once)."
         )
     if len(found) > 1:
-        held = "; ".join(
+        places = "; ".join(
             f"{who} on {', '.join(sorted(devices))}" for who, devices in where.items() if devices
         )
         raise ValueError(
-            f"tensors are on several devices ({held}): bring all to one with .to(device)."
+            f"tensors are on several devices ({places}): bring all to one with .to(device)."
         )
     return next(iter(found), None)
 
@@ -223,15 +216,14 @@ def _no_backward(wanted: bool, fake: bool, starts: list[Tensor], leaves: list[Te
 
 
 def _node_names(starts: Iterable[Tensor]) -> set[str]:
-    """Return the names of all nodes in autograd's graph under some tensors."""
-    waiting, known, names = [tensor.grad_fn for tensor in starts], set(), set()
-    while waiting:
-        node = waiting.pop()
+    """Return the names of all nodes of the autograd graph that made some tensors."""
+    queue, known = [tensor.grad_fn for tensor in starts], set()
+    while queue:
+        node = queue.pop()
         if node is not None and node not in known:
             known.add(node)
-            names.add(node.name())
-            waiting += [following for following, _ in node.next_functions]
-    return names
+            queue += [following for following, _ in node.next_functions]
+    return {node.name() for node in known}
 
 
 def _explained(error: Exception, recorder: Recorder, doing: str) -> str:

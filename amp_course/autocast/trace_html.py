@@ -1,6 +1,4 @@
-"""Show a trace: as text, as a table in a notebook, and as what `DtypeTrace` shows.
-Data in, strings out.
-"""
+"""Write a trace as text, as a notebook's table, and as what `DtypeTrace` shows."""
 
 from __future__ import annotations
 
@@ -11,35 +9,32 @@ import torch
 
 from amp_course.autocast.records import ModuleRow, Op, Phase, Record
 from amp_course.kit.colours import FORMAT_COLOURS
+from amp_course.kit.panel_parts import cells, scrolling, status, table, view
 from amp_course.kit.svg import FAINT, GRID, INK
 from amp_course.kit.table import text_table
 from amp_course.kit.tensors import short
 
 _CELL = "text-align:left;padding:2px 9px 2px 0;vertical-align:top;white-space:nowrap"
-_MOST_OPS = 60  # that are listed of one module
-_OTHER = "#888888"  # the colour of a dtype that the course has none for
+_MOST_OPS = 60  # of one module that are listed
+_OTHER = "#888888"  # the colour of dtypes without one of their own
 
 
 def trace_text(trace: Record) -> str:
     """Return a trace as a table in plain text, one line a module, with the totals under it."""
-    head = ["module", "kind", "in", "out", "casts", "bytes", "reused"]
-    lines = []
+    head = "module kind in out casts bytes reused" + " grads back" * trace.has_backward
+    rows = [head.split()]
     for row in trace.modules:
         name = row.path + (f" ×{row.calls}" if row.calls > 1 else "")
         numbers = map(_number, (row.casts, row.cast_bytes, row.reused))
-        lines.append([name, row.kind, _names(row.inputs), _names(row.outputs), *numbers])
-    if trace.has_backward:
-        head += ["grads", "back"]
-        for line, row in zip(lines, trace.modules, strict=True):
-            line += [_names(row.computed), str(row.back_casts or "")]
-    table = text_table([head, *lines], right={"casts", "bytes", "reused", "back"})
-    return "\n".join([heading(trace), table, *_ending(trace)])
+        rows.append([name, row.kind, _names(row.inputs), _names(row.outputs), *numbers])
+        if trace.has_backward:
+            rows[-1] += [_names(row.computed), str(row.back_casts or "")]
+    modules = text_table(rows, right={"casts", "bytes", "reused", "back"})
+    return "\n".join([heading(trace), modules, *_ending(trace)])
 
 
 def trace_table(trace: Record) -> str:
-    """Return a trace as the HTML of a notebook: its modules forward,
-    and backward if there is that.
-    """
+    """Return a trace as the HTML of a notebook: its modules forward and, if traced, backward."""
     backward = module_table(trace, "backward") if trace.has_backward else ""
     ending = "<br>".join(escape(line) for line in _ending(trace))
     return (
@@ -48,7 +43,7 @@ def trace_table(trace: Record) -> str:
     )
 
 
-def told_notes(trace: Record) -> str:
+def notes_text(trace: Record) -> str:
     """Return a trace's notes as one line, each with a capital letter."""
     return "; ".join(note[:1].upper() + note[1:] for note in trace.notes)
 
@@ -61,33 +56,23 @@ def heading(trace: Record) -> str:
 
 
 def panel_html(trace: Record, phase: Phase, selected: str) -> str:
-    """Return the panel's HTML: totals, the modules in one direction,
-    and the ops of the selected one.
-    """
-    return (
-        f'<div style="color:{INK};line-height:1.5"><div role="status" '
-        f'aria-live="polite">{_totals(trace, phase)}</div>'
-        f"{module_table(trace, phase, selected)}{_ops_table(trace, phase, selected)}</div>"
+    """Return the panel's HTML: totals, the modules in one direction, the selected one's ops."""
+    return view(
+        status(_totals(trace, phase)),
+        module_table(trace, phase, selected),
+        _ops_table(trace, phase, selected),
     )
 
 
 def module_table(trace: Record, phase: Phase, selected: str = "") -> str:
-    """Return one row a module: forward, the dtypes at its door;
-    backward, those that its gradients were computed in.
-    """
+    """Return a row for each module: its dtypes forward, or those of its gradients backward."""
     forward = phase == "forward"
-    head = (
-        ("module", "kind", "in → out", "casts", "bytes", "reused")
-        if forward
-        else ("module", "kind", "gradients in", "cast back", "bytes")
-    )
+    head = ["module", "kind", "gradients in", "cast back", "bytes"]
+    if forward:
+        head = ["module", "kind", "in → out", "casts", "bytes", "reused"]
     most = max((_bytes(row, forward) for row in trace.modules), default=0)
-    rows = "".join(_module_row(row, forward, most, row.path == selected) for row in trace.modules)
-    return (
-        f'<div style="overflow-x:auto"><table aria-label="modules, {phase}" '
-        f'style="border-collapse:collapse;margin:4px 0"><thead><tr style="border-bottom:1px solid '
-        f'{GRID}">{_head(head)}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    rows = (_module_row(row, forward, most, row.path == selected) for row in trace.modules)
+    return scrolling(table(f"modules, {phase}", head, rows, _CELL))
 
 
 def chips(dtypes: Sequence[torch.dtype]) -> str:
@@ -99,35 +84,28 @@ def chips(dtypes: Sequence[torch.dtype]) -> str:
 
 def chip(name: str) -> str:
     """Return a format's name as a framed label in its colour. Example: "fp16" """
+    colour = FORMAT_COLOURS.get(name, _OTHER)
     return (
-        '<span style="display:inline-block;min-width:2.5em;text-align:center;padding:0 '
-        "2px;border-radius:3px;"
-        f"border:1px solid "
-        f'{FORMAT_COLOURS.get(name, _OTHER)};border-left-width:7px">{escape(name)}</span>'
+        '<span style="display:inline-block;min-width:2.5em;text-align:center;padding:0 2px;'
+        f'border-radius:3px;border:1px solid {colour};border-left-width:7px">{escape(name)}</span>'
     )
 
 
 def _module_row(row: ModuleRow, forward: bool, most: int, selected: bool) -> str:
-    depth = row.path.count(".") + (not row.path.startswith("("))
     steps = row.path.split(".")
+    depth = len(steps) - row.path.startswith("(")
     # in a list of modules, "blocks.0" says more than "0"
     last = steps[-2:] if steps[-1].isdigit() else steps[-1:]
     name = escape(".".join(last)) + (f" × {row.calls}" if row.calls > 1 else "")
-    mark = "▸ " if selected else ""
-    path = (
-        f'<span title="{escape(row.path)}" '
-        f'style="margin-left:{depth * 0.8:.1f}em">{mark}{name}</span>'
-    )
-    cells = [path, escape(row.kind)]
+    mark, weight = ("▸ ", "font-weight:bold;") if selected else ("", "")
+    indent = f"margin-left:{depth * 0.8:.1f}em"
+    path = f'<span title="{escape(row.path)}" style="{indent}">{mark}{name}</span>'
+    bar = _bar(_bytes(row, forward), most)
+    values = [chips(row.computed), _number(row.back_casts), bar]
     if forward:
-        cells += [f"{chips(row.inputs)} → {chips(row.outputs)}", _number(row.casts)]
-    else:
-        cells += [chips(row.computed), _number(row.back_casts)]
-    cells.append(_bar(_bytes(row, forward), most))
-    if forward:
-        cells.append(_number(row.reused))
-    weight = "font-weight:bold;" if selected else ""
-    return "<tr>" + "".join(f'<td style="{weight}{_CELL}">{cell}</td>' for cell in cells) + "</tr>"
+        names = f"{chips(row.inputs)} → {chips(row.outputs)}"
+        values = [names, _number(row.casts), bar, _number(row.reused)]
+    return cells([path, escape(row.kind), *values], weight + _CELL)
 
 
 def _bytes(row: ModuleRow, forward: bool) -> int:
@@ -142,28 +120,23 @@ def _bar(size: int, most: int) -> str:
     if not size:
         return ""
     width = max(1, round(48 * size / most))
-    bar = (
-        f'<span aria-hidden="true" '
-        f'style="display:inline-block;width:{width}px;height:0.7em;background:{FAINT}"></span>'
-    )
-    return f"{bar} {size:,}"
+    style = f"display:inline-block;width:{width}px;height:0.7em;background:{FAINT}"
+    return f'<span aria-hidden="true" style="{style}"></span> {size:,}'
 
 
 def _totals(trace: Record, phase: Phase) -> str:
     if phase == "backward" and not trace.has_backward:
-        return escape(told_notes(trace)) or "No backward pass."
-    casts = trace.casts(phase)
-    weights = sum(op.source != "activation" for op in casts)
-    reused = sum(row.reused for row in trace.modules)
+        return escape(notes_text(trace)) or "No backward pass."
+    casts, size = trace.casts(phase), f"<b>{trace.cast_bytes(phase):,}</b> bytes"
     if phase == "backward":
-        said = (
-            f"<b>{len(casts)}</b> gradient{'s' * (len(casts) != 1)} cast back, "
-            f"<b>{trace.cast_bytes(phase):,}</b> bytes"
-        )
+        gradients = "gradient" if len(casts) == 1 else "gradients"
+        said = f"<b>{len(casts)}</b> {gradients} cast back, {size}"
     else:
+        weights = sum(op.source != "activation" for op in casts)
+        reused = sum(row.reused for row in trace.modules)
         said = (
             f"<b>{len(casts)}</b> {_casts(len(casts))} inserted ({weights} of weights, "
-            f"{len(casts) - weights} of activations), <b>{trace.cast_bytes(phase):,}</b> bytes; "
+            f"{len(casts) - weights} of activations), {size}; "
             f"{reused} {_casts(reused)} of weights saved by the cache"
         )
     return f"{escape(heading(trace))}: {said}."
@@ -178,21 +151,21 @@ def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
     if not ops:
         none = f"{escape(selected)}: no op of its own in the {phase} pass."
         return f'<div style="color:{FAINT}">{none}</div>'
-    rows = "".join(
-        f'<tr><td style="{_CELL}">{escape(op.call)}</td><td style="{_CELL}">{escape(op.op)}</td>'
-        f'<td style="{_CELL}">{chips(_once(op.inputs))} → {chips(_once(op.outputs))}</td>'
-        f'<td style="{_CELL};white-space:normal">{escape(_remark(op))}</td></tr>'
+    rows = (
+        cells([escape(op.call), escape(op.op), _in_and_out(op)], _CELL)
+        + cells([escape(_remark(op))], f"{_CELL};white-space:normal")
         for op in ops[:_MOST_OPS]
     )
-    more = f"<div>… and {len(ops) - _MOST_OPS:,} more ops</div>" if len(ops) > _MOST_OPS else ""
     called = "called" if phase == "forward" else "node of the graph"
-    head = _head((called, "op that ran", "in → out", ""))
-    return (
-        f'<div style="overflow-x:auto;border-top:1px solid {GRID};margin-top:6px"><table '
-        f'aria-label="ops of {escape(selected)}, {phase}" '
-        f'style="border-collapse:collapse;margin:4px 0">'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
-    )
+    head, label = (called, "op that ran", "in → out", ""), f"ops of {escape(selected)}, {phase}"
+    more = f"<div>… and {len(ops) - _MOST_OPS:,} more ops</div>" if len(ops) > _MOST_OPS else ""
+    shown = table(label, head, rows, _CELL, ruled=False) + more
+    return scrolling(shown, f";border-top:1px solid {GRID};margin-top:6px")
+
+
+def _in_and_out(op: Op) -> str:
+    inputs, outputs = (list(dict.fromkeys(dtypes)) for dtypes in (op.inputs, op.outputs))
+    return f"{chips(inputs)} → {chips(outputs)}"
 
 
 def _remark(op: Op) -> str:
@@ -205,14 +178,6 @@ def _remark(op: Op) -> str:
     if op.cast:
         return f"cast of {op.source}, {who[op.cast]}, {op.bytes:,} bytes"
     return f"{', '.join(op.reused)} from the cache" if op.reused else ""
-
-
-def _head(names: Sequence[str]) -> str:
-    return "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in names)
-
-
-def _once(dtypes: Sequence[torch.dtype]) -> tuple[torch.dtype, ...]:
-    return tuple(dict.fromkeys(dtypes))
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:

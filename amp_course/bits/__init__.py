@@ -1,6 +1,4 @@
-"""Chapter 01: number formats as data, their patterns read and written one by one,
-tensors rounded into any of them.
-"""
+"""Chapter 01: number formats as data, their bit patterns, and rounding tensors into them."""
 
 from amp_course.bits.formats import (
     BF16,

@@ -1,5 +1,4 @@
-"""Number formats as data, and what follows from them: the only place that spells out a format's
-constants.
+"""Number formats as data: the only place that spells out a format's constants.
 
 A format is a sign bit, exponent bits and significand bits, a bias, and a rule for its special
 patterns. Largest value, smallest value and spacing all follow. No arithmetic here: `scalar.py`
@@ -51,21 +50,21 @@ class FloatFormat:
             raise ValueError(
                 f"{self.name}: unknown specials {self.specials!r}: choose “ieee”, “fn” or “finite”"
             )
-        # with inf and NaN in one exponent field, there has to be another, and a bit to tell them
-        # apart
+        # inf and NaN share one exponent field, so numbers need another; a significand bit
+        # distinguishes the two
         limits = {
             "exponent_bits": (1 if self.specials == "finite" else 2, WIDEST_EXPONENT),
             "significand_bits": (1 if self.specials == "ieee" else 0, WIDEST_SIGNIFICAND),
         }
-        for what in ("exponent_bits", "significand_bits", "bias"):
-            if type(getattr(self, what)) is not int:
-                raise TypeError(
-                    f"{self.name}: {what} has to be an int, not {getattr(self, what)!r}"
-                )
+        for what in (*limits, "bias"):
+            value = getattr(self, what)
+            if type(value) is not int:
+                raise TypeError(f"{self.name}: {what} has to be an int, not {value!r}")
         for what, (least, most) in limits.items():
-            if not least <= getattr(self, what) <= most:
+            value = getattr(self, what)
+            if not least <= value <= most:
                 raise ValueError(
-                    f"{self.name}: {getattr(self, what)} {what.replace('_', ' ')}: a format with "
+                    f"{self.name}: {value} {what.replace('_', ' ')}: a format with "
                     f"“{self.specials}” specials takes {least} to {most}"
                 )
         if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
@@ -81,9 +80,9 @@ class FloatFormat:
     ) -> FloatFormat:
         """Return a format of your own widths with IEEE's bias: of(4, 3).name → "E4M3"."""
         name = f"E{exponent_bits}M{significand_bits}"
-        # else it is refused below
+        # a width out of range is refused by __post_init__
         in_range = isinstance(exponent_bits, int) and 0 < exponent_bits <= WIDEST_EXPONENT
-        bias = ieee_bias(exponent_bits) if in_range else 0
+        bias = 2 ** (exponent_bits - 1) - 1 if in_range else 0
         return cls(name, exponent_bits, significand_bits, bias, specials)
 
     @property
@@ -129,9 +128,7 @@ class FloatFormat:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive number: 2^−24 for fp16.
-        Without significand bits it is the smallest normal.
-        """
+        """The smallest positive number: 2^−24 for fp16; without significand bits, a normal one."""
         return math.ldexp(1.0, self.min_exponent - self.significand_bits)
 
     @property
@@ -141,11 +138,9 @@ class FloatFormat:
 
     @property
     def decimal_digits(self) -> int:
-        """How many decimal digits always survive conversion to the format and back: 3 for fp16, 2
-        for bf16.
+        """How many decimal digits always survive conversion to the format and back: fp16 → 3.
 
-        Source: C's FLT_DIG, floor((p − 1) · log10 2) with p significand bits, counting the hidden
-                one.
+        Source: C's FLT_DIG, floor((p − 1) · log10 2); p significand bits include the hidden one.
         """
         return math.floor(self.significand_bits * math.log10(2))
 
@@ -153,11 +148,6 @@ class FloatFormat:
     def dtype(self) -> torch.dtype | None:
         """The torch dtype with these values, or None."""
         return getattr(torch, self.torch_name) if self.torch_name else None
-
-
-def ieee_bias(exponent_bits: int) -> int:
-    """Return IEEE 754's bias, which puts 1.0 in the middle of the range: 5 → 15."""
-    return 2 ** (exponent_bits - 1) - 1
 
 
 FP64 = FloatFormat("fp64", 11, 52, 1023, "ieee", "float64")
@@ -180,7 +170,7 @@ _BY_DTYPE = {fmt.dtype: fmt for fmt in FORMATS if fmt.dtype}
 def find_format(name: str | torch.dtype | FloatFormat) -> FloatFormat:
     """Return the format of a name or a torch dtype: "bf16" → BF16, torch.float16 → FP16.
 
-    Raises ValueError for one that the course does not know, with the names that it does.
+    Raises ValueError, listing the known names, for any other.
     """
     if isinstance(name, FloatFormat):
         return name

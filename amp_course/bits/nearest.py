@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Literal
 
 from amp_course.bits.formats import FP8_E4M3, FloatFormat
 from amp_course.bits.scalar import decode, encode, neighbours
 
-Exact = Fraction | float  # a float stands only for what no Fraction can be: −0, inf, −inf, NaN
+Exact = Fraction | float  # a float only for what no Fraction can be: −0, inf, −inf, NaN
 
-# exact; rounded down or up; too small, so 0; too large, so inf or, without inf, the largest; NaN
-# where there is none
-RunResult = Literal["exact", "down", "up", "zero", "infinity", "largest", "none"]
+# "zero": too small; "infinity" or, in a format without inf, "largest": too large; "none": NaN in a
+# format without NaN
+Outcome = Literal["exact", "down", "up", "zero", "infinity", "largest", "none"]
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,19 @@ class Nearest:
     fmt: FloatFormat
     pattern: int | None
     value: Exact
-    fate: RunResult
+    outcome: Outcome
     tie: bool = False
 
     @property
     def error(self) -> Fraction | None:
-        """Value minus exact number; None where one of them is no finite number."""
+        """Value minus exact number; None unless both are finite."""
         if is_finite(self.exact) and is_finite(self.value):
             return Fraction(self.value) - Fraction(self.exact)
         return None
 
     @property
     def relative(self) -> Fraction | None:
-        """|error| over |exact number|; None where there is no error to speak of,
-        or the number is 0.
-        """
+        """|error| over |exact number|; None without an error, or if the number is 0."""
         if self.error is None or not self.exact:
             return None
         return abs(self.error / Fraction(self.exact))
@@ -61,35 +60,35 @@ def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
     except ValueError:
         return Nearest(exact, fmt, None, math.nan, "none")
     value = exact_value(pattern, fmt)
+    rounded = partial(Nearest, exact, fmt, pattern, value)
     if value == exact or (is_nan(value) and is_nan(exact)):
-        return Nearest(exact, fmt, pattern, value, "exact")
+        return rounded("exact")
     if not is_finite(value):
-        return Nearest(exact, fmt, pattern, value, "infinity")
+        return rounded("infinity")
     if not is_finite(exact):
-        return Nearest(exact, fmt, pattern, value, "largest")
+        return rounded("largest")
     error = Fraction(value) - Fraction(exact)
-    # the other of the two numbers that the exact one lies between
+    # the exact number lies between `value` and this one
     far = neighbours(pattern, fmt)[error < 0]
     tie = math.isfinite(far) and Fraction(far) - Fraction(exact) == -error
     if value == 0:
-        return Nearest(exact, fmt, pattern, value, "zero", tie)
+        return rounded("zero", tie)
     if fmt.specials != "ieee" and abs(value) == fmt.max < abs(Fraction(exact)):
-        return Nearest(exact, fmt, pattern, value, "largest")
-    return Nearest(exact, fmt, pattern, value, "down" if error < 0 else "up", tie)
+        return rounded("largest")
+    return rounded("down" if error < 0 else "up", tie)
 
 
 def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
-    """Return a pattern's value, as a Fraction where it can be one:
-    0x3C00 in fp16 → Fraction(1, 1).
-    """
+    """Return a pattern's value, as a Fraction if possible: 0x3C00 in fp16 → Fraction(1, 1)."""
     value = decode(pattern, fmt)
     is_fraction = math.isfinite(value) and (value or math.copysign(1, value) > 0)
     return Fraction(value) if is_fraction else value
 
 
 def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
-    """Return the pattern nearest to an exact number, as `encode`;
-    raise a ValueError that a reader understands for NaN.
+    """Return the pattern nearest to an exact number, as `encode` does.
+
+    Raises ValueError, in words for the learner, for NaN in a format without it.
     """
     try:
         return encode(exact, fmt)
@@ -103,7 +102,7 @@ def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
 def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
     """Return the pattern of the next value up or down: 0x3C00 in fp16, up → 0x3C01.
 
-    Raises ValueError, with words for the reader, at the end of the format's range and for NaN.
+    Raises ValueError, in words for the learner, at the end of the format's range and for NaN.
     """
     value = decode(pattern, fmt)
     if math.isnan(value):
@@ -121,10 +120,10 @@ def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
 
 
 def is_finite(value: Exact) -> bool:
-    """Return True if it is a number: True for any Fraction and for −0."""
+    """Return True for any Fraction and for −0."""
     return isinstance(value, Fraction) or math.isfinite(value)
 
 
 def is_nan(value: Exact) -> bool:
-    """Return True if it is NaN."""
+    """Return True for NaN, the only value that differs from itself."""
     return value != value

@@ -1,6 +1,6 @@
-"""Write exact numbers for people: short decimals in full, powers of two for anything tiny or huge.
+"""Write exact numbers for people: short decimals in full, powers of two for tiny and huge ones.
 
-True minus signs, superscript exponents, and “≈” before anything that is not exact.
+Minus signs are real ones, exponents superscripts, and “≈” precedes whatever is not exact.
 """
 
 from __future__ import annotations
@@ -19,42 +19,32 @@ _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 def number_text(value: Exact, digits: int = DIGITS) -> str:
-    """Write a number as people read it: 0.5 → "0.5", 2^−24 → "2⁻²⁴ ≈ 5.9605 × 10⁻⁸",
-    NaN → "NaN".
-    """
-    special = _special(value)
-    if special:
+    """Write a number as people read it: 0.5 → "0.5", 2^−24 → "2⁻²⁴ ≈ 5.9605 × 10⁻⁸"."""
+    if special := _special(value):
         return special
     number = Fraction(value)
     decimal, exact = decimal_text(number, digits)
     if exact and "×" not in decimal:
         return decimal
-    power = power_text(number)
-    if power:
+    if power := power_text(number):
         return f"{power} ≈ {decimal_text(number, 5)[0]}"
     return decimal if exact else f"≈ {decimal}"
 
 
 def short_text(value: Exact) -> str:
-    """Write a number in little room, a power of two if it is one: 2^−24 → "2⁻²⁴"."""
+    """Write a number briefly, as a power of two if it is one: 2^−24 → "2⁻²⁴"."""
     return number_text(value).split(" ≈ ")[0]
 
 
-def full_text(value: Exact, digits: int = 60) -> str:
-    """Write a finite binary number to its last digit, or as k × 2ⁿ where it has too many:
-    never rounded.
-    """
+def full_text(value: Exact) -> str:
+    """Write all digits of a finite binary number, or k × 2ⁿ if there are more than 60."""
     number = Fraction(value)
-    decimal, exact = decimal_text(number, digits, plain=range(-digits, digits))
-    if exact:
-        return decimal
-    return _product(*odd_part(number))
+    decimal, exact = decimal_text(number, 60, plain=range(-60, 60))
+    return decimal if exact else _product(*odd_part(number))
 
 
 def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[str, bool]:
-    """Write the decimal of that many digits, and say whether it is exact:
-    1/3, 2 → ("0.33", False).
-    """
+    """Return a decimal of that many digits, and True if it is exact: 1/3, 2 → ("0.33", False)."""
     context = Context(prec=digits, Emin=-999_999, Emax=999_999)
     rounded = context.divide(Decimal(number.numerator), Decimal(number.denominator))
     rounded = rounded.normalize(context)
@@ -69,7 +59,7 @@ def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[
 
 
 def power_text(number: Fraction) -> str:
-    """Write k × 2ⁿ for a small odd k, or "" if it is no such number: 3/2^24 → "3 × 2⁻²⁴"."""
+    """Write k × 2ⁿ with a small odd k, or "" for any other number: 3/2^24 → "3 × 2⁻²⁴"."""
     if not number or number.denominator.bit_count() > 1:
         return ""
     odd, exponent = odd_part(number)
@@ -82,19 +72,14 @@ def _product(odd: int, exponent: int) -> str:
 
 
 def odd_part(number: Fraction) -> tuple[int, int]:
-    """Split a binary number other than 0 into an odd integer and a power of two:
-    12 → (3, 2), −1/4 → (−1, −2).
-    """
+    """Split a binary number, not 0, into an odd integer and an exponent of two: 12 → (3, 2)."""
     twos = (number.numerator & -number.numerator).bit_length() - 1
     return number.numerator >> twos, twos - (number.denominator.bit_length() - 1)
 
 
 def typed_text(value: Exact) -> str:
-    """Write a format's value so that `parse.read` reads it back, in few characters:
-    2^−14 → "2^-14", 0.5 → "0.5".
-    """
-    special = _special(value)
-    if special:
+    """Write a format's value briefly, so that `parse.read` reads it back: 2^−14 → "2^-14"."""
+    if special := _special(value):
         return special.replace("−", "-")
     number = Fraction(value)
     decimal, exact = decimal_text(number, DIGITS)

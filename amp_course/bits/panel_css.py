@@ -1,5 +1,4 @@
-"""The style sheet of `BitExplorer`, in the colours of the reader's theme. No data here, and no
-widgets.
+"""The style sheet of `BitExplorer`, in the colours of the page's theme.
 
 A bit's button holds its name, for screen readers, at font size 0. The visible 0 or 1 comes from the
 style sheet, so it changes the moment the button is clicked, before the kernel knows about it.
@@ -11,6 +10,10 @@ from amp_course.kit.colours import FIELDS
 
 TINT = "59"  # the alpha of a field's colour behind text: readable on white and on black
 
+_TINTS = "".join(
+    f".amp-bits .amp-{field} {{--amp-solid:{colour};--amp-tint:{colour}{TINT}}}"
+    for field, (colour, _) in FIELDS.items()
+)
 _RULES = """
 .amp-bits .amp-field {flex-flow:row wrap; overflow:visible}
 .amp-bits .amp-group {flex:0 0 auto; max-width:100%; margin:2px 12px 2px 0; overflow:visible}
@@ -32,7 +35,6 @@ _RULES = """
 .amp-bits .jupyter-button.amp-bit:hover {box-shadow:0 0 0 1px var(--amp-solid)}
 .amp-bits .jupyter-button.amp-bit:focus-visible {outline:2px solid var(--jp-brand-color1,#1976d2); outline-offset:1px}
 .amp-bits .jupyter-button.amp-pick {width:auto; padding:0 10px; height:24px; line-height:24px}
-.amp-bits .amp-picks {flex-flow:row wrap; align-items:center}
 .amp-bits .widget-html-content {min-width:0}
 .amp-bits .amp-refused {display:block; border-left:4px solid #D55E00; padding-left:8px}
 .amp-bits .amp-message .widget-html-content {line-height:1.5}
@@ -48,7 +50,7 @@ _RULES = """
 .amp-bits-view p {margin:0 0 8px}
 .amp-bits-view code {font-size:inherit; background:none; padding:0}
 .amp-bits-view table {border-collapse:collapse; margin:0 0 4px; font-size:13px}
-.amp-bits-view .amp-fields td, .amp-bits-view .amp-fields th {
+.amp-bits-view .amp-fields :is(td, th) {
   padding:2px 5px; text-align:center; font-family:var(--jp-code-font-family,monospace); font-weight:normal; white-space:nowrap}
 .amp-bits-view .amp-fields tr > th:first-child {
   text-align:left; color:var(--jp-ui-font-color2,#666); font-family:inherit; padding-left:0}
@@ -57,7 +59,7 @@ _RULES = """
 .amp-bits-view .amp-fields th span {background:none; font-family:var(--jp-ui-font-family,sans-serif)}
 .amp-bits-view .amp-fields .amp-end {text-align:left; font-weight:bold}
 .amp-bits-view .amp-formats {width:100%; font-size:12px; white-space:nowrap}
-.amp-bits-view .amp-formats td, .amp-bits-view .amp-formats th {
+.amp-bits-view .amp-formats :is(td, th) {
   padding:1px 9px 1px 0; text-align:left; font-weight:normal; border-bottom:1px solid var(--jp-border-color2,#ddd)}
 .amp-bits-view .amp-formats thead th {color:var(--jp-ui-font-color2,#666); white-space:normal}
 .amp-bits-view .amp-formats i {
@@ -66,17 +68,9 @@ _RULES = """
 .amp-bits-view .amp-formats .amp-current > th {font-weight:bold}
 @container (max-width: 600px) {
   .amp-bits-view .amp-hex {display:none}
-  .amp-bits-view .amp-formats td, .amp-bits-view .amp-formats th {padding-right:6px}
-  .amp-bits-view .amp-fields td, .amp-bits-view .amp-fields th {padding:2px; font-size:12px}
+  .amp-bits-view .amp-formats :is(td, th) {padding-right:6px}
+  .amp-bits-view .amp-fields :is(td, th) {padding:2px; font-size:12px}
   .amp-bits-view .amp-fields span {padding:1px 5px}
 }
 """
-
-
-def sheet() -> str:
-    """Return the style sheet of a panel."""
-    tints = "".join(
-        f".amp-bits .amp-{field} {{--amp-solid:{colour};--amp-tint:{colour}{TINT}}}"
-        for field, (colour, _) in FIELDS.items()
-    )
-    return f"{tints}{_RULES}"
+SHEET = _TINTS + _RULES

@@ -1,7 +1,6 @@
-"""Read what a person types: a decimal, a fraction, a power of two, a pattern, or inf and NaN;
-exactly, or refused with a reason.
+"""Read what a person types, exactly: a decimal, a fraction, a power of two, a pattern, inf or NaN.
 
-Nothing typed can hang: exponents and lengths have limits, checked before any power is taken.
+No input can hang: lengths and exponents have limits, checked before any power is taken.
 """
 
 from __future__ import annotations
@@ -30,19 +29,16 @@ _EXAMPLES = (
 
 
 class Entry(NamedTuple):
-    """What was typed: the format's nearest pattern, and the exact number that the format
-    rounded.
-    """
+    """The exact number that was typed, and the format's nearest pattern."""
 
     pattern: int
     exact: Exact
 
 
 def read(text: str, fmt: FloatFormat) -> Entry:
-    """Read a number or a pattern: "2049" in fp16 → Entry(0x6800, Fraction(2049)), "0x3C00" →
-    Entry(0x3C00, Fraction(1)).
+    """Read a number or a pattern: "2049" in fp16 → Entry(0x6800, Fraction(2049)).
 
-    Raises ValueError with the cause and the fix, for people; nothing else.
+    Raises only ValueError, with the cause and the fix.
     """
     plain = text.strip().replace("−", "-")
     if not plain:
@@ -60,9 +56,9 @@ def read(text: str, fmt: FloatFormat) -> Entry:
 
 
 def read_pattern(text: str, fmt: FloatFormat) -> int:
-    """Read "0x3c00" or "0b0 01111 0000000000" as bits, spaces and underscores left out.
+    """Read "0x3c00" or "0b0 01111 0000000000" as bits, ignoring spaces and underscores.
 
-    Raises ValueError for text that is not a pattern, or a pattern with more bits than the format.
+    Raises ValueError for any other text, and for more bits than the format has.
     """
     found = _PATTERN.fullmatch(re.sub(r"[\s_]", "", text))
     if not found:
@@ -83,7 +79,7 @@ def read_pattern(text: str, fmt: FloatFormat) -> int:
 
 
 def read_number(text: str) -> Exact:
-    """Read a number exactly, its signs in ASCII: "0.1" → Fraction(1, 10), "-0" → -0.0, "inf" → inf.
+    """Read a number with ASCII signs exactly: "0.1" → Fraction(1, 10), "-0" → -0.0, "inf" → inf.
 
     Raises ValueError for anything but a number, and beyond 10^±5000 or 2^±16384.
     """
@@ -91,10 +87,7 @@ def read_number(text: str) -> Exact:
     if word in _WORDS and len(text) - len(word) <= 1:
         return -_WORDS[word] if text[0] == "-" else _WORDS[word]
     if power := _POWER.fullmatch(text):
-        if _size(power[3]) > LARGEST_POWER_OF_TWO:
-            raise ValueError(
-                _beyond(text, f"2^±{LARGEST_POWER_OF_TWO}", negative=power[3].startswith("-"))
-            )
+        _check_exponent(power[3], 2, LARGEST_POWER_OF_TWO, text)
         number = int(power[2] or 1) * Fraction(2) ** int(power[3])
         return _with_sign(power[1], number)
     found = _NUMBER.fullmatch(text)
@@ -110,7 +103,7 @@ def read_number(text: str) -> Exact:
 
 
 def clip(text: str, longest: int = 32) -> str:
-    """Shorten a text in its middle for a message: its first and last characters stay."""
+    """Shorten a long text for a message, keeping its beginning and its end."""
     return text if len(text) <= longest else f"{text[: longest - 9]}…{text[-8:]}"
 
 
@@ -123,16 +116,9 @@ def _decimal(digits: str, text: str) -> Fraction:
     significand, _, power = digits.replace("_", "").lower().partition("e")
     if not significand.strip("0."):
         return Fraction(0)
-    if _size(power) > LARGEST_POWER_OF_TEN:
-        raise ValueError(
-            _beyond(text, f"10^±{LARGEST_POWER_OF_TEN}", negative=power.startswith("-"))
-        )
+    _check_exponent(power, 10, LARGEST_POWER_OF_TEN, text)
     whole, _, part = significand.partition(".")
     return Fraction(int(whole + part)) * Fraction(10) ** (int(power or "0") - len(part))
-
-
-def _size(power: str) -> int:
-    return int(power.lstrip("+-")[-LONGEST:] or "0")
 
 
 def _with_sign(sign: str, number: Fraction) -> Exact:
@@ -141,13 +127,14 @@ def _with_sign(sign: str, number: Fraction) -> Exact:
     return -number if number else -0.0
 
 
-def _beyond(text: str, limit: str, negative: bool) -> str:
-    end, instead = ("0", "1e-999") if negative else ("inf", "1e999")
-    sign = text[0] if text[0] == "-" else ""
-    return (
-        f"“{clip(text)}” is beyond {limit}, the limit here: type {sign}{instead}, which rounds "
-        f"to {sign}{end} too"
-    )
+def _check_exponent(power: str, base: int, largest: int, text: str) -> None:
+    if int(power.lstrip("+-") or "0") > largest:
+        end, instead = ("0", "1e-999") if power.startswith("-") else ("inf", "1e999")
+        sign = "-" if text[0] == "-" else ""
+        raise ValueError(
+            f"“{clip(text)}” is beyond {base}^±{largest}, the limit here: type {sign}{instead}, "
+            f"which rounds to {sign}{end} too"
+        )
 
 
 def _no_number(text: str) -> str:

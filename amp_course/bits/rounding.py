@@ -1,7 +1,7 @@
 """Round tensors into any format: the fast twin of `scalar.encode` followed by `scalar.decode`.
 
-The result stays in float32 (or float64), so that a format which torch does not have, or has no
-arithmetic for, can be tried on real tensors. Nothing here changes a dtype's storage.
+The result is stored in float32 or float64, so that formats without a torch dtype, or without
+arithmetic in torch, can be tried on real tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amp_course.bits.formats import FP32, FloatFormat
 
-# What holds the exponent of a float in memory, to read powers of two off the bits.
+# the integer dtype to view a float as, and the mask of its exponent bits
 _EXPONENT_BITS = {
     torch.float32: (torch.int32, 0x7F800000),
     torch.float64: (torch.int64, 0x7FF0000000000000),
@@ -49,8 +49,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def work_dtype(x: Tensor, fmt: FloatFormat) -> torch.dtype:
-    """Return the dtype in which x is rounded exactly: float32, or float64 where x or the format
-    needs it.
+    """Return float32, or float64 if x or the format needs it to be rounded exactly.
 
     Raises TypeError unless x is a tensor of real floating-point numbers.
     """
@@ -70,19 +69,18 @@ def work_dtype(x: Tensor, fmt: FloatFormat) -> torch.dtype:
 
 
 def binade(x: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return the power of two at or below each |x|, kept within the format's exponents: 3.0 → 2.0.
+    """Return the power of two at or below each |x|, clamped to the format's exponents: 3.0 → 2.0.
 
     x is float32 or float64. Times `fmt.eps` it is the spacing of the format at x.
     """
     integer, exponent = _EXPONENT_BITS[x.dtype]
-    # the significand cleared: 1.1011 · 2^e → 2^e
+    # clear the significand: 1.1011 · 2^e → 2^e
     power = (x.view(integer) & exponent).view(x.dtype)
     return power.clamp_(fmt.smallest_normal, 2.0**fmt.max_exponent)
 
 
 def overflow_(rounded: Tensor, fmt: FloatFormat) -> Tensor:
-    """Replace, in place, anything past the largest number by inf or, in a format without inf, by
-    the largest number.
+    """Replace, in place, what is past the largest number by inf, or by that number without inf.
 
     Raises ValueError for NaN in a format that has none.
     """
@@ -94,7 +92,7 @@ def overflow_(rounded: Tensor, fmt: FloatFormat) -> Tensor:
         return rounded.clamp_(-fmt.max, fmt.max)  # which leaves NaN as it is
     if rounded.numel() == 0:
         return rounded
-    # one quick look, NaN if there is one: the rest costs more, and is rarely needed
+    # a cheap test first, as `where` is rarely needed; both are NaN if any element is
     least, largest = rounded.aminmax()
     if -fmt.max <= least and largest <= fmt.max:
         return rounded

@@ -1,8 +1,7 @@
-"""Read and write single numbers in any format, slowly and obviously: the reference of the whole
-course.
+"""Read and write single numbers in any format, slowly and obviously: the course's reference.
 
-Everything is exact: values are Python floats (which hold every value of every format here) or
-Fractions, patterns are ints. `rounding.round_to` is the fast twin for tensors.
+Everything is exact: values are Fractions or Python floats, which hold every value of every format
+here; patterns are ints. `rounding.round_to` is the fast twin for tensors.
 """
 
 from __future__ import annotations
@@ -78,12 +77,11 @@ def decode(pattern: int, fmt: FloatFormat) -> float:
 
 
 def encode(value: float | Fraction, fmt: FloatFormat) -> int:
-    """Return the pattern nearest to a value, ties to the even pattern: 2049 in fp16 → 0x6800, which
-    is 2048.
+    """Return the pattern nearest to a value, ties to the even one: 2049 in fp16 → 0x6800, 2048.
 
-    A value past the largest number by half a step or more becomes inf; the largest number in a
-    format without inf (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode, which torch has
-    from 2.13 on; older versions have NaN past 464, as ml_dtypes. Without significand bits a tie
+    A value past the largest number by half a step or more becomes inf or, in a format without inf
+    (fp8 E4M3, fp6, fp4), the largest number. For E4M3 that is OCP's saturating mode, as in torch
+    from 2.13 on; older versions, and ml_dtypes, return NaN past 464. Without significand bits a tie
     goes up (IEEE 754-2019 §4.3.1).
 
     value: a float, an int, a NumPy or torch scalar; for an exact decimal, a Fraction
@@ -102,14 +100,14 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     exponent = max(floor_log2(magnitude), fmt.min_exponent)
     # a Fraction rounds half to even
     steps = round(magnitude / _power_of_two(exponent - fmt.significand_bits))
-    # subtle: `steps` holds the hidden 1 where there is one, and so counts the exponent field up by
-    # one; if it was rounded up to the next power of two, the carry counts it up once more.
+    # subtle: the hidden 1 in `steps`, if there is one, adds 1 to the exponent field; rounding up to
+    # the next power of two carries into it once more
     pattern = ((exponent - fmt.min_exponent) << fmt.significand_bits) + steps
     return sign + (pattern if pattern <= fmt.max_pattern else _overflow_pattern(fmt))
 
 
 def nan_pattern(fmt: FloatFormat) -> int:
-    """Return the pattern of NaN, the quiet one of IEEE 754 with no sign: fp16 → 0x7E00.
+    """Return the pattern of NaN, IEEE 754's quiet one without a sign: fp16 → 0x7E00.
 
     Raises ValueError for a format that has no NaN.
     """
@@ -124,11 +122,10 @@ def nan_pattern(fmt: FloatFormat) -> int:
 
 
 def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
-    """Return the spacing of the format's numbers at a value, one unit in the last place: 1.5 in
-    fp16 → 2^−10.
+    """Return the format's spacing at a value, a unit in the last place: 1.5 in fp16 → 2^−10.
 
-    It doubles at each power of two and is constant below the smallest normal number. A power of two
-    has the spacing above it. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
+    It doubles at each power of two, which has the spacing above it, and is constant below the
+    smallest normal number. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
 
     Raises TypeError for anything but a number.
     """
@@ -147,13 +144,13 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
 def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
     """Return the next value below and the next above: 0x0000 in fp16 → (−2^−24, 2^−24).
 
-    Both zeros have the same two. NaN has none: (NaN, NaN). Past the ends there is inf, or NaN where
-    the format has none.
+    Both zeros have the same neighbours, NaN has none: (NaN, NaN). Past the ends there is inf, or
+    NaN in a format without inf.
     """
     if kind(pattern, fmt) == "NaN":
         return math.nan, math.nan
     half, last = 2 ** (fmt.bits - 1), _overflow_pattern(fmt)
-    # for one sign, patterns are in the order of their values
+    # among numbers of one sign, patterns are in the order of their values
     ordered = half - pattern if pattern >= half else pattern
 
     def value(number: int) -> float:
@@ -165,17 +162,13 @@ def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
 
 
 def floor_log2(magnitude: Fraction) -> int:
-    """Return the exponent of the binade of a positive Fraction:
-    1/3 → −2, because 2^−2 ≤ 1/3 < 2^−1.
-    """
+    """Return the exponent of a positive Fraction's binade: 1/3 → −2, as 2^−2 ≤ 1/3 < 2^−1."""
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     return exponent if _power_of_two(exponent) <= magnitude else exponent - 1
 
 
 def _number(value: Any) -> float | Fraction:
-    """Return a number of any kind as one that is computed with exactly:
-    a float, an int or a Fraction.
-    """
+    """Return a number of any kind as a float, an int or a Fraction, to compute with exactly."""
     if isinstance(value, (float, int, Fraction)):
         return value
     if isinstance(value, (str, bytes)):
@@ -194,5 +187,5 @@ def _power_of_two(exponent: int) -> Fraction:
 
 
 def _overflow_pattern(fmt: FloatFormat) -> int:
-    # inf comes right after the largest number, if there is one
+    # inf, if the format has it, comes right after the largest number
     return fmt.max_pattern + (fmt.specials == "ieee")

@@ -1,6 +1,4 @@
-"""Survey whole formats: all their values, how many to a power of two,
-what they cost in precision.
-"""
+"""Survey whole formats: their values, how many to each power of two, and their spacing."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ _MANY = 2**16
 
 
 def values_between(low: float, high: float, fmt: FloatFormat) -> list[float]:
-    """Return the format's values from low to high, both rounded to the format first: 0, 6, fp4 →
-    [0, 0.5, 1, … 6].
+    """Return the values from low to high, which are rounded first: 0, 6, fp4 → [0, 0.5, 1, … 6].
 
     Patterns of one sign are in the order of their values, so this counts through them.
 
@@ -37,11 +34,10 @@ def values_between(low: float, high: float, fmt: FloatFormat) -> list[float]:
 
 
 def values_per_binade(fmt: FloatFormat) -> dict[int, int]:
-    """Count the positive values from 2^e up to 2^(e+1), for every exponent e that has any: fp4 →
-    {-1: 1, 0: 2, 1: 2, 2: 2}.
+    """Count the positive values from 2^e up to 2^(e+1) by e: fp4 → {-1: 1, 0: 2, 1: 2, 2: 2}.
 
-    Below the smallest normal number each power of two has half the values of the one above. Counts
-    by decoding every positive pattern.
+    Decodes every positive pattern. Below the smallest normal number each power of two has half as
+    many values as the one above.
 
     Raises ValueError for a format of more than 2^16 positive patterns.
     """
@@ -57,10 +53,6 @@ def values_per_binade(fmt: FloatFormat) -> dict[int, int]:
 
 
 def gaps(fmt: FloatFormat, exponents: Sequence[int]) -> list[float]:
-    """Return the spacing at each power of two, NaN where the format has no value so large:
-    fp16, [0, 11] → [2^−10, 2.0].
-    """
-    return [
-        ulp(math.ldexp(1.0, exponent), fmt) if math.ldexp(1.0, exponent) <= fmt.max else math.nan
-        for exponent in exponents
-    ]
+    """Return the spacing at each 2^e, NaN past the largest number: fp16, [0, 11] → [2^−10, 2.0]."""
+    values = [math.ldexp(1.0, exponent) for exponent in exponents]
+    return [ulp(value, fmt) if value <= fmt.max else math.nan for value in values]

@@ -6,7 +6,7 @@ All that an exercise's file needs is here.
 from amp_course.checking.blank import is_blank
 from amp_course.checking.differences import Results, alike, show_number, show_value
 from amp_course.checking.exercise import Card, Exercise
-from amp_course.checking.explain import Explained, explain, is_readers, short, signature, where
+from amp_course.checking.explain import Explained, explain, is_learners, short, signature, where
 from amp_course.checking.judging import Case, Failed, call_answer
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.mistakes import Mistake, edited
@@ -37,7 +37,7 @@ __all__ = [
     "edited",
     "explain",
     "is_blank",
-    "is_readers",
+    "is_learners",
     "load_lazy_modules",
     "read_bool",
     "read_dict",
@@ -51,4 +51,4 @@ __all__ = [
     "signature",
     "where",
     "within",
-]  # fmt: skip
+]

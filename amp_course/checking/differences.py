@@ -1,6 +1,4 @@
-"""Compare what an answer gave with what is right, and say where the two differ. Values are plain:
-the cases have read them.
-"""
+"""Compare what an answer gave with what is right, and say where the two differ."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from amp_course.kit.dtypes import dtype_name
 
 Show = Callable[[Any], str]
 
-_SHORT = 12  # characters of a number that is not worth rounding
-_DECIMAL = re.compile(r"-?\d+\.\d*[1-9]\d*(e[+-]\d+)?")  # 0.0 reads well next to 2^-10
+_SHORT = 12  # a number of so few characters is not rounded
+_DECIMAL = re.compile(r"-?\d+\.\d*[1-9]\d*(e[+-]\d+)?")  # not 0.0, which reads well next to 2^-10
 
 
 class Results(dict[str, Any]):
-    """The results of many calls: what each was given, in words, "for 0x0001" → what came back.
+    """The results of many calls: the arguments in words, "for 0x0001" → what came back.
 
-    what: which part of the answer they are, for messages: "the next scale"; "" for all of it
+    what: the part of the answer that they are, for messages: "the next scale"; "" for all of it
     """
 
     def __init__(
@@ -48,15 +46,11 @@ def alike(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     tolerance: relative; 0 means to the last bit, and then −0.0 is not 0.0
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and bool(_equal(one, other, tolerance).all())
-        )
+        same_kind = one.dtype == other.dtype and one.shape == other.shape
+        return same_kind and bool(_equal(one, other, tolerance).all())
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(
-            alike(one[key], other[key], tolerance) for key in one
-        )
+        same_keys = one.keys() == other.keys()
+        return same_keys and all(alike(one[key], other[key], tolerance) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(
             alike(a, b, tolerance) for a, b in zip(one, other, strict=True)
@@ -74,11 +68,11 @@ def describe(output: str, want: Any, got: Any, show: Show, tolerance: float = 0.
         )
         if case is None:
             return ""
-        one, other = want[case], got.get(case, MISSING)
-        if isinstance(one, (Tensor, list, tuple)):
-            return f"{case}, {describe(want.what, one, other, show, tolerance)}"
-        given, right = _told_apart(other, one, show)
-        return f"{case}, you return {given}{want.as_what}, and {right} is right"
+        right, returned = want[case], got.get(case, MISSING)
+        if isinstance(right, (Tensor, list, tuple)):
+            return f"{case}, {describe(want.what, right, returned, show, tolerance)}"
+        got_text, want_text = _distinct_texts(returned, right, show)
+        return f"{case}, you return {got_text}{want.as_what}, and {want_text} is right"
     if isinstance(want, Tensor) and isinstance(got, Tensor):
         return _describe_tensors(output, want, got, show, tolerance)
     if isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(want) == len(got):
@@ -93,28 +87,21 @@ def describe(output: str, want: Any, got: Any, show: Show, tolerance: float = 0.
                 return f"`{key}` is missing from {output}"
             if not alike(want[key], got[key], tolerance):
                 return describe(f"`{key}` in {output}", want[key], got[key], show, tolerance)
-        return (
-            f"in {output}, {' and '.join(f'`{key}`' for key in got if key not in want)} should "
-            f"not be there"
-        )
-    given, right = _told_apart(got, want, show)
-    return f"{output} {_is(output)} {given}, and {right} is right"
+        extra = " and ".join(f"`{key}`" for key in got if key not in want)
+        return f"in {output}, {extra} should not be there"
+    got_text, want_text = _distinct_texts(got, want, show)
+    return f"{output} {_is(output)} {got_text}, and {want_text} is right"
 
 
 def show_value(value: Any) -> str:
-    """Write a value as a reader would: 2049.0 → "2049", 2^-24 → "2^-24",
-    1.5 · 2^-15 → "1.5 · 2^-15".
-    """
+    """Write a value for people: 2049.0 → "2049", 2^-24 → "2^-24", 1.5 · 2^-15 → "1.5 · 2^-15"."""
     if isinstance(value, float):
         return show_number(value)
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     if isinstance(value, Tensor):
-        return (
-            show_value(value.item())
-            if value.numel() == 1
-            else f"a tensor of shape {tuple(value.shape)}"
-        )
+        is_one = value.numel() == 1
+        return show_value(value.item()) if is_one else f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
         inside = ", ".join(map(show_value, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
@@ -137,23 +124,20 @@ def show_number(value: float) -> str:
 def _describe_tensors(output: str, want: Tensor, got: Tensor, show: Show, tolerance: float) -> str:
     has = "have" if _is(output) == "are" else "has"
     if want.dtype != got.dtype:
-        return (
-            f"{output} {has} the dtype {show_value(got.dtype)}, and {show_value(want.dtype)} is "
-            f"right"
-        )
+        got_name, want_name = dtype_name(got.dtype), dtype_name(want.dtype)
+        return f"{output} {has} the dtype {got_name}, and {want_name} is right"
     if want.shape != got.shape:
         return f"{output} {has} the shape {tuple(got.shape)}, and {tuple(want.shape)} is right"
-    wrong = ~_equal(want, got, tolerance)
     if want.numel() == 1:
-        given, right = _told_apart(got.item(), want.item(), show)
-        return f"{output} {_is(output)} {given}, and {right} is right"
+        return describe(output, want.item(), got.item(), show)
     if (factor := _factor(want, got, tolerance)) is not None:
         return f"{output} {_times(factor, _is(output))}"
-    place = tuple(wrong.nonzero()[0].tolist())
-    many = f"; {int(wrong.sum()):,} of {want.numel():,} are wrong" if int(wrong.sum()) > 1 else ""
+    wrong = (~_equal(want, got, tolerance)).nonzero()
+    place = tuple(wrong[0].tolist())
+    many = f"; {len(wrong):,} of {want.numel():,} are wrong" if len(wrong) > 1 else ""
     where = ", ".join(map(str, place))
-    one, right = _told_apart(got[place].item(), want[place].item(), show)
-    return f"in {output}, element [{where}] is {one}, and {right} is right{many}"
+    got_text, want_text = _distinct_texts(got[place].item(), want[place].item(), show)
+    return f"in {output}, element [{where}] is {got_text}, and {want_text} is right{many}"
 
 
 def _times(factor: float, be: str) -> str:
@@ -178,35 +162,33 @@ def _whole(number: float) -> str:
 
 
 def _factor(want: Tensor, got: Tensor, tolerance: float) -> float | None:
-    """Return the number that the right tensor is multiplied by,
-    if it is one number for all elements.
-    """
+    """Return the factor by which every element differs from the right one, if there is one."""
     if not want.dtype.is_floating_point:
         return None
-    one, other = want.double().flatten(), got.double().flatten()
-    factor = float(one @ other / (one @ one)) if bool(one.any()) else math.nan
+    right, got = want.double().flatten(), got.double().flatten()
+    factor = float(right @ got / (right @ right)) if bool(right.any()) else math.nan
     usable = math.isfinite(factor) and factor and abs(factor - 1) > 0.02
-    return factor if usable and alike(other, one * factor, max(tolerance, 1e-4)) else None
+    return factor if usable and alike(got, right * factor, max(tolerance, 1e-4)) else None
 
 
-def _told_apart(one: Any, other: Any, show: Show) -> tuple[str, str]:
-    """Write two values in one notation, with the digits that tell them apart:
+def _distinct_texts(one: Any, other: Any, show: Show) -> tuple[str, str]:
+    """Write two values in one notation, with as many digits as it takes to see the difference:
     4737.61328125, 4737.6 → "4737.61", "4737.6".
     """
     shown = show(one), show(other)
     if shown[0] == shown[1] or not (_has_floats(one) and _has_floats(other)):
         return shown
-    # 2^-10 and 0.0253754
+    # as 2^-10 and 0.0253754
     mixed = any("^" in text for text in shown) and any(map(_DECIMAL.fullmatch, shown))
     if max(map(len, shown)) <= _SHORT and not mixed:
         return shown
     for digits in (6, 9):
-        one_rounded, other_rounded = (
+        first, second = (
             f"{value:.{digits}g}" if mixed else show(_rounded(value, digits))
             for value in (one, other)
         )
-        if one_rounded != other_rounded:
-            return one_rounded, other_rounded
+        if first != second:
+            return first, second
     return shown
 
 
@@ -217,11 +199,9 @@ def _has_floats(value: Any) -> bool:
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Round to so many significant digits; whatever has a short name, a power of two for one,
-    stays exact.
-    """
+    """Round to so many significant digits; what is short to write, like 2^-10, stays exact."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_rounded(one, digits) for one in value)
+        return type(value)(_rounded(part, digits) for part in value)
     return value if len(show_number(value)) <= _SHORT else float(f"{value:.{digits}g}")
 
 
@@ -230,13 +210,9 @@ def _is(output: str) -> str:
     "the norm of all gradients" → "is".
     """
     head = re.split(
-        r"[ ](?:of|in|at|about|after|before|from|that|for|with|on|by|when|under)[ ]", output
+        r" (?:of|in|at|about|after|before|from|that|for|with|on|by|when|under) ", output
     )[0]
-    plural = (
-        re.search(r"(?<![su'i])s$", head)
-        and not head.startswith(("what ", "`"))
-        and not head.endswith("loss")
-    )
+    plural = re.search(r"(?<![su'i])s$", head) and not head.startswith(("what ", "`"))
     return "are" if plural else "is"
 
 

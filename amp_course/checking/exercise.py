@@ -1,7 +1,7 @@
 """The exercise object: a card to read, and three verbs: `check(answer)`, `hint()`, `solution()`.
 
-The right answer is defined by the exercise's `judge`, in its chapter. What all exercises share is
-here: the time limit, the isolation, the words for what went wrong, the progress.
+The `judge` decides what is right. What all exercises share is here: the time limit, the
+isolation, the words for what went wrong, the progress.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from amp_course.checking.solutions import solution_code
 from amp_course.checking.warmup import load_lazy_modules
 from amp_course.kit.markup import counted
 
-_AFTERWARDS = 30.0  # seconds for comparing an answer that has ended
-_LONG = 2000  # characters of a diagnosis
+_COMPARING_SECONDS = 30.0  # for comparing an answer that has ended
+_LONG = 2000  # characters of a diagnosis, which may quote a long answer
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Card:
     """What a learner reads of an exercise before the first check.
 
-    name:       "add_autocast"; with the chapter it makes the id "loop.add_autocast" and tags its
-                solution cell
+    name:       "add_autocast", also in the id "loop.add_autocast" and the tag of its solution cell
     task:       what to do, in one or two sentences
     difficulty, importance: 1 to 5
-    minutes:    how long it takes a reader who has read the chapter
-    lines:      how many lines the answer has, about
+    minutes:    how long it takes someone who has read the chapter
+    lines:      about how many lines the answer has
     hints:      from a nudge to nearly everything
     why:        one line on why it matters, shown with "correct"
     alternative: another right answer that is worth knowing
@@ -98,57 +97,47 @@ class Exercise(Card):
         return self.judge.mistakes
 
     def check(self, answer: Any = ...) -> Outcome:
-        """Judge an answer, show the outcome and return it; note it in the reader's progress.
+        """Judge an answer, show the outcome, record it in the learner's progress and return it.
 
         The answer runs with a time limit, and what all cells share (random states, autocast,
-        default dtype, grad mode and more) is put back after it. Whatever it raises comes back as an
-        outcome. Ctrl-C raises `Interrupted`, and then nothing is noted. Nothing stops a single call
-        into C that does not return: then restart the kernel.
+        default dtype, grad mode and more) is put back after it. Whatever it raises becomes an
+        outcome. Ctrl-C raises `Interrupted`, and then nothing is recorded. Nothing stops a single
+        call into C that does not return: then restart the kernel.
         """
         try:
-            with interrupts.noted():
+            with interrupts.handled():
                 return self._check(answer)
         except KeyboardInterrupt:
             raise Interrupted from None
 
     def _check(self, answer: Any) -> Outcome:
         outcome = self._judge_safely(answer)
-        interrupts.hold_from_now_on()
+        interrupts.ignore_from_now_on()
         problem = progress.record(self.id, outcome.state, outcome.mistake)
         if problem:
             outcome = replace(outcome, notes=(*outcome.notes, problem))
         history = progress.load().history(self.id)
-        outcome.show(
-            {"exercise": self.id, "state": outcome.state, **history}
-            if history["attempts"]
-            else None
-        )
+        known = {"exercise": self.id, "state": outcome.state, **history}
+        outcome.show(known if history["attempts"] else None)
         return outcome
 
     def hint(self) -> Note:
         """Show the next hint below those already shown; each says more than the one before."""
-        self._hints_shown = min(self._hints_shown + 1, len(self.hints))
-        shown = self.hints[: self._hints_shown]
-        left = len(self.hints) - len(shown)
-        after = (
-            f"({left} more)"
-            if left
-            else f"(that was the last; `exercises.{self.name}.solution()` shows an answer)"
-        )
-        lines = tuple(f"{number}. {text}" for number, text in enumerate(shown, 1))
-        note = Note("hint", f"Hint {len(shown)} of {len(self.hints)} {after}", lines)
+        count = self._hints_shown = min(self._hints_shown + 1, len(self.hints))
+        more = f"{len(self.hints) - count} more"
+        if count == len(self.hints):
+            more = f"that was the last; `exercises.{self.name}.solution()` shows an answer"
+        lines = tuple(f"{number}. {text}" for number, text in enumerate(self.hints[:count], 1))
+        note = Note("hint", f"Hint {count} of {len(self.hints)} ({more})", lines)
         note.show()
-        progress.record_help(self.id, hints=len(shown))
+        progress.record_help(self.id, hints=count)
         return note
 
     def solution(self) -> Note:
-        """Show the course's answer, with another one worth knowing in words."""
-        note = Note(
-            "solution",
-            f"One answer to “{self.title}”",
-            (f"Also right: {self.alternative}",),
-            solution_code(self.chapter, self.name),
-        )
+        """Show the course's answer, and another one in words."""
+        code = solution_code(self.chapter, self.name)
+        head, lines = f"One answer to “{self.title}”", (f"Also right: {self.alternative}",)
+        note = Note("solution", head, lines, code)
         note.show()
         progress.record_help(self.id, solution=True)
         return note
@@ -158,21 +147,19 @@ class Exercise(Card):
         if unfinished is not None:
             return unfinished
         load_lazy_modules()  # before the clock starts
-        with sandbox() as left:
-            problem = self._problem(answer, left)
-        if problem is None and left.leaks:
-            return Outcome("not yet", "; ".join(left.leaks), tuple(left.remarks))
+        with sandbox() as found:
+            problem = self._problem(answer, found)
+        remarks = tuple(found.remarks)
         if problem is not None:
-            notes = (*(f"{leak[0].upper()}{leak[1:]}." for leak in left.leaks), *left.remarks)
+            notes = (*(f"{leak[0].upper()}{leak[1:]}." for leak in found.leaks), *remarks)
             if empty := empty_methods(answer):
                 notes = (*notes, f"Still empty: {', '.join(empty)}.")
             mistake = problem.mistake if isinstance(problem, Wrong) else None
-            # it may quote a long answer
             message = short(str(problem), _LONG)
             return Outcome("not yet", message, notes + _runs_later(answer), mistake)
-        return Outcome(
-            "correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks)
-        )
+        if found.leaks:
+            return Outcome("not yet", "; ".join(found.leaks), remarks)
+        return Outcome("correct", f"{self.why}\nAlso right: {self.alternative}", remarks)
 
     def _unfinished(self, answer: Any) -> Outcome | None:
         if is_blank(answer):
@@ -184,8 +171,8 @@ class Exercise(Card):
         if remaining:
             return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
         if self.takes == "function" and not callable(answer):
-            a_class = isinstance(self.judge.right, type)
-            what, name = ("class", type(answer).__name__) if a_class else ("function", self.name)
+            is_class = isinstance(self.judge.right, type)
+            what, name = ("class", type(answer).__name__) if is_class else ("function", self.name)
             return Outcome(
                 "not yet",
                 f"the check needs the {what} itself and got {_named(answer)}: write its name "
@@ -193,25 +180,21 @@ class Exercise(Card):
             )
         return None
 
-    def _problem(self, answer: Any, left: Sandbox) -> str | Wrong | None:
-        """Judge an answer within the limits of time; return what is wrong with it."""
-
-        def judged() -> str | Wrong | None:
-            try:
-                self.judge(answer, left, self.seconds)
-            except Wrong as wrong:
-                return wrong
-            except (TimeUp, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                # SystemExit too: an answer that calls exit() must not end the notebook
-                return explain(error)
-            return None
-
+    def _problem(self, answer: Any, found: Sandbox) -> str | Wrong | None:
+        """Judge an answer within the time limits; return what is wrong with it."""
+        limit = self.seconds + _COMPARING_SECONDS
         try:
-            return within(self.seconds + _AFTERWARDS, judged, PATIENCE)
+            within(limit, lambda: self.judge(answer, found, self.seconds), PATIENCE)
+        except Wrong as wrong:
+            return wrong
         except TimeUp as late:
             line = where(late)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: exit() must not end the notebook
+            return explain(error)
+        else:
+            return None
         if not line:
             return (
                 "the check itself took too long on this machine, and your answer was not "
@@ -219,7 +202,8 @@ class Exercise(Card):
             )
         return (
             f"your code had not finished after {self.seconds:g} seconds and was stopped{line}: is "
-            "there a loop whose condition never becomes false?"
+            "there a loop whose condition never becomes false? If not, the machine may be busy: "
+            "run it again"
         )
 
 
@@ -228,9 +212,7 @@ def _dots(value: int) -> str:
 
 
 def _runs_later(answer: Any) -> tuple[str, ...]:
-    """Return what to know about a function with `yield` or `async`,
-    whose call alone runs nothing of it.
-    """
+    """Return a note on a function with `yield` or `async`: calling it runs nothing yet."""
     flags = answer.__code__.co_flags if type(answer) is types.FunctionType else 0
     if flags & inspect.CO_GENERATOR:
         return ("A function with `yield` runs only when somebody loops over what it returns.",)
@@ -240,7 +222,7 @@ def _runs_later(answer: Any) -> tuple[str, ...]:
 
 
 def _named(value: Any) -> str:
-    # Not its repr: that is the reader's code, and may be long.
+    # No repr of another type: it may be the learner's code, or long.
     if value is None or type(value) in (bool, int, float, str):
         return f"`{short(repr(value), 60)}`"
     return f"an object of type {type(value).__name__}"

@@ -82,7 +82,7 @@ FLOOR_OF_1 = (
 # What counts as an overflow
 MISSES_NAN = (
     "misses NaN",
-    "NaN is missed. `isfinite()` is False for inf and for NaN alike",
+    "NaN is missed. `isinf()` is False for it, and `max()` may drop it: call `isfinite()`",
 )
 MISSES_INF = (
     "misses inf",

@@ -1,8 +1,8 @@
 """Ctrl-C during a check: KeyboardInterrupt at once, but never while something is being put back.
 
-A check takes the signal over (`noted`). Where half a job would do harm, `held` puts the interrupt
-off until the job is done. Outside of a check, in other threads than the main one, and where
-somebody else handles the signal, nothing here does anything.
+A check takes the signal over (`handled`). Where half a job would do harm, `deferred` delays the
+interrupt until the job is done. Outside of a check, in threads other than the main one, and where
+something else handles the signal, nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 
 class _State:
-    held = 0  # how many jobs are running that must not be left half done
+    deferring = 0  # how many jobs are running that must not be left half done
     pending = False  # Ctrl-C came, whatever became of the KeyboardInterrupt
 
 
@@ -24,7 +24,7 @@ _state = _State()
 
 def _note(signum: int, frame: FrameType | None) -> None:
     _state.pending = True
-    if not _state.held:
+    if not _state.deferring:
         raise KeyboardInterrupt
 
 
@@ -33,44 +33,42 @@ def _in_main() -> bool:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[None]:
-    """Take over what Ctrl-C does until the block ends, in the main thread,
-    from Python's own handler.
-    """
+def handled() -> Iterator[None]:
+    """Take Ctrl-C over from Python's own handler until the block ends, in the main thread."""
     if not _in_main() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    _state.held, _state.pending = 0, False
+    _state.deferring, _state.pending = 0, False
     try:
         signal.signal(signal.SIGINT, _note)
         yield
     finally:
-        _state.held = 1  # until the next line has run
+        _state.deferring = 1  # until the next line has run
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _state.held, _state.pending = 0, False
+        _state.deferring, _state.pending = 0, False
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends; it raises KeyboardInterrupt then,
-    even if it came before.
+def deferred() -> Iterator[None]:
+    """Let Ctrl-C wait until the block ends, and raise KeyboardInterrupt then,
+    even if it came before the block.
     """
     if not _in_main():
         yield
         return
-    _state.held += 1
+    _state.deferring += 1
     try:
         yield
     finally:
-        _state.held -= 1
-    if not _state.held:
+        _state.deferring -= 1
+    if not _state.deferring:
         raise_pending()
 
 
-def hold_from_now_on() -> None:
-    """Let Ctrl-C do nothing until the check ends, but `raise_pending` may still be asked."""
+def ignore_from_now_on() -> None:
+    """Ignore Ctrl-C until the check ends; `raise_pending` still raises."""
     if _in_main():
-        _state.held += 1
+        _state.deferring += 1
 
 
 def raise_pending() -> None:

@@ -1,10 +1,10 @@
-"""Stop code that does not end: a time limit for the reader's answers.
+"""Stop code that does not end: a time limit for answers.
 
 In the main thread of a Unix process an interval timer interrupts Python code and blocking calls
 such as `time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at
-the next bytecode. A single long call into C, say one enormous matmul or `sum(itertools.count())`,
-cannot be stopped at all: it ends when it returns, or with the kernel. So do loops in several nested
-`try` that catch everything.
+the next bytecode. A single long call into C, such as an enormous matmul or
+`sum(itertools.count())`, cannot be stopped, and neither can loops in several nested `try` that
+catch everything.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import TypeVar, cast
 
 T = TypeVar("T")
 
-# seconds that the code has for leaving, before it counts as having swallowed the first attempt
+# seconds after which the code counts as having swallowed the first attempt
 _AGAIN = 0.1
 _INSIST = 0.003  # seconds between further attempts
-PATIENCE = 3.0  # times its limit that a check lets an answer wait for its turn on a busy machine
+PATIENCE = 3.0  # a check on a busy machine waits this many times an answer's limit
 
 
 class TimeUp(BaseException):
@@ -32,29 +32,29 @@ class TimeUp(BaseException):
 
 
 def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
-    """Return `work()`. Once that has run for `seconds`, `TimeUp` is raised in it, again and again
-    until it leaves.
+    """Return `work()`. Once it has run for `seconds`, `TimeUp` is raised in it, again and again
+    until it ends.
 
     Raises TimeUp then, even if the work swallowed that and returned something.
 
-    patience: how many times `seconds` may pass while this thread has not yet computed for
-              `seconds`: on a busy machine it waits for its turn
+    patience: how many times `seconds` may pass while this thread has computed for less than
+              `seconds`, because it waits for a CPU
     """
     in_main = threading.current_thread() is threading.main_thread()
-    if in_main and hasattr(signal, "setitimer"):  # the timer rings in this very thread
+    if in_main and hasattr(signal, "setitimer"):  # its signal arrives in this very thread
         return _by_timer(_Clock(seconds, patience, time.thread_time), work)
     return _by_watchdog(_Clock(seconds, patience, _thread_clock()), work)
 
 
 def _thread_clock() -> Callable[[], float]:
-    """Return what tells any thread how long this one has computed, in seconds."""
+    """Return a function by which any thread reads how long this one has computed, in seconds."""
     if not hasattr(time, "pthread_getcpuclockid"):
-        return time.process_time  # macOS and Windows tell a thread about itself only
+        return time.process_time  # on macOS and Windows a thread can read only its own clock
     return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 class _Clock:
-    """Tells whether a thread may go on: the time it has computed, and the time that has passed."""
+    """Decides if a thread may go on, by the time it has computed and the time that has passed."""
 
     def __init__(self, seconds: float, patience: float, computed: Callable[[], float]) -> None:
         self.seconds, self.began = seconds, time.monotonic()
@@ -66,42 +66,41 @@ class _Clock:
 
 
 def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
-    armed, shots, late = False, 0, TimeUp()
+    armed, attempts, late = False, 0, TimeUp()
     handled = sys.exception()
 
-    def ring(signum: int, frame: FrameType | None) -> None:
-        nonlocal shots
+    def on_alarm(signum: int, frame: FrameType | None) -> None:
+        nonlocal attempts
         if not armed or clock.has_time():
             return
-        shots += 1
-        if shots == 1:
+        attempts += 1
+        if attempts == 1:
             raise late
-        # It was swallowed, and this one may be too: others follow at once, until one hits between
-        # two `try`.
-        signal.setitimer(signal.ITIMER_REAL, _odd_moment(shots), _INSIST)
+        # The first was swallowed, and this one may be too: more follow until one hits outside of
+        # the `try`.
+        signal.setitimer(signal.ITIMER_REAL, _odd_moment(attempts), _INSIST)
         raise TimeUp
 
-    old_handler = signal.signal(signal.SIGALRM, ring)
+    old_handler = signal.signal(signal.SIGALRM, on_alarm)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, clock.seconds, _AGAIN)
     result: T | None = None
     error: BaseException | None = None
     try:
-        # here: on a busy machine a short limit may be up before this line
-        armed = True
+        armed = True  # not earlier: on a busy machine a short limit may be up before this line
         result = work()
     except BaseException as raised:
         error = raised
     armed = False  # subtle: Python delivers no signal between the end of the work and this store
-    if shots > 1:
+    if attempts > 1:
         _set_handled(handled)
     signal.setitimer(signal.ITIMER_REAL, 0)
     # None: a handler that Python did not set
     signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)
-    if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
+    if old_delay:  # another timer (pytest-timeout's, say) goes on where it stood
         left = max(0.01, old_delay - (time.monotonic() - clock.began))
         signal.setitimer(signal.ITIMER_REAL, left, old_interval)
-    if shots:
-        raise late  # with the line that it first hit, whatever the work made of it
+    if attempts:
+        raise late  # with the line that it hit first
     try:
         if error is not None:
             raise error
@@ -111,23 +110,23 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
 
 
 def _set_handled(error: BaseException | None) -> None:
-    """Tell Python which exception is being handled: one that is raised in the last bytecodes of an
-    `except` stays so for ever.
+    """Set the exception that Python is handling: one raised in the last bytecodes of an `except`
+    stays there for ever.
     """
     if sys.exception() is not error:
         ctypes.pythonapi.PyErr_SetHandledException(ctypes.py_object(error))
 
 
-def _odd_moment(shots: int) -> float:
-    return (1 + 7 * shots % 40) * 1e-6
+def _odd_moment(attempts: int) -> float:
+    return (1 + 7 * attempts % 40) * 1e-6
 
 
 def _unset_breaker(throw: Callable[[], object]) -> None:
-    """Catch one last exception of our own, for nothing but its side effect.
+    """Raise and catch one last exception, for its side effect.
 
     subtle: an asynchronous exception that is set and then cleared leaves a flag of the interpreter
-    up, and only one that is raised takes it down. Python 3.11 with that flag up never gets into the
-    next function under `sys.setprofile` or `sys.settrace`: it checks the flag again and again.
+    set, and only one that is raised clears it. With that flag set, Python 3.11 under
+    `sys.setprofile` or `sys.settrace` never enters the next function.
     """
     try:
         throw()
@@ -138,40 +137,40 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
 
 
 def _by_watchdog(clock: _Clock, work: Callable[[], T]) -> T:
-    # Put together beforehand: between a pending exception and `clear` must be no other call.
+    # Made beforehand: there must be no other call between a pending exception and `clear`.
     set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
     target = ctypes.c_ulong(threading.get_ident())
     throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
     clear = functools.partial(set_exception, target, None)
-    armed, shots, done = True, 0, threading.Event()
+    armed, attempts, done = True, 0, threading.Event()
 
     def watch() -> None:
-        nonlocal shots
+        nonlocal attempts
         wait = clock.seconds
         while not done.wait(wait):
             if armed and clock.has_time():
                 wait = _AGAIN
             elif armed:
                 throw()
-                shots += 1
-                wait = _AGAIN if shots == 1 else _INSIST + _odd_moment(shots)
+                attempts += 1
+                wait = _AGAIN if attempts == 1 else _INSIST + _odd_moment(attempts)
 
-    dog = threading.Thread(target=watch, daemon=True, name="amp_course time limit")
+    watchdog = threading.Thread(target=watch, daemon=True, name="amp_course time limit")
     try:
-        dog.start()  # here: on a busy machine a short limit may be up before it returns
+        watchdog.start()  # inside: on a busy machine a short limit may be up before it returns
         return work()
     finally:
         armed = False
         clear()  # an exception that was set but not yet raised must not hit the caller later
         while True:
-            try:  # the dog may have been about to throw once more, and that hits us here
+            try:  # the watchdog may have been about to throw again, and that hits us here
                 done.set()
-                if dog.ident is not None:
-                    dog.join()
+                if watchdog.ident is not None:
+                    watchdog.join()
                 break
             except TimeUp:
                 continue
         clear()
         _unset_breaker(throw)
-        if shots and not isinstance(sys.exc_info()[1], TimeUp):
+        if attempts and not isinstance(sys.exc_info()[1], TimeUp):
             raise TimeUp

@@ -1,6 +1,4 @@
-"""Wrong answers that people write: each a small function,
-or the right code with a few lines edited, and the feedback on it.
-"""
+"""Wrong answers that people write, as functions or edits of the right code, with the feedback."""
 
 from __future__ import annotations
 import __future__
@@ -21,11 +19,11 @@ from typing import Any
 class Mistake:
     """A wrong answer that people write.
 
-    name:   as an instructor lists it: "grows one step late"
-    feedback: the cause, then the fix, in words that continue "Not quite: …"; with facts of
-              the case in braces
-    answer: an answer that makes this mistake; or
-    edits:  lines of the right code, stripped → the line or lines that replace them
+    name:     as an instructor lists it: "grows one step late"
+    feedback: the cause, then the fix, in words that continue "Not quite: …"; facts of the case in
+              braces
+    answer:   an answer that makes this mistake; or
+    edits:    lines of the right code, stripped → the line or lines that replace them
     violates: the words of the card that it goes against
     """
 
@@ -36,9 +34,7 @@ class Mistake:
     violates: str = ""
 
     def made_of(self, right: Any) -> Any:
-        """Return an answer that makes this mistake; `right` is the function or the class that the
-        edits are for.
-        """
+        """Return an answer that makes this mistake; the edits are those of `right`."""
         return edited(right, self.edits) if self.edits else self.answer
 
 
@@ -58,7 +54,7 @@ def _built(right: Any, edits: tuple[tuple[str, str], ...]) -> Any:
     rows = [(line.strip(), (row, row)) for row, line in enumerate(lines)]
     for line, instead in edits:
         found = [span for text, span in rows if text == line]
-        if not found:  # it may be wrapped otherwise
+        if not found:  # it may be wrapped
             key = [text for text, _ in _statements(line)]
             found = [span for text, span in _statements(source) if [text] == key]
         if len(found) != 1:
@@ -67,10 +63,8 @@ def _built(right: Any, edits: tuple[tuple[str, str], ...]) -> Any:
             )
         first, last = found[0]
         indent = lines[first][: -len(lines[first].lstrip())]
-        lines[first : last + 1] = [
-            textwrap.indent(textwrap.dedent(instead), indent),
-            *[""] * (last - first),
-        ]
+        replacement = textwrap.indent(textwrap.dedent(instead), indent)
+        lines[first : last + 1] = [replacement, *[""] * (last - first)]
     names: dict[str, Any] = dict(vars(inspect.getmodule(right)))
     name = f"<{right.__name__} with a mistake>"
     flags = __future__.annotations.compiler_flag

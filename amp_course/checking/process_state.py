@@ -1,8 +1,8 @@
 """What a process shares between the cells of a notebook: streams, folder, environment, workers.
 
-It is put back and remarked on. Threads and processes that an answer leaves running are named.
-Nothing else is looked at: not what an answer rebinds (`F.softmax = …`), nor the settings of other
-libraries, nor files. A check is no prison, and restarting the kernel helps.
+A change is put back and remarked on. Threads and processes that an answer leaves running are named.
+Nothing else is checked: neither what an answer rebinds (`F.softmax = …`) nor the settings of other
+libraries nor files. A check is no prison, and restarting the kernel helps.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
 
-from amp_course.checking.item import Item, changed, listed, restored
+from amp_course.checking.item import Item, changed, listed
 
-_SETTLING = 0.05  # seconds that threads have for ending before they count as left running
+_SETTLING = 0.05  # seconds after which a thread that has not ended counts as left running
 
 
 def _set_streams(was: tuple[Any, ...]) -> None:
@@ -52,7 +51,7 @@ def _set_environment(was: dict[str, str]) -> None:
 
 
 def _threads() -> frozenset[threading.Thread]:
-    """Return those that Python started, but for tqdm's monitor, which is everybody's, and ours."""
+    """Return the threads that Python started, without ours and tqdm's monitor, which all share."""
     return frozenset(
         thread
         for thread in threading.enumerate()
@@ -66,8 +65,7 @@ def _children() -> frozenset[Any]:
     return frozenset(multiprocessing.active_children())
 
 
-def _still_running(workers: Iterable[Any]) -> list[str]:
-    workers = list(workers)
+def _still_running(workers: frozenset[Any]) -> list[str]:
     for worker in workers:
         worker.join(_SETTLING)
     return [worker.name for worker in workers if worker.is_alive()]
@@ -77,18 +75,21 @@ PROCESS = (
     Item(
         lambda: (sys.stdout, sys.stderr, sys.stdin),
         _set_streams,
-        lambda was, now: (
-            "your code left `sys.stdout`, `sys.stderr` or `sys.stdin` replaced; that is put back. "
-            "`with contextlib.redirect_stdout(...):` ends on its own."
-        ),
+        "your code left `sys.stdout`, `sys.stderr` or `sys.stdin` replaced; that is put back. "
+        "`with contextlib.redirect_stdout(...):` ends on its own.",
         fault=False,
     ),
-    Item(_folder, _set_folder, restored("the working directory"), fault=False),
+    Item(
+        _folder,
+        _set_folder,
+        "your code changed the working directory; that is put back.",
+        fault=False,
+    ),
     Item(
         lambda: dict(os.environ),
         _set_environment,
-        lambda was, found: (
-            f"your code changed the environment variable {listed(found)}; that is put back."
+        lambda was, now: (
+            f"your code changed the environment variable {listed(now)}; that is put back."
         ),
         fault=False,
         find=_changed_variables,
@@ -96,8 +97,8 @@ PROCESS = (
     Item(
         _threads,
         lambda was: None,
-        lambda was, left: (
-            f"your code left the thread {listed(left)} running, and a check cannot stop it: it may "
+        lambda was, now: (
+            f"your code left the thread {listed(now)} running, and a check cannot stop it: it may "
             "change things while later cells run. Wait for it with `join()`; to get rid of it now, "
             "restart the kernel."
         ),
@@ -107,8 +108,8 @@ PROCESS = (
     Item(
         _children,
         lambda was: None,
-        lambda was, left: (
-            f"your code left the process {listed(left)} running, and the check does not stop it. "
+        lambda was, now: (
+            f"your code left the process {listed(now)} running, and the check does not stop it. "
             "Call `terminate()` on it, or wait for it with `join()`."
         ),
         fault=False,

@@ -1,10 +1,8 @@
-"""The reader's progress: one small JSON file in `my_work/`, written so that a crash leaves the old
-one whole.
+"""The learner's progress: one small JSON file in `my_work/`, which a crash does not damage.
 
 `{"version": 1, "exercises": {"loop.add_autocast": {"state": "correct", "attempts": 3,
 "first_correct": "…", "hints": 1, "solution": false, "mistakes": {"steps inside the region": 2}}}}`
-Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never
-lost.
+Other entries in the file are kept. A damaged file is set aside under a dated name, never lost.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _waiting: dict[Path, list[tuple[str, Change]]] = {}  # what could not be saved y
 
 @dataclass
 class Progress:
-    """What is known of each exercise; `note` says what was wrong with the file, if anything was."""
+    """What is known of each exercise; `note` says what is wrong with the file, if anything is."""
 
     data: dict[str, Any] = field(default_factory=lambda: {"version": 1, "exercises": {}})
     note: str | None = None
@@ -42,13 +40,9 @@ class Progress:
         """Return "not attempted", "not yet" or "correct" for an id such as "loop.add_autocast"."""
         return self.data["exercises"].get(exercise_id, {}).get("state", "not attempted")
 
-    def attempts(self, exercise_id: str) -> int:
-        """Return how often the exercise was checked with an answer in it."""
-        return self.history(exercise_id)["attempts"]
-
     def history(self, exercise_id: str) -> dict[str, Any]:
-        """Return how an answer came about: {"attempts": 3, "hints": 1, "solution":
-        False, "mistakes": {"…": 2}}.
+        """Return how an answer came about:
+        {"attempts": 3, "hints": 1, "solution": False, "mistakes": {"…": 2}}.
         """
         entry = self.data["exercises"].get(exercise_id, {})
         return {name: entry.get(name, value) for name, value in _NOTHING_YET.items()}
@@ -60,15 +54,15 @@ def progress_file() -> Path:
 
 
 def load() -> Progress:
-    """Read the progress. A missing file is empty progress; an unreadable one too, with a note;
-    never raises.
+    """Read the progress; a missing file is empty progress, and so is an unreadable one, with a
+    note. Never raises.
     """
     try:
         return _read(progress_file())
     except OSError as error:
         return Progress(note=describe_os_error(error, "Your progress cannot be read"))
     except RuntimeError as error:
-        # CourseError; or AMP_COURSE_WORK names the home of a user who is not there
+        # CourseError, or AMP_COURSE_WORK names the home of a user who does not exist
         return Progress(note=str(error))
 
 
@@ -87,12 +81,11 @@ def _read(path: Path) -> Progress:
 
 
 def record(exercise_id: str, state: State, mistake: str | None = None) -> str | None:
-    """Note one checked answer, and the known mistake in it. Returns None, or why it could not be
+    """Record one checked answer, and the known mistake in it. Returns None, or why it could not be
     saved; never raises.
 
     An exercise once correct stays so. What cannot be saved is kept in memory and saved with the
-    next answer. Answers checked from the folder `solutions/` are not the reader's and are not
-    noted.
+    next answer. Answers checked in the folder `solutions/` are not the learner's, and not recorded.
     """
 
     def change(entry: dict[str, Any]) -> None:
@@ -108,9 +101,7 @@ def record(exercise_id: str, state: State, mistake: str | None = None) -> str | 
 
 
 def record_help(exercise_id: str, hints: int = 0, solution: bool = False) -> None:
-    """Note that so many hints, or the solution, were shown; never raises.
-    It is saved with the next answer if not now.
-    """
+    """Record that so many hints, or the solution, were shown, as `record` does; never raises."""
 
     def change(entry: dict[str, Any]) -> None:
         entry["hints"] = max(entry.get("hints", 0), hints)
@@ -127,12 +118,12 @@ def _record(exercise_id: str, change: Change) -> str | None:
         changes = _waiting.setdefault(path, [])
         changes.append((exercise_id, change))
         try:
-            told = _save(path, changes)
+            note = _save(path, changes)
         except KeyboardInterrupt:
             changes.pop()
             raise
         changes.clear()
-        return told
+        return note
     except OSError as error:  # TimeoutError is one too
         cause, fix = cause_and_fix(error)
         return (
@@ -145,22 +136,23 @@ def _record(exercise_id: str, change: Change) -> str | None:
 
 
 def _save(path: Path, changes: list[tuple[str, Change]]) -> str | None:
-    """Make changes to the file. Returns what is worth telling of the file's own state;
-    raises OSError if it is not written.
+    """Make changes to the file. Returns a note if the file was damaged; raises OSError if it cannot
+    be written.
     """
+    note = None
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, _LOCK_SECONDS):
         progress = _read(path)
-        aside = _set_aside(path) if progress.damaged else None
+        if progress.damaged:
+            aside = unused_name(path, f"damaged-{datetime.now():%Y-%m-%d-%H%M%S}")
+            os.replace(path, aside)
+            note = f"the progress file was damaged; it is kept as {aside.name}, and a new one is "
+            note += "started."
         for exercise_id, change in changes:
             change(progress.data["exercises"].setdefault(exercise_id, {}))
-        raise_pending()  # Ctrl-C: from here on it is too late
+        raise_pending()  # after this, Ctrl-C is too late
         write_text(path, json.dumps(progress.data, indent=1) + "\n")
-    return (
-        f"the progress file was damaged; it is kept as {aside.name}, and a new one is started."
-        if aside
-        else None
-    )
+    return note
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -168,12 +160,6 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("exercises"), dict):
         raise ValueError("it holds no table of exercises")
     return data
-
-
-def _set_aside(path: Path) -> Path:
-    aside = unused_name(path, f"damaged-{datetime.now():%Y-%m-%d-%H%M%S}")
-    os.replace(path, aside)
-    return aside
 
 
 def _in_solutions() -> bool:

@@ -1,12 +1,13 @@
-"""Take what an answer returned as what it was asked for, a number, a pattern, a tensor, or say what
-it is instead.
+"""Read what an answer returned as the number, pattern or tensor that was asked for, or say what it
+is instead.
 
-Whatever means the same is taken: an int, a Fraction, a NumPy scalar or a tensor of one element for
-a number, a list for a pair.
+Whatever means the same is accepted: an int, a Fraction, a NumPy scalar or a tensor of one element
+for a number, a list for a pair.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -29,46 +30,40 @@ def read_number(got: Any, case: str = "", subject: str = _FUNCTION) -> float:
     """
     if type(got) is float:
         return got
-    one = _one(got, case, "a number", subject)
-    if isinstance(one, (bool, np.bool_, str, bytes)):
-        raise Wrong(_said(subject, f"{one!r}", case, "which is not a number"))
+    value = _item(got, case, "a number", subject)
+    if isinstance(value, (bool, np.bool_, str, bytes)):
+        raise Wrong(_sentence(subject, repr(value), case, "which is not a number"))
     try:
-        return float(one)
+        return float(value)
     except Exception as error:
-        raise Wrong(_said(subject, _a(got), case, "not a number")) from error
+        raise _not(got, case, "a number", subject) from error
 
 
-def read_integer(got: Any, case: str = "", what: str = "an int", subject: str = _FUNCTION) -> int:
-    """Return what an answer gave as an int. Raises Wrong for anything that is not a whole number by
-    type.
-    """
+def read_integer(got: Any, case: str = "", subject: str = _FUNCTION) -> int:
+    """Return what an answer gave as an int. Raises Wrong for anything else, floats included."""
     if type(got) is int:
         return got
-    one = _one(got, case, what, subject)
-    if isinstance(one, str):
-        raise Wrong(_said(subject, f"the text {one!r}", case, f"not {what}"))
-    if isinstance(one, (float, np.floating)):
-        raise Wrong(
-            _said(subject, show_number(float(one)), case, f"a float and not {what}: use `int(…)`")
-        )
-    try:
-        if not isinstance(one, (bool, np.bool_)):
-            return operator.index(one)
-    except Exception:
-        pass
-    raise Wrong(_said(subject, _a(got), case, f"not {what}"))
+    value = _item(got, case, "an int", subject)
+    if isinstance(value, str):
+        raise Wrong(_sentence(subject, f"the text {value!r}", case, "not an int"))
+    if isinstance(value, (float, np.floating)):
+        but = "a float and not an int: use `int(…)`"
+        raise Wrong(_sentence(subject, show_number(float(value)), case, but))
+    if not isinstance(value, (bool, np.bool_)):
+        with contextlib.suppress(Exception):
+            return operator.index(value)
+    raise _not(got, case, "an int", subject)
 
 
-def read_bool(
-    got: Any, case: str = "", what: str = "True or False", subject: str = _FUNCTION
-) -> bool:
+def read_bool(got: Any, case: str = "", subject: str = _FUNCTION) -> bool:
     """Return what an answer gave as a bool: 0, 1, NumPy's or a tensor of one element will do.
     Raises Wrong for anything else.
     """
-    one = _one(got, case, what, subject)
-    if isinstance(one, (bool, np.bool_)) or (type(one) is int and one in (0, 1)):
-        return bool(one)
-    raise Wrong(_said(subject, _shown(one), case, f"not {what}"))
+    value = _item(got, case, "True or False", subject)
+    if isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    shown = repr(value) if type(value) in (int, float, str) else _type_of(value)
+    raise Wrong(_sentence(subject, shown, case, "not True or False"))
 
 
 def read_pair(
@@ -77,13 +72,12 @@ def read_pair(
     """Return what an answer gave as two things. Raises Wrong for anything else; `what` names it:
     "the pair (scale, streak)".
     """
-    if got is None:
-        raise Wrong(_none(case, what, subject))
-    if isinstance(got, (tuple, list)):
-        if len(got) == 2:
-            return got[0], got[1]
-        raise Wrong(_said(subject, f"{_a(got)} of length {len(got)}", case, f"not {what}"))
-    raise Wrong(_said(subject, _a(got), case, f"not {what}"))
+    if not isinstance(got, (tuple, list)):
+        raise _not(got, case, what, subject)
+    if len(got) != 2:
+        shown = f"{_type_of(got)} of length {len(got)}"
+        raise Wrong(_sentence(subject, shown, case, f"not {what}"))
+    return got[0], got[1]
 
 
 def read_dict(
@@ -93,18 +87,11 @@ def read_dict(
     Raises Wrong for anything else.
     """
     wanted = ", ".join(keys)
-    what = f"a dict with the keys {wanted}"
     if not isinstance(got, Mapping):
-        raise Wrong(
-            _none(case, what, subject)
-            if got is None
-            else _said(subject, _a(got), case, f"not {what}")
-        )
+        raise _not(got, case, f"a dict with the keys {wanted}", subject)
     if missing := [key for key in keys if key not in got]:
-        raise Wrong(
-            f"{_said(subject, f'a dict without the key {missing[0]!r}', case, '')}: it needs "
-            f"{wanted}"
-        )
+        found = _sentence(subject, f"a dict without the key {missing[0]!r}", case)
+        raise Wrong(f"{found}: it needs {wanted}")
     return {key: got[key] for key in keys}
 
 
@@ -115,53 +102,48 @@ def read_tensor(
     shape: Iterable[int] | None = None,
     subject: str = _FUNCTION,
 ) -> Tensor:
-    """Return what an answer gave as a detached tensor, of a shape if that is given.
+    """Return what an answer gave as a detached tensor, of a shape if one is given.
     Raises Wrong for anything else.
     """
-    if got is None:
-        raise Wrong(_none(case, what, subject))
     if not isinstance(got, Tensor):
-        raise Wrong(_said(subject, _a(got), case, f"not {what}"))
+        raise _not(got, case, what, subject)
     if shape is not None and got.shape != torch.Size(shape):
-        raise Wrong(_said(subject, _a(got), case, f"not one of shape {tuple(shape)}"))
+        raise _not(got, case, f"one of shape {tuple(shape)}", subject)
     return got.detach()
 
 
-def _one(got: Any, case: str, what: str, subject: str) -> Any:
-    """Take the one element out of an array or a tensor; anything else unchanged."""
+def _item(got: Any, case: str, what: str, subject: str) -> Any:
+    """Take the one element out of an array or a tensor; return anything else but None unchanged."""
     if got is None:
-        raise Wrong(_none(case, what, subject))
+        raise _not(got, case, what, subject)
     try:
         return got.item()
     except AttributeError:
         return got
     except Exception as error:
-        raise Wrong(_said(subject, _a(got), case, f"not {what}")) from error
+        raise _not(got, case, what, subject) from error
 
 
-def _none(case: str, what: str, subject: str) -> str:
-    told = _said(subject, "None", case, f"not {what}")
-    return (
-        f"{told}: does every path through it end with a `return`?"
-        if subject.endswith("returned")
-        else told
-    )
+def _not(got: Any, case: str, what: str, subject: str) -> Wrong:
+    """Return the error for an object of another type than the one that was asked for."""
+    if got is not None:
+        return Wrong(_sentence(subject, _type_of(got), case, f"not {what}"))
+    is_call = subject.endswith("returned")
+    question = ": does every path through it end with a `return`?" if is_call else ""
+    return Wrong(_sentence(subject, "None", case, f"not {what}") + question)
 
 
-def _said(subject: str, got: str, case: str, but: str) -> str:
+def _sentence(subject: str, got: str, case: str, but: str = "") -> str:
     """Build "your function returned a list for 0x0001, not a number",
     or with another case in front: "at step 2, your …".
     """
-    after = case.startswith(("for ", "from ", "as "))
-    told = f"{subject} {got}{f' {case}' if case and after else ''}"
-    return (f"{case}, " if case and not after else "") + told + (f", {but}" if but else "")
+    end = f", {but}" if but else ""
+    if case.startswith(("for ", "from ", "as ")):
+        return f"{subject} {got} {case}{end}"
+    return f"{f'{case}, ' if case else ''}{subject} {got}{end}"
 
 
-def _shown(one: Any) -> str:
-    return repr(one) if type(one) in (int, float, str) else _a(one)
-
-
-def _a(got: Any) -> str:
+def _type_of(got: Any) -> str:
     """Name the type of an object: "a list"."""
     if isinstance(got, Tensor):
         return f"a tensor of shape {tuple(got.shape)}"

@@ -1,4 +1,4 @@
-"""Run an answer and give the process back as it was found."""
+"""Run an answer and put the process back as it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking.interrupts import held
+from amp_course.checking.interrupts import deferred
 from amp_course.checking.item import UNCHANGED, Item
 from amp_course.checking.process_state import PROCESS
 from amp_course.checking.torch_state import TORCH
@@ -23,9 +23,7 @@ _UNKNOWN = object()  # of a state that cannot be read
 
 @dataclass
 class Sandbox:
-    """What an answer left changed, as sentences: `leaks` are faults,
-    `remarks` are worth knowing.
-    """
+    """What an answer left changed, in sentences: `leaks` are faults, `remarks` are not."""
 
     leaks: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -33,12 +31,12 @@ class Sandbox:
 
 @contextlib.contextmanager
 def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
-    """Put everything back after the body, or some items, and tell what had changed.
-    What cannot be put back is named.
+    """Put everything, or some items, back after the body, and say what had changed, or cannot be
+    put back.
     """
     found = Sandbox()
     with warnings.catch_warnings():
-        with held():
+        with deferred():
             filters = list(warnings.filters)
             before = [(item, _read(item.get)) for item in (STATE if items is None else items)]
             random_before = _read(random_state)
@@ -46,10 +44,9 @@ def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
         try:
             yield found
         finally:
-            with held():
+            with deferred():
                 _put_back(before, random_before, found)
-                # A library that is imported for the first time may add filters: that is not the
-                # reader's doing.
+                # A library may add filters when it is first imported.
                 if warnings.filters != filters and modules.issuperset(sys.modules):
                     found.remarks.append(
                         "your code changed the warning filters; they are as before again."
@@ -59,7 +56,7 @@ def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
 def _read(get: Callable[[], Any]) -> Any:
     try:
         return get()
-    except Exception:  # some name that this version of torch lacks, or a device that is gone
+    except Exception:  # this version of torch lacks a name, or a device is gone
         return _UNKNOWN
 
 
@@ -75,17 +72,17 @@ def _put_back(
             now = _UNKNOWN
         if now is UNCHANGED:
             continue
-        trouble = ""
+        failure = ""
         try:
             item.put(was)
         except Exception as error:
-            trouble = f". It could not be put back ({type(error).__name__}): restart the kernel."
-        said = (
-            "your code left a state that cannot be read" if now is _UNKNOWN else item.tell(was, now)
-        )
-        if trouble:
-            said = said.rstrip(".") + trouble
-        (found.leaks if item.fault else found.remarks).append(said)
+            failure = f". It could not be put back ({type(error).__name__}): restart the kernel."
+        message = "your code left a state that cannot be read"
+        if now is not _UNKNOWN:
+            message = item.describe(was, now)
+        if failure:
+            message = message.rstrip(".") + failure
+        (found.leaks if item.fault else found.remarks).append(message)
     if random_before is not _UNKNOWN:
         set_random_state(random_before)  # type: ignore[arg-type]
     torch.clear_autocast_cache()

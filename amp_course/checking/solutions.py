@@ -1,7 +1,7 @@
 """Find an exercise's answer in its master, the solution notebook.
 
-A cell that holds an answer carries the tag `answer-NAME`; its lines between `### BEGIN SOLUTION`
-and `### END SOLUTION` are what the reader's copy leaves blank.
+A cell with an answer has the tag `answer-NAME`; the lines between `### BEGIN SOLUTION` and
+`### END SOLUTION` are left blank in the learner's copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ def solution_code(chapter: str, name: str) -> str:
     """Return the solved cell of an exercise, without markers, `answer = ...` and the call of
     `check`.
 
-    Raises FileNotFoundError or LookupError, naming the notebook, when the course's folder is
-    incomplete.
+    Raises FileNotFoundError or LookupError, with the notebook's name, if the course is incomplete.
     """
     book = _notebook(chapter)
     try:
@@ -42,17 +41,17 @@ def solution_code(chapter: str, name: str) -> str:
 def _answer(lines: list[str], name: str) -> str:
     markers = [line.strip() for line in lines]
     begin = markers.index(BEGIN) if BEGIN in markers else 0
-    kept = [line for line in lines[:begin] if not _is_placeholder(line)]
-    kept += [
+    code = [line for line in lines[:begin] if not _is_placeholder(line)]
+    code += [
         line
         for line in lines[begin:]
         if line.strip() not in (BEGIN, END) and not re.match(rf"(exercises\.)?{name}\.check", line)
     ]
-    return "\n".join(kept).strip()
+    return "\n".join(code).strip()
 
 
 def _is_placeholder(line: str) -> bool:
-    """Tell `answer = ...` and `bytes = {"fp32": ..., "amp": ...}` from other lines."""
+    """Return True for `answer = ...` and `bytes = {"fp32": ..., "amp": ...}`."""
     _, _, value = line.partition(" = ")
     try:
         return is_blank(ast.literal_eval(value.strip()))

@@ -1,10 +1,9 @@
-"""What decides how torch computes: how to read it, put it back, and what to say when it was
-changed.
+"""What decides how torch computes: how to read it, put it back, and what to say of a change.
 
-Global modes come first: default dtype and device, grad and inference mode, autocast, modes and
-hooks. They change what later cells compute, so leaving one changed is a fault. The rest is put
-back and remarked on: threads, precision and other switches, the seed. Random states are in
-`kit.random_state`. Nothing here starts CUDA.
+A change of a global mode (default dtype and device, grad and inference mode, autocast, modes and
+hooks) is a fault, for it affects later cells. The rest is put back and remarked on: threads,
+precision and other switches, the seed. Random states are in `kit.random_state`. Nothing here
+starts CUDA.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_course.checking.item import Item, changed, listed, restored
+from amp_course.checking.item import Item, changed, listed
 
 _DEVICES = ("cpu", "cuda")
 
 
-# --- the stack of function modes, at whose bottom the default device lies -----------------------
+# --- function modes; the default device is at the bottom of their stack -------------------------
 def _function_stack() -> list[TorchFunctionMode]:
     depth = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(level) for level in range(depth)]
@@ -68,26 +67,28 @@ def _dispatch_modes() -> tuple[Any, ...]:
 
 def _set_dispatch_modes(was: tuple[Any, ...]) -> None:
     while (now := _dispatch_modes()) != was[: len(now)]:
-        # The `__exit__` that torch wrote: that of FakeTensorMode has more to put back.
+        # torch's own `__exit__`: that of FakeTensorMode puts back more.
         kinds = type(now[-1]).__mro__
         kind: Any = next(kind for kind in kinds if kind.__module__.startswith("torch."))
         kind.__exit__(now[-1], None, None, None)
     for mode in was[len(now) :]:
         TorchDispatchMode.__enter__(mode)
-    # torch puts its flags back right only if the mode that began last ends first.
+    # torch resets its flags correctly only if the mode that began last ends first.
     flags = vars(sys.modules["torch.utils._python_dispatch"])
     flags["_is_in_torch_dispatch_mode"] = bool(was)
     flags["_is_in_non_infra_torch_dispatch_mode"] = any(not mode.is_infra_mode() for mode in was)
 
 
-def _tell_mode(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+def _describe_mode(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
     kinds = [f"`{type(mode).__name__}`" for mode in now if mode not in was]
+    if not kinds:
+        return (
+            "your code ends a mode that was on before it: end only those that you began, best by "
+            "`with`"
+        )
     return (
         f"your code leaves {' and '.join(kinds)} on, so it would handle the torch calls of every "
         "later cell. Use `with`, which ends a mode even after an exception"
-        if kinds
-        else "your code ends a mode that was on before it: end only those that you began, best by "
-        "`with`"
     )
 
 
@@ -117,7 +118,7 @@ def _set_autocast(state: tuple[Any, ...]) -> None:
         torch.autocast_increment_nesting()
 
 
-def _tell_autocast(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+def _describe_autocast(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
     regions = now[: len(_DEVICES)]
     on = [f"on for {device} with {dtype}" for device, enabled, dtype in regions if enabled]
     return (
@@ -131,13 +132,13 @@ _left_inference: list[torch.inference_mode] = []
 
 
 def _set_inference_mode(mode: bool) -> None:
-    # There is no setter, and a guard that is deleted undoes itself: so it is kept for ever.
+    # There is no setter, and a guard undoes itself when it is deleted, so it is kept for ever.
     guard = torch.inference_mode(mode)
     guard.__enter__()
     _left_inference.append(guard)
 
 
-def _tell_grad(was: bool, now: bool) -> str:
+def _describe_grad(was: bool, now: bool) -> str:
     harm = "record graphs that nobody needs" if now else "compute no gradients and could not train"
     return (
         f"your code leaves gradients switched {'on' if now else 'off'}: later cells would {harm}. "
@@ -168,7 +169,7 @@ def _set_hooks(was: tuple[Any, ...]) -> None:
 
 
 def _saved_tensor_hooks() -> Any:
-    """Return the innermost pair; torch 2.6 does not show it."""
+    """Return the innermost pair of hooks; torch 2.6 cannot."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top(True) if top else None
 
@@ -180,8 +181,24 @@ def _set_saved_tensor_hooks(was: Any) -> None:
 
 # --- settings -----------------------------------------------------------------------------------
 def _flushes() -> bool:
-    """Return True if this thread's processor takes subnormal numbers for zero; torch only sets."""
+    """Return True if this thread flushes subnormal numbers to zero; torch has only a setter."""
     return sys.float_info.min * 0.5 == 0.0
+
+
+def _describe_flushing(was: bool, now: bool) -> str:
+    state = "replacing subnormal numbers by zero" if now else "keeping subnormal numbers"
+    return (
+        f"your code leaves the processor {state}, so later cells would compute with other numbers. "
+        f"Call `torch.set_flush_denormal({was})` at the end"
+    )
+
+
+def _describe_anomaly_detection(was: tuple[bool, bool], now: tuple[bool, bool]) -> str:
+    state = "on, which makes training much slower" if now[0] else "off"
+    return (
+        f"your code left autograd's anomaly detection {state}; that is put back. `with "
+        "torch.autograd.detect_anomaly():` ends on its own."
+    )
 
 
 # Attributes below `torch.backends`; none of them starts CUDA.
@@ -205,6 +222,11 @@ def _set_backends(was: dict[str, Any]) -> None:
         setattr(operator.attrgetter(owner)(torch.backends), flag, was[name])
 
 
+def _describe_backends(was: dict[str, Any], now: dict[str, Any]) -> str:
+    names = listed(f"torch.backends.{name}" for name in changed(was, now))
+    return f"your code changed {names}; that is put back."
+
+
 _PRECISIONS = [("generic", "all")] + [
     (backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")
 ]
@@ -213,12 +235,12 @@ _PRECISIONS = [("generic", "all")] + [
 def _readable(get: Any, *arguments: Any) -> Any:
     try:
         return get(*arguments)
-    except RuntimeError:  # torch refuses to read by the older names what was set by the newer
+    except RuntimeError:  # torch refuses to read by an older name what was set by a newer one
         return None
 
 
 def _precisions() -> dict[Any, Any]:
-    """Return the float32 precisions by their older names, and the newer (torch 2.9 on)."""
+    """Return the float32 precisions by their older names and, from torch 2.9 on, by the newer."""
     newer = getattr(torch._C, "_get_fp32_precision_getter", None)
     return {
         "matmul": _readable(torch.get_float32_matmul_precision),
@@ -240,115 +262,80 @@ def _set_precisions(was: dict[Any, Any]) -> None:
 def _changed_precisions(was: dict[Any, Any]) -> dict[Any, Any] | None:
     now = _precisions()
     changed = [name for name in was if now[name] != was[name]]
-    # Who saves and restores by the older names leaves "ieee" where there was "none": the same.
-    same = [one for one in changed if "all" not in one and {now[one], was[one]} == {"none", "ieee"}]
+    # Saving and restoring by the older names leaves "ieee" in place of "none", its equal.
+    same = [n for n in changed if "all" not in n and {now[n], was[n]} == {"none", "ieee"}]
     return None if changed == same else now
 
 
-def _tell_precisions(was: dict[Any, Any], now: dict[Any, Any]) -> str:
+def _describe_precisions(was: dict[Any, Any], now: dict[Any, Any]) -> str:
     if was["matmul"] is not None and was["matmul"] != now["matmul"]:
         return f"your code changed the float32 matmul precision; it is “{was['matmul']}” again."
     return "your code changed the precision of float32 matmuls or convolutions; that is put back."
 
 
-# What decides how torch computes. The course's own answers may leave it changed, too.
 TORCH = (
-    Item(_function_modes, _set_function_modes, _tell_mode),
-    Item(_dispatch_modes, _set_dispatch_modes, _tell_mode),
+    Item(_function_modes, _set_function_modes, _describe_mode),
+    Item(_dispatch_modes, _set_dispatch_modes, _describe_mode),
     Item(
         _device,
         _set_device,
-        lambda was, now: (
-            "your code changes the default device, so every new tensor of the notebook would be "
-            "created there. Pass the device to the tensors that need it instead of "
-            "`torch.set_default_device`"
-        ),
+        "your code changes the default device, so every new tensor of the notebook would be "
+        "created there. Pass the device to the tensors that need it instead of "
+        "`torch.set_default_device`",
     ),
     Item(
         torch.get_default_dtype,
         torch.set_default_dtype,
-        lambda was, now: (
-            f"your code leaves the default dtype at {now} (it was {was}), so every new tensor of "
-            "the notebook would have it. Pass the dtype to the tensors that need it instead of "
-            "`torch.set_default_dtype`"
-        ),
+        "your code leaves the default dtype at {now} (it was {was}), so every new tensor of the "
+        "notebook would have it. Pass the dtype to the tensors that need it instead of "
+        "`torch.set_default_dtype`",
     ),
     Item(
         torch.is_inference_mode_enabled,
         _set_inference_mode,
-        lambda was, now: (
-            "your code enters inference mode and does not leave it, so no later cell could train. "
-            "Use `with torch.inference_mode():`, which switches back on its own"
-        ),
+        "your code enters inference mode and does not leave it, so no later cell could train. Use "
+        "`with torch.inference_mode():`, which switches back on its own",
     ),
-    Item(torch.is_grad_enabled, torch.set_grad_enabled, _tell_grad),
-    Item(_autocast, _set_autocast, _tell_autocast),
+    Item(torch.is_grad_enabled, torch.set_grad_enabled, _describe_grad),
+    Item(_autocast, _set_autocast, _describe_autocast),
     Item(
         _hooks,
         _set_hooks,
-        lambda was, now: (
-            "your code leaves a hook registered for all modules or all optimizers, which would run "
-            "in every later cell. Call `remove()` on the handle, or register the hook on your own "
-            "model"
-        ),
+        "your code leaves a hook registered for all modules or all optimizers, which would run in "
+        "every later cell. Call `remove()` on the handle, or register the hook on your own model",
     ),
     Item(
         _saved_tensor_hooks,
         _set_saved_tensor_hooks,
-        lambda was, now: (
-            "your code leaves hooks for saved tensors on, which would handle what every later cell "
-            "keeps for its backward pass. Use `with torch.autograd.graph.saved_tensors_hooks(...):`"
-        ),
+        "your code leaves hooks for saved tensors on, which would handle what every later cell "
+        "keeps for its backward pass. Use `with torch.autograd.graph.saved_tensors_hooks(...):`",
     ),
-    Item(
-        _flushes,
-        torch.set_flush_denormal,
-        lambda was, now: (
-            f"your code leaves the processor {'replacing' if now else 'keeping'} subnormal numbers"
-            f"{' by zero' if now else ''}, so later cells would compute with other numbers. Call "
-            f"`torch.set_flush_denormal({was})` at the end"
-        ),
-    ),
+    Item(_flushes, torch.set_flush_denormal, _describe_flushing),
     Item(
         torch.get_num_threads,
         torch.set_num_threads,
-        lambda was, now: f"your code set the number of threads to {now}; it is {was} again.",
+        "your code set the number of threads to {now}; it is {was} again.",
         fault=False,
     ),
     Item(
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
-        restored("whether torch insists on deterministic algorithms"),
+        "your code changed whether torch insists on deterministic algorithms; that is put back.",
         fault=False,
     ),
     Item(
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda was: torch.autograd.set_detect_anomaly(*was),
-        lambda was, now: (
-            "your code left autograd's anomaly detection "
-            f"{'on, which makes training much slower' if now[0] else 'off'}; that is put back. "
-            "`with torch.autograd.detect_anomaly():` ends on its own."
-        ),
+        _describe_anomaly_detection,
         fault=False,
     ),
-    Item(_precisions, _set_precisions, _tell_precisions, fault=False, find=_changed_precisions),
-    Item(
-        _backends,
-        _set_backends,
-        lambda was, now: (
-            f"your code changed {listed(f'torch.backends.{name}' for name in changed(was, now))}; "
-            f"that is put back."
-        ),
-        fault=False,
-    ),
+    Item(_precisions, _set_precisions, _describe_precisions, fault=False, find=_changed_precisions),
+    Item(_backends, _set_backends, _describe_backends, fault=False),
     Item(
         torch.initial_seed,
         lambda was: None,  # put back with the random state
-        lambda was, now: (
-            "your code seeds the global random generator; its state is put back. A generator of "
-            "your own (`torch.Generator().manual_seed(0)`) leaves everybody else's random numbers "
-            "alone."
-        ),
+        "your code seeds the global random generator; its state is put back. A generator of your "
+        "own (`torch.Generator().manual_seed(0)`) leaves everybody else's random numbers alone.",
         fault=False,
     ),
 )

@@ -1,5 +1,5 @@
-"""Load what torch would load in the middle of a check:
-its compiler's modules, at the first step of any optimizer (2 s).
+"""Load the modules of torch's compiler, which the first step of any optimizer would load (2 s)
+in the middle of a check.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ _started, _done = threading.Event(), threading.Event()
 def load_lazy_modules() -> None:
     """Return when everything is loaded; at once from the second call on.
 
-    The work is done in a thread of its own, so that Ctrl-C ends the waiting and not an import half
-    way: torch cannot be loaded again after that. The next call waits for the rest.
+    A thread of its own does it, so that Ctrl-C ends the waiting, not an import half way, after
+    which torch could not be loaded again. The next call waits for the rest.
     """
     with _starting:
         if not _started.is_set():
             threading.Thread(target=_load, daemon=True, name="amp_course loads torch").start()
             _started.set()
-    # not `Thread.join`: in Python 3.11, once interrupted, that takes the thread for dead
-    _done.wait()
+    _done.wait()  # not `Thread.join`: in Python 3.11, once interrupted, it believes it has ended
 
 
 def _load() -> None:
     try:
         importlib.import_module("torch._dynamo")
-    except Exception:  # what is broken here will show in the answer that needs it
+    except Exception:  # the answer that needs it will show what is broken
         pass
     finally:
         _done.set()

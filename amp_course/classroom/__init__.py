@@ -1,3 +1,3 @@
-"""A class with nbgrader: assignments whose points only a right answer earns,
-graded student by student, and the class's page.
+"""A class with nbgrader: assignments that give points for right answers alone, grading, and the
+class's page.
 """

@@ -1,5 +1,5 @@
-"""Make an nbgrader assignment of a chapter's exercises: an answer's cell, and below it a cell that
-holds the points.
+"""Make an nbgrader assignment of a chapter's exercises: for each, a cell for the answer and one for
+the points.
 
 nbgrader gives a cell its points unless it raises, and `exercises.x.check(f)` alone never does. So
 the cell with the points asserts the outcome.
@@ -24,7 +24,7 @@ from amp_course.kit.errors import CourseError
 from amp_course.kit.markup import counted
 from amp_course.kit.paths import course_root
 
-TEST = "points-"  # an exercise's cell with the points is called so: "points-add_autocast"
+TEST = "points-"  # the cell with an exercise's points: "points-add_autocast"
 _HAND_OUT = """\
 Write each answer where it says `# your code here`, and run the cell below it: it checks the answer,
 tells you what it does, and holds the points. As long as the answer is not correct, that cell ends
@@ -52,12 +52,12 @@ class Task:
 
 
 def has_exercises(chapter: Chapter) -> bool:
-    """Return True if there is anything to hand out."""
+    """Return True if a chapter has anything to hand out."""
     return _master_path(chapter).is_file()
 
 
 def named(name: str) -> Chapter:
-    """Return the chapter of a name, "06" or "loop". Raises CourseError if there is none,
+    """Return the chapter called "06" or "loop". Raises CourseError if there is none,
     or if it has no exercises.
     """
     chapter = find(name)
@@ -67,20 +67,14 @@ def named(name: str) -> Chapter:
 
 
 def tasks_of(chapter: Chapter) -> list[Task]:
-    """Return a chapter's exercises with what their checks are called with,
-    in the notebook's order.
-    """
+    """Return a chapter's exercises, and the arguments of their checks, in the notebook's order."""
     by_name = {exercise.name: exercise for exercise in chapter.exercises()}
-    master = _master(chapter)
-    return [
-        Task(by_name[name], _split(cell.source, name)[1]) for name, cell in _answer_cells(master)
-    ]
+    cells = _answer_cells(_master(chapter))
+    return [Task(by_name[name], _split(cell.source, name)[1]) for name, cell in cells]
 
 
 def source_notebook(chapter: Chapter) -> NotebookNode:
-    """Return the assignment as nbgrader wants it in `source/`:
-    with the answers, which it blanks for the students.
-    """
+    """Return the assignment for nbgrader's `source/`: with the answers, which nbgrader blanks."""
     master = _master(chapter)
     answers = {cell.id: name for name, cell in _answer_cells(master)}
     points = {task.exercise.name: task.points for task in tasks_of(chapter)}
@@ -110,13 +104,11 @@ def source_notebook(chapter: Chapter) -> NotebookNode:
 
 
 def digest(book: NotebookNode) -> str:
-    """Return a short fingerprint of what a student is given:
-    the sources of all cells but the answers, in order.
-    """
-    given = [
+    """Return a short fingerprint of what students receive: all cells' sources but the answers."""
+    sources = [
         cell.source for cell in book.cells if not cell.metadata.get("nbgrader", {}).get("solution")
     ]
-    return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
 
 
 def _master(chapter: Chapter) -> NotebookNode:
@@ -128,31 +120,29 @@ def _master_path(chapter: Chapter) -> Path:
 
 
 def _answer_cells(master: NotebookNode) -> list[tuple[str, NotebookNode]]:
-    found = [
-        (tag.removeprefix("answer-"), cell)
+    found = {
+        tag.removeprefix("answer-"): cell
         for cell in master.cells
         for tag in cell.metadata.get("tags", [])
         if tag.startswith("answer-")
-    ]
-    return list({name: (name, cell) for name, cell in found}.values())
+    }
+    return list(found.items())
 
 
 def _split(source: str, name: str) -> tuple[str, str]:
-    """Cut an answer's cell at its check: the code above it, and what is checked, as source."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            call = node.value
-            if ast.unparse(call.func) == f"exercises.{name}.check":
-                lines = source.split("\n")
-                return "\n".join(lines[: node.lineno - 1]).rstrip(), ast.unparse(call.args[0])
+    """Split an answer's cell at its check: the code above, and the check's argument, as source."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"exercises.{name}.check":
+            lines = source.split("\n")
+            return "\n".join(lines[: node.lineno - 1]).rstrip(), ast.unparse(node.args[0])
     raise ValueError(f"the cell of {name} does not end with exercises.{name}.check(…)")
 
 
 def _test(name: str, answer: str, points: int) -> str:
     return (
         f"# worth {counted(points, 'point')}\n"
-        f'assert exercises.{name}.check({answer}).state == "correct", "no points yet: the message '
-        f'above says why"'
+        f'assert exercises.{name}.check({answer}).state == "correct", '
+        '"no points yet: the message above says why"'
     )
 
 

@@ -1,8 +1,7 @@
-"""Run a program so that it sees the course, Python and its own scratch folder, and nothing else: no
-network, no class.
+"""Run a program that can see only the course, Python and its own scratch folder: no network, no
+class.
 
-bubblewrap (the command `bwrap`) does it, on Linux, where the system lets ordinary users make
-namespaces.
+bubblewrap (the command `bwrap`) does this on Linux, where ordinary users may make namespaces.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from pathlib import Path
 
 from amp_course.kit.paths import course_root
 
-# where the program runs, and all that it can write to but the folder for its messages
-HOME = "/home/student"
+HOME = "/home/student"  # where the program runs, and can write
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt")
 _SETTINGS = (
     "alternatives",
@@ -38,7 +36,7 @@ _COURSE = ("amp_course", "notebooks", "exercises", "solutions", "pyproject.toml"
 
 @functools.cache
 def missing() -> str | None:
-    """Return why nothing can be run this way here, or None if it can."""
+    """Return why bubblewrap cannot be used here, or None if it can."""
     if sys.platform != "linux":
         return "bubblewrap runs on Linux only"
     if shutil.which("bwrap") is None:
@@ -55,10 +53,10 @@ def missing() -> str | None:
         return f"bubblewrap does not run here ({error})"
     if tried.returncode == 0:
         return None
-    said = tried.stderr.strip().split("\n")[-1]
+    reason = tried.stderr.strip().split("\n")[-1]
     if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "1":
-        return f"AppArmor forbids bubblewrap here ({said}); docs/teaching.md says how to allow it"
-    return f"bubblewrap does not run here ({said})"
+        return f"AppArmor forbids bubblewrap here ({reason}); docs/teaching.md says how to allow it"
+    return f"bubblewrap does not run here ({reason})"
 
 
 def command(
@@ -70,12 +68,12 @@ def command(
     environment: Mapping[str, str],
     disk_bytes: int,
 ) -> list[str]:
-    """Return the command that runs a program in there.
+    """Return the command that runs a program under bubblewrap.
 
     shared:     a folder that both sides can write to, for messages
     readable:   a folder that it may read
-    hidden:     folders that it must not see even if they lie in one that it may read
-    disk_bytes: of its home, of /tmp and of /dev/shm each
+    hidden:     folders that it must not see, even inside one that it may read
+    disk_bytes: the size of its home, of /tmp and of /dev/shm, each
     """
     made = [*_namespaces(), *_folders(disk_bytes)]
     if _any_visible(hidden):
@@ -106,13 +104,10 @@ def _folders(disk_bytes: int) -> list[str]:
 
 
 def _python() -> list[str]:
-    """Return the folders of this Python, of its packages and of what it was made from."""
-    paths = [
-        sys.prefix,
-        sys.base_prefix,
-        *(path for path in sys.path if path.endswith("-packages")),
-    ]
-    return [path for path in paths if not path.startswith(_SYSTEM[:1])]
+    """Return the folders of this Python, of its packages and of the Python that it is based on."""
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    paths = [sys.prefix, sys.base_prefix, *packages]
+    return [path for path in paths if not path.startswith("/usr")]
 
 
 def _any_visible(hidden: Sequence[Path]) -> bool:

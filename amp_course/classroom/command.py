@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,14 +25,9 @@ def init(folder: str, chapters: Sequence[str]) -> None:
 def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -> None:
     """Grade what was submitted, and print a line on each submission and a table of them all."""
     place = ClassFolder(Path(folder))
+    echo = functools.partial(print, flush=True)
     try:
-        results = grading.grade(
-            place,
-            place.chapters(chapters),
-            jobs=jobs,
-            again=again,
-            echo=lambda line: print(line, flush=True),
-        )
+        results = grading.grade(place, place.chapters(chapters), jobs=jobs, again=again, echo=echo)
     except KeyboardInterrupt:
         print("\nInterrupted. What was graded is kept: type the command again to go on.")
         raise
@@ -53,11 +49,8 @@ def make_report(folder: str, chapters: Sequence[str]) -> None:
     place = ClassFolder(Path(folder))
     names, target, reports = place.names(), place.root / "report", []
     wanted = place.chapters(chapters)
-    graded = [
-        (chapter, results)
-        for chapter in place.chapters()
-        if (results := grading.load(place, chapter))
-    ]
+    loaded = [(chapter, grading.load(place, chapter)) for chapter in place.chapters()]
+    graded = [(chapter, results) for chapter, results in loaded if results]
     if not any(chapter in wanted for chapter, _ in graded):
         raise CourseError(
             f"nothing has been graded in {folder} yet: `amp-course classroom grade {folder}` comes "
@@ -70,7 +63,7 @@ def make_report(folder: str, chapters: Sequence[str]) -> None:
         if chapter in wanted:
             write_text(target / f"{chapter.stem}.html", page(found, projected=False))
             write_text(target / f"{chapter.stem}-projected.html", page(found, projected=True))
-            # the mark tells Excel that it is UTF-8
+            # Excel recognizes UTF-8 by the mark
             write_text(target / f"{chapter.stem}.csv", f"\ufeff{table(found)}")
     write_text(target / "index.html", index(reports))
     print(f"Open {target / 'index.html'}. The pages called …-projected.html name no student.")
@@ -81,10 +74,7 @@ def _table(results: Sequence[grading.Result]) -> str:
     signs = {"correct": "✓", "not yet": "✗", "not attempted": "○"}
     names = [answer.exercise.split(".")[1] for answer in results[0].answers]
     width = min(32, max(len("student"), *(len(result.student) for result in results)))
-    lines = [
-        f"{'student':<{width}}  points  "
-        f"{' '.join(str(number) for number in range(1, len(names) + 1))}"
-    ]
+    lines = [f"{'student':<{width}}  points  {' '.join(map(str, range(1, len(names) + 1)))}"]
     for result in results:
         marks = ""
         for number, answer in enumerate(result.answers, 1):

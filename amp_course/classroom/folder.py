@@ -1,6 +1,4 @@
-"""The class's folder: nbgrader's layout, made or continued, never overwritten;
-and what has been submitted.
-"""
+"""The class's folder in nbgrader's layout, which is never overwritten, and what was submitted."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ say who has worked through a chapter; they are not an exam.
 
 @dataclass(frozen=True)
 class HandedIn:
-    """One student's submission of one assignment, which may be anything that lies at that place."""
+    """One student's submission of one assignment; there may be anything at these paths."""
 
     student: str
     folder: Path
@@ -79,23 +77,23 @@ class ClassFolder:
         return self.root / "gradebook.db"
 
     def chapters(self, names: Sequence[str] = ()) -> list[Chapter]:
-        """Return the chapters that were handed out, or those of them that are named."""
-        out = [chapter for chapter in CHAPTERS if self.release(chapter).is_file()]
+        """Return the chapters that were handed out, or the named ones among them."""
+        handed_out = [chapter for chapter in CHAPTERS if self.release(chapter).is_file()]
         wanted = [assignment.named(name) for name in names]
-        missing = [chapter.stem for chapter in wanted if chapter not in out]
+        missing = [chapter.stem for chapter in wanted if chapter not in handed_out]
         if missing:
             raise CourseError(
                 f"{', '.join(missing)} is not in this class: `amp-course classroom init "
                 f"{self.root} {' '.join(missing)}` adds it."
             )
-        return [chapter for chapter in out if not wanted or chapter in wanted]
+        return [chapter for chapter in handed_out if not wanted or chapter in wanted]
 
     def source(self, chapter: Chapter) -> Path:
         """Return the assignment with its answers."""
         return self.root / "source" / chapter.stem / f"{chapter.stem}.ipynb"
 
     def release(self, chapter: Chapter) -> Path:
-        """Return what students are given."""
+        """Return the notebook that students receive."""
         return self.root / "release" / chapter.stem / f"{chapter.stem}.ipynb"
 
     def autograded(self, chapter: Chapter, student: str) -> Path:
@@ -106,10 +104,10 @@ class ClassFolder:
         return self.root / "results" / chapter.stem / f"{student}.json"
 
     def handed_in(self, chapter: Chapter) -> list[HandedIn]:
-        """Return what lies in `submitted/` for a chapter, by student id.
+        """Return what is in `submitted/` for a chapter, by student id.
 
-        A notebook under another name counts if it is the only one there, as for "06_loop
-        (1).ipynb", which browsers make.
+        A notebook under another name counts if it is the only one there, as "06_loop (1).ipynb",
+        a browser's second download.
         """
         found = []
         for folder in sorted(self.root.glob(f"submitted/*/{chapter.stem}"), key=os.fsencode):
@@ -123,15 +121,13 @@ class ClassFolder:
         return found
 
     def misplaced(self) -> list[str]:
-        """Return the notebooks in `submitted/` that are not where a student's are looked for."""
+        """Return the notebooks in `submitted/` that are in no student's folder for a chapter."""
         submitted = self.root / "submitted"
         found = [*submitted.glob("*.ipynb"), *submitted.glob("*/*.ipynb")]
         return sorted(str(path.relative_to(submitted)) for path in found)
 
     def names(self) -> dict[str, str]:
-        """Return id → name as `students.csv` has them;
-        a student who is not in it is called by the id.
-        """
+        """Return id → name from `students.csv`; it need not have all students."""
         path = self.root / "students.csv"
         if not path.exists():
             return {}
@@ -149,24 +145,21 @@ class ClassFolder:
 
 
 def create(root: Path, names: Sequence[str]) -> Iterator[str]:
-    """Make a class's folder, or add chapters to one; yields a line on each thing done. What is
-    there is kept.
+    """Make a class's folder, or add chapters to one; yield a line on each thing done. Nothing is
+    overwritten.
 
-    Raises CourseError for a folder that holds something else, lies in the course's or cannot be
+    Raises CourseError for a folder that holds something else, overlaps the course's or cannot be
     written.
     """
     root = Path(os.path.abspath(root))
     chapters = [assignment.named(name) for name in names] or [
-        one for one in available() if assignment.has_exercises(one)
+        chapter for chapter in available() if assignment.has_exercises(chapter)
     ]
-    _refuse(root)
+    _check(root)
     root.mkdir(parents=True, exist_ok=True)
-    # first: what is interrupted can be told from somebody else's folder
-    if not (root / _MARK).exists():
-        write_text(
-            root / _MARK, json.dumps({"made by": "amp-course classroom init", "version": 1}) + "\n"
-        )
-    for name, text in (("nbgrader_config.py", CONFIG), ("README.md", README)):
+    mark = json.dumps({"made by": "amp-course classroom init", "version": 1}) + "\n"
+    # the mark first: by it an interrupted run recognizes the folder as a class's
+    for name, text in ((_MARK, mark), ("nbgrader_config.py", CONFIG), ("README.md", README)):
         if not (root / name).exists():
             write_text(root / name, text)
     (root / "submitted").mkdir(exist_ok=True)
@@ -175,7 +168,7 @@ def create(root: Path, names: Sequence[str]) -> Iterator[str]:
         yield _add(place, chapter)
 
 
-def _refuse(root: Path) -> None:
+def _check(root: Path) -> None:
     course = course_root().resolve()
     real = root.resolve()
     if real.is_relative_to(course) or course.is_relative_to(real):
@@ -197,19 +190,18 @@ def _add(place: ClassFolder, chapter: Chapter) -> str:
     if source.is_file():
         try:
             old = nbformat.read(source, as_version=4).metadata.get("amp_course", {})
-        except Exception:  # nbformat raises many kinds for a file that was cut off
+        except Exception:  # nbformat raises many kinds of error for a file that was cut off
             raise CourseError(
                 f"{source} is damaged: delete it, then type the command again."
             ) from None
         if gradebook.has(place.root, chapter.stem) and release.is_file():
-            newer = old.get("digest") != fresh.metadata["amp_course"]["digest"]
-            more = (
-                f"; the course's is newer: delete {source.parent} and {release.parent} to have "
-                f"that one"
-                if newer
-                else ""
+            line = f"{chapter.stem}: kept as it is"
+            if old.get("digest") == fresh.metadata["amp_course"]["digest"]:
+                return line
+            return (
+                f"{line}; the course's is newer: delete {source.parent} and {release.parent} to "
+                "have that one"
             )
-            return f"{chapter.stem}: kept as it is{more}"
     else:
         source.parent.mkdir(parents=True, exist_ok=True)
         write_text(source, nbformat.writes(fresh) + "\n")

@@ -1,6 +1,4 @@
-"""nbgrader's part: assignments are generated and points are kept by nbgrader itself.
-Nothing else imports it.
-"""
+"""Let nbgrader generate assignments and keep points. No other module imports it."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ COURSE = "amp_course"
 
 
 def generate(root: Path, name: str) -> None:
-    """Let nbgrader make `release/NAME` of `source/NAME`, and note its cells and points.
+    """Let nbgrader make `release/NAME` of `source/NAME`, and record its cells and points.
     Raises CourseError if it refuses.
     """
     with _open(root):
-        pass  # if there is one that is damaged, this says so
+        pass  # raises for a damaged gradebook
     with _quietly():
         from nbgrader.apps import NbGraderAPI
         from traitlets.config import Config
@@ -35,13 +33,10 @@ def generate(root: Path, name: str) -> None:
         config.ClearSolutions.code_stub = {"python": "# your code here"}
         done = NbGraderAPI(config=config).generate_assignment(name, force=True, create=True)
     if not done["success"]:
-        told = [
-            line
-            for line in (done.get("log") or "").splitlines()
-            if "Error" in line and "NbGraderException" not in line
-        ]
-        said = told[-1].strip() if told else "it gives no reason"
-        raise CourseError(f"nbgrader could not make the assignment {name}: {said}")
+        log = (done.get("log") or "").splitlines()
+        errors = [line for line in log if "Error" in line and "NbGraderException" not in line]
+        reason = errors[-1].strip() if errors else "it gives no reason"
+        raise CourseError(f"nbgrader could not make the assignment {name}: {reason}")
 
 
 def has(root: Path, name: str) -> bool:
@@ -56,10 +51,10 @@ def has(root: Path, name: str) -> bool:
 
 
 def record(root: Path, name: str, student: str, scores: Mapping[str, float], review: bool) -> None:
-    """Write a student's points, cell by cell; `review` marks them for a person to look at.
+    """Write a student's points, cell by cell; `review` marks them for a person to review.
     Repeating it changes nothing.
 
-    scores: name of the cell → points. What a person has given by hand stays.
+    scores: cell → points; points that a person gave by hand stay
     """
     with _open(root) as (book, _):
         student = printable(student)
@@ -73,9 +68,7 @@ def record(root: Path, name: str, student: str, scores: Mapping[str, float], rev
 
 
 def given_by_hand(root: Path, name: str) -> dict[str, float]:
-    """Return student → points of those with at least one mark that a person has given in
-    nbgrader.
-    """
+    """Return student → points, for students whom a person gave at least one mark in nbgrader."""
     with _open(root) as (book, _):
         return {
             submission.student.id: float(submission.score)
@@ -109,7 +102,7 @@ def _open(root: Path) -> Iterator[tuple[Any, type[Exception]]]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep what nbgrader and its libraries warn of and log away: it is for their developers."""
+    """Hide the warnings and logs of nbgrader and its libraries: they are for developers."""
     try:
         import nbgrader  # noqa: F401
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
-"""Grade a class: each submission in a kernel of its own, several at a time, each result kept as
-soon as it is there.
+"""Grade a class: each submission in a kernel of its own, several at a time, each result saved at
+once.
 
-A run that is interrupted goes on where it was: what has not changed is not run again.
+An interrupted run can be continued: what has not changed is not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one exercise of a submission."""
+    """The result of one exercise of a submission."""
 
     exercise: str
     points: float
@@ -48,13 +48,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one submission; a file in `results/` holds it as JSON.
+    """The result of one submission; a file in `results/` holds it as JSON.
 
-    key:      what it was made from: the submission's content, the assignment's and the course's
-              version
-    findings: what the instructor should know; `withheld` says why there are no points in spite of
-              the answers
-    history:  exercise's id → attempts, hints, solution, mistakes: as the submission itself tells it
+    key:      a digest of what it depends on: the submission, the assignment, the course's version
+    findings: what the instructor should know
+    withheld: why there are no points in spite of right answers
+    history:  exercise's id → attempts, hints, solution, mistakes, according to the submission
     """
 
     key: str
@@ -85,9 +84,8 @@ def grade(
 ) -> list[Result]:
     """Grade what was submitted for some chapters, and return the results, old and new.
 
-    jobs:      how many submissions at a time; by default as many as there are cores. Without a
-               sandbox it is one
-    again:     grade those too that have not changed
+    jobs:      how many submissions at a time; by default one for each core, without a sandbox one
+    again:     grade unchanged submissions too
     sandboxed: by default, if bubblewrap runs here
 
     Raises CourseError if another run is at work in the same folder, and on Windows.
@@ -100,7 +98,7 @@ def grade(
     why_not = bubblewrap.missing()
     sandboxed = why_not is None if sandboxed is None else sandboxed
     echo(_protection(sandboxed, why_not))
-    todo = [(chapter, one) for chapter in chapters for one in place.handed_in(chapter)]
+    todo = [(chapter, found) for chapter in chapters for found in place.handed_in(chapter)]
     for stray in place.misplaced():
         echo(f"Not graded, for it is not in submitted/STUDENT/CHAPTER/: {printable(stray)}")
     if not todo:
@@ -111,9 +109,9 @@ def grade(
         return []
     try:
         with locked(place.gradebook, 1.0):
-            every = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
+            grader = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
             at_once = (jobs or os.cpu_count() or 1) if sandboxed else 1
-            return asyncio.run(every.grade(todo, at_once))
+            return asyncio.run(grader.grade(todo, at_once))
     except TimeoutError:
         raise CourseError(
             f"another grading run is at work in {place.root}: wait until it has ended."
@@ -121,9 +119,7 @@ def grade(
 
 
 def load(place: ClassFolder, chapter: Chapter) -> list[Result]:
-    """Return the results that are there for a chapter, by student;
-    a damaged file is left out, as if it were not there.
-    """
+    """Return the saved results for a chapter, by student; damaged files are left out."""
     files = sorted((place.root / "results" / chapter.stem).glob("*.json"))
     return [found for file in files if (found := _read(file)) is not None]
 
@@ -149,47 +145,43 @@ def _read(path: Path) -> Result | None:
         return None
 
 
+@dataclass
 class _Grader:
     """One grading run: what its submissions share."""
 
-    def __init__(
-        self,
-        place: ClassFolder,
-        count: int,
-        again: bool,
-        echo: Echo,
-        limits: Limits,
-        sandboxed: bool,
-    ) -> None:
-        self.place, self.again, self.echo = place, again, echo
-        self.limits, self.sandboxed = limits, sandboxed
-        self.count, self.done = count, 0
+    place: ClassFolder
+    count: int
+    again: bool
+    echo: Echo
+    limits: Limits
+    sandboxed: bool
+    done: int = 0
 
     async def grade(self, todo: Sequence[tuple[Chapter, HandedIn]], jobs: int) -> list[Result]:
-        places = asyncio.Semaphore(jobs)
-        given = {
+        turns = asyncio.Semaphore(jobs)
+        assignments = {
             chapter: (nbformat.read(self.place.release(chapter), 4), tasks_of(chapter))
-            for chapter in {one for one, _ in todo}
+            for chapter in {chapter for chapter, _ in todo}
         }
 
-        async def one(chapter: Chapter, handed_in: HandedIn) -> Result:
-            release, tasks = given[chapter]
-            async with places:
+        async def graded(chapter: Chapter, handed_in: HandedIn) -> Result:
+            release, tasks = assignments[chapter]
+            async with turns:
                 try:
-                    return await self._one(chapter, handed_in, release, tasks)
+                    return await self._grade(chapter, handed_in, release, tasks)
                 except Exception as error:  # whatever one submission does, the others are graded
-                    told = f"it could not be graded ({type(error).__name__}: {error}); "
-                    told += "the next run tries again"  # for this result is not kept
-                    ran = Run(nbformat.v4.new_notebook(), findings=[told[:500]])
+                    finding = f"it could not be graded ({type(error).__name__}: {error}); "
+                    finding += "the next run tries again"  # for this result is not saved
+                    ran = Run(nbformat.v4.new_notebook(), findings=[finding[:500]])
                     result = self._result(chapter, handed_in, tasks, ran)
-                    self._say(result, "failed")
+                    self._announce(result, "failed")
                     return result
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*each)) for each in todo]
-        return [task.result() for task in tasks]
+            running = [group.create_task(graded(*each)) for each in todo]
+        return [task.result() for task in running]
 
-    async def _one(
+    async def _grade(
         self,
         chapter: Chapter,
         handed_in: HandedIn,
@@ -200,7 +192,7 @@ class _Grader:
         old = _read(self.place.result(chapter, handed_in.student))
         same = old is not None and old.key == key and (self.sandboxed or not old.sandboxed)
         if old is not None and same and not self.again:
-            self._say(old, "unchanged")
+            self._announce(old, "unchanged")
             return old
         try:
             prepared = submission.prepare(submission.read(handed_in.notebook), release)
@@ -225,8 +217,8 @@ class _Grader:
         result = self._result(
             chapter, handed_in, tasks, ran, key=key, withheld=withheld, history=prepared.history
         )
-        self._keep(chapter, result, ran)
-        self._say(result, f"{result.seconds:.1f} s")
+        self._save(chapter, result, ran)
+        self._announce(result, f"{result.seconds:.1f} s")
         return result
 
     def _result(
@@ -253,10 +245,8 @@ class _Grader:
             history=history or {},
         )
 
-    def _keep(self, chapter: Chapter, result: Result, ran: Run) -> None:
-        """Write the notebook, then the gradebook, then the result:
-        what is interrupted before the last is graded again.
-        """
+    def _save(self, chapter: Chapter, result: Result, ran: Run) -> None:
+        """Save the notebook, then the points, then the result: without that, it is graded again."""
         if ran.book.cells:
             graded = self.place.autograded(chapter, result.student)
             graded.parent.mkdir(parents=True, exist_ok=True)
@@ -269,7 +259,7 @@ class _Grader:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"format": _FORMAT, **asdict(result)}, indent=1) + "\n")
 
-    def _say(self, result: Result, how: str) -> None:
+    def _announce(self, result: Result, how: str) -> None:
         self.done += 1
         of = sum(answer.of for answer in result.answers)
         who = f"[{self.done}/{self.count}] {printable(result.student)}, {result.assignment}"
@@ -282,10 +272,10 @@ def _withheld(ran: Run, suspect: bool) -> tuple[str, ...]:
     verdicts = ran.verdicts.values()
     replaced = list(dict.fromkeys(name for verdict in verdicts for name in verdict.replaced))
     opened = dict.fromkeys(name for verdict in verdicts for name in verdict.opened)
-    told = [f"it replaced part of what judges it: {name}" for name in replaced[:3]]
-    told += [f"it tried to open a file of the class: {name}" for name in opened]
-    told += ["its code names gradebook.db"] if suspect and not opened else []
-    return tuple(told)
+    reasons = [f"it replaced part of what judges it: {name}" for name in replaced[:3]]
+    reasons += [f"it tried to open a file of the class: {name}" for name in opened]
+    reasons += ["its code names gradebook.db"] if suspect and not opened else []
+    return tuple(reasons)
 
 
 def _answer(task: Task, ran: Run, withheld: bool) -> Answer:
@@ -304,17 +294,12 @@ def _answer(task: Task, ran: Run, withheld: bool) -> Answer:
 
 
 def _key(handed_in: HandedIn, release: nbformat.NotebookNode) -> str:
-    made_of = hashlib.sha256(
-        f"{__version__} {release.metadata.get('amp_course', {}).get('digest')}".encode()
-    )
-    files = (
-        [handed_in.notebook]
-        if not handed_in.folder.is_dir()
-        else sorted(handed_in.folder.rglob("*"))
-    )
-    for file in files:
-        made_of.update(os.fsencode(os.path.relpath(file, handed_in.folder.parent)))
+    assignment = release.metadata.get("amp_course", {}).get("digest")
+    digest = hashlib.sha256(f"{__version__} {assignment}".encode())
+    folder = handed_in.folder
+    for file in sorted(folder.rglob("*")) if folder.is_dir() else [handed_in.notebook]:
+        digest.update(os.fsencode(os.path.relpath(file, folder.parent)))
         with contextlib.suppress(OSError):
             if file.is_file() and not file.is_symlink() and file.stat().st_size <= submission.LIMIT:
-                made_of.update(file.read_bytes())
-    return made_of.hexdigest()
+                digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,8 +1,8 @@
-"""Find code that judges answers and has been replaced since it was loaded.
+"""Find out if code that judges answers has been replaced since it was loaded.
 
-What a submission runs shares a process with a check. It cannot be kept from changing that; but what
-it changes in the obvious places shows: functions, classes and methods of the course, the parts of
-its judges, and what compares tensors and numbers.
+A submission shares a process with a check and cannot be kept from changing it. But changes in the
+obvious places show: functions, classes and methods of the course, the parts of its judges, and what
+compares tensors and numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from amp_course.checking import Exercise
 
-_OURS = "amp_course"
-# What else decides whether two values are equal. People wrap much else of torch, and mean no harm.
+# What else decides whether two values are equal. Other parts of torch are often wrapped innocently.
 _COMPARES = (
     (torch, ("isclose", "equal", "allclose", "isnan")),
     (Tensor, ("__eq__", "__or__", "isnan", "all", "any", "abs", "max", "item", "detach")),
@@ -32,7 +31,7 @@ def fingerprint(exercises: Iterable[Exercise]) -> dict[str, Any]:
     """Return all that a check relies on, by its path."""
     found: dict[str, Any] = {}
     for name, module in sorted(sys.modules.items()):
-        if _is_ours(name):
+        if name.split(".")[0] == "amp_course":
             found.update(_code_in(name, vars(module)))
     for exercise in exercises:
         place = f"{exercise.id}.judge"
@@ -45,7 +44,7 @@ def fingerprint(exercises: Iterable[Exercise]) -> dict[str, Any]:
 
 
 def replaced(before: Mapping[str, Any], exercises: Iterable[Exercise]) -> list[str]:
-    """Return the paths of what is no longer what it was, or gone; what is new does not count."""
+    """Return the paths of what has changed or gone; what is new does not count."""
     now = fingerprint(exercises)
     return [path for path, was in before.items() if not _same(was, now.get(path))]
 
@@ -61,7 +60,7 @@ def _same(was: Any, now: Any) -> bool:
 
 
 def _code_in(path: str, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the functions and classes among names, and what these consist of."""
+    """Yield the functions and classes among names, and their parts."""
     for name, value in list(names.items()):
         place = f"{path}.{name}"
         if isinstance(value, types.FunctionType):
@@ -72,7 +71,3 @@ def _code_in(path: str, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield place, value
             if value.__module__ == path:
                 yield from _code_in(place, vars(value))
-
-
-def _is_ours(name: str) -> bool:
-    return name.split(".")[0] == _OURS

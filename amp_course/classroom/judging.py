@@ -1,10 +1,10 @@
 """Judge the answers of a submission in processes that none of its cells has touched.
 
-Before the first cell runs, the kernel splits off a **keeper**: it holds the key, and nothing of the
-submission ever runs in it. For each answer the keeper splits off a **judge**, which gets a copy of
-the answer, checks it with the course's code as it was before the first cell, and ends. What the
-cells do to their own process, the kernel, changes neither. What an answer does while it is called,
-it does to its judge: that is looked at afterwards, and cannot be excluded.
+Before the first cell runs, the kernel forks a **keeper**: it holds the key, and nothing of the
+submission ever runs in it. For each answer the keeper forks a **judge**, which gets a copy of the
+answer, checks it with the course's code as it was before the first cell, and ends. What the cells
+do to their own process, the kernel, changes neither. What an answer changes while it is called, it
+changes in its judge: this is checked afterwards, but cannot be prevented.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ from amp_course.classroom.verdict import Seal, Verdict
 from amp_course.course import find
 
 LIMIT = 256 * 2**20  # bytes of an answer
-PATIENCE = 40.0  # seconds for what a check does besides running the answer, and for a busy machine
-_MOST = 5  # of each kind of evidence
+PATIENCE = 40.0  # seconds for the rest of a check, and for a busy machine
+_MOST = 5  # pieces of each kind of evidence
 
 
 class Keeper:
-    """The kernel's side: sends answers to the keeper's process,
-    and evidence that cannot be taken back.
-    """
+    """The kernel's side: sends answers to the keeper's process, and evidence, which stays there."""
 
     def __init__(self, exercises: Mapping[str, Exercise], key: bytes) -> None:
         self._here, there = multiprocessing.Pipe()
@@ -58,8 +56,8 @@ class Keeper:
         sources: Mapping[str, list[str]],
         question: str,
     ) -> dict[str, str]:
-        """Return a sealed verdict on an answer, a pickle of it;
-        if there is none, its state and why are given instead.
+        """Return a sealed verdict on a pickled answer; without an answer, `state` and `problem` say
+        why there is none.
         """
         request = {
             "exercise": exercise,
@@ -73,15 +71,15 @@ class Keeper:
         return _receive(self._here)[0]
 
     def note(self, kind: str, what: str) -> None:
-        """Add to what every verdict from now on says:
-        "opened" and a file, "replaced" and a part of the course.
+        """Add evidence to all later verdicts: "opened" and a file, or "replaced" and a part of the
+        course.
         """
         with self._lock:
             _send(self._here, {"kind": kind, "what": what})
 
 
 def load(chapter: str) -> dict[str, Exercise]:
-    """Return a chapter's exercises by id, with all loaded that a check needs."""
+    """Return a chapter's exercises by id, and load all that a check needs."""
     load_lazy_modules()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,7 +98,7 @@ def _keep(line: Connection, exercises: Mapping[str, Exercise], seal: Seal) -> No
             if len(found) < _MOST and request["what"] not in found:
                 found.append(request["what"][:200])
             continue
-        verdict = _split_off(exercises, answer, request, before)
+        verdict = _fork_judge(exercises, answer, request, before)
         verdict = replace(
             verdict,
             opened=tuple(evidence["opened"]),
@@ -109,7 +107,7 @@ def _keep(line: Connection, exercises: Mapping[str, Exercise], seal: Seal) -> No
         _send(line, seal.close(verdict, request["question"]))
 
 
-def _split_off(
+def _fork_judge(
     exercises: Mapping[str, Exercise],
     answer: bytes,
     request: Mapping[str, Any],
@@ -118,7 +116,7 @@ def _split_off(
     """Judge one answer in a process of its own, which is killed if it does not end."""
     exercise = exercises[request["exercise"]]
     if request["problem"]:
-        # The submission's process can ask for anything: it must not choose what earns points.
+        # The submission's process can send any state: it must not choose one that earns points.
         state = "not attempted" if request["state"] == "not attempted" else "no verdict"
         return Verdict(exercise.id, state, request["problem"])
     found: dict[str, Any]
@@ -141,27 +139,21 @@ def _split_off(
         if here.poll(2 * exercise.seconds + PATIENCE):
             found, _ = _receive(here)
     here.close()
-    for kill in (os.killpg, os.kill):  # it may have ended before it had a group of its own
+    for kill in (os.killpg, os.kill):  # it may have no group of its own yet
         with contextlib.suppress(OSError):
             kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     if "failed" in found:
-        told = f"the process that checked this answer ended without a verdict{found['failed']}"
-        return Verdict(exercise.id, "no verdict", told)
-    return Verdict(
-        exercise.id,
-        found["state"],
-        found["message"],
-        found["mistake"],
-        tuple(found["notes"]),
-        tuple(found["replaced"]),
-    )
+        message = f"the process that checked this answer ended without a verdict{found['failed']}"
+        return Verdict(exercise.id, "no verdict", message)
+    lists = {name: tuple(found[name]) for name in ("notes", "replaced")}
+    return Verdict(exercise.id, **found | lists)
 
 
 def _judge(exercise: Exercise, pickled: bytes, sources: Mapping[str, list[str]]) -> dict[str, Any]:
     import cloudpickle
 
-    os.environ["AMP_COURSE_WORK"] = os.path.join(os.getcwd(), "judged")  # nobody's progress
+    os.environ["AMP_COURSE_WORK"] = os.path.join(os.getcwd(), "judged")  # for unwanted progress
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     sys.path.insert(0, "")  # for the student's own modules

@@ -1,7 +1,7 @@
-"""The kernel that a submission runs in: an ordinary one, which also answers one more message,
-"check this answer".
+"""The kernel that a submission runs in: an ordinary one that also answers the message "check this
+answer".
 
-Started by `runner` as `python -P -m amp_course.classroom.kernel -f CONNECTION`. The answers are
+`kernel_client` starts it: `python -P -m amp_course.classroom.kernel -f CONNECTION`. The answers are
 judged elsewhere (`judging`).
 """
 
@@ -22,12 +22,12 @@ from amp_course.classroom.integrity import fingerprint, replaced
 from amp_course.classroom.judging import LIMIT, Keeper, load
 from amp_course.classroom.verdict import REPLY, REQUEST
 
-# names the file with the settings; it is deleted before the submission runs
+# the variable with the path of the settings, which are deleted before the submission runs
 SETTINGS = "AMP_COURSE_GRADING"
 
 
 def main() -> None:
-    """Start the kernel and serve until it is told to stop."""
+    """Start the kernel and serve until a message stops it."""
     place = Path(os.environ.pop(SETTINGS))
     settings = json.loads(place.read_text(encoding="utf-8"))
     place.unlink()
@@ -40,7 +40,7 @@ def main() -> None:
     app = IPKernelApp.instance()
     app.initialize(sys.argv[1:])
     app.kernel.shell_handlers[REQUEST] = _handler(app.kernel, keeper, exercises)
-    # Last: a file called torch.py next to the notebook is the submission's own affair.
+    # Last: until then, the course must not import a torch.py that was submitted.
     _copy(Path(settings["handed_in"]), Path.cwd())
     sys.path.insert(0, "")
     _watch_files(tuple(settings["forbidden"]), keeper)
@@ -48,8 +48,8 @@ def main() -> None:
 
 
 def _limit(file_bytes: int, memory_bytes: int) -> None:
-    """Hold each file and the memory of this process, and of those that it starts, to a size."""
-    import resource  # here: the grader reads this module too, and Windows has none
+    """Limit the size of each file and the memory of this process and of those that it starts."""
+    import resource  # here: the grader imports this module too, and Windows has no `resource`
 
     limits = (
         (resource.RLIMIT_FSIZE, file_bytes),
@@ -64,24 +64,19 @@ def _limit(file_bytes: int, memory_bytes: int) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy what was submitted next to the notebook, as far as it can be read."""
+    ignore = shutil.ignore_patterns("*.ipynb")
     with contextlib.suppress(shutil.Error):
-        shutil.copytree(
-            source,
-            target,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("*.ipynb"),
-            dirs_exist_ok=True,
-        )
+        shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
 
 
 def _handler(kernel: Any, keeper: Keeper, exercises: Mapping[str, Exercise]) -> Callable[..., None]:
-    """Return what answers a request: `{"exercise", "answer", "question"}` → a sealed verdict."""
+    """Return the handler of requests: `{"exercise", "answer", "question"}` → a sealed verdict."""
     before = fingerprint(exercises.values())
 
     def answer_request(stream: Any, identity: Any, message: Any) -> None:
         content = message["content"]
         reply: dict[str, str] = {}
-        # the submission may have done anything to this process; no verdict, then
+        # if the submission broke this process, there is no verdict
         with contextlib.suppress(Exception):
             for path in replaced(before, exercises.values())[:3]:
                 keeper.note("replaced", path)
@@ -93,9 +88,7 @@ def _handler(kernel: Any, keeper: Keeper, exercises: Mapping[str, Exercise]) -> 
 
 
 def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str, str]:
-    """Return a copy of an answer that can be sent; or none, the state of the answer then,
-    and why.
-    """
+    """Return a pickled answer, "" and ""; or, if that is impossible, b"", its state and why."""
     import cloudpickle
 
     try:
@@ -105,27 +98,21 @@ def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str, str]:
     except Exception as error:
         return b"", "not attempted", f"{source} raised {type(error).__name__}."
     try:
-        copied, why = cloudpickle.dumps(answer), ""
-        if len(copied) > LIMIT:
-            why = (
-                f"with all that it uses it has {len(copied) / 2**20:,.0f} MB, and "
-                f"{LIMIT / 2**20:.0f} MB is the most"
-            )
-    except Exception as error:
-        copied, why = b"", f"{type(error).__name__}: {error}"
-    if why:
-        return (
-            b"",
-            "no verdict",
-            f"The answer could not be copied into the process that checks it ({why})."[:400],
+        copied = cloudpickle.dumps(answer)
+        if len(copied) <= LIMIT:
+            return copied, "", ""
+        why = (
+            f"with all that it uses it has {len(copied) / 2**20:,.0f} MB, and "
+            f"{LIMIT / 2**20:.0f} MB is the most"
         )
-    return copied, "", ""
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    problem = f"The answer could not be copied into the process that checks it ({why})."
+    return b"", "no verdict", problem[:400]
 
 
 def _cells() -> dict[str, list[str]]:
-    """Return the cells that ran, by the name that tracebacks give them:
-    messages quote their lines.
-    """
+    """Return the cells that ran, by the file names in tracebacks: messages quote their lines."""
     found: Iterable[tuple[str, Any]] = list(linecache.cache.items())
     return {
         name: list(entry[2]) for name, entry in found if "ipykernel" in name and len(entry) == 4
@@ -133,8 +120,8 @@ def _cells() -> dict[str, list[str]]:
 
 
 def _watch_files(forbidden: tuple[str, ...], keeper: Keeper) -> None:
-    """Tell the keeper from now on which files of the class the process tries to open;
-    nothing can switch this off again.
+    """Report to the keeper which files of the class the process tries to open; nothing can switch
+    this off again.
     """
     events = {
         "open",

@@ -1,6 +1,4 @@
-"""The grader's side of a kernel: start it where it can do no harm, run cells, ask for verdicts,
-leave nothing behind.
-"""
+"""The grader's side of a kernel: start it where it can do no harm, run cells, ask for verdicts."""
 
 from __future__ import annotations
 
@@ -37,12 +35,13 @@ _NO_REPLY = {
     "evalue": "",
     "traceback": ["this cell did not end in time and was stopped"],
 }
-_KIND_OF_CPU = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # set to imitate a plainer machine
-_PATIENCE = 5.0  # seconds that an interrupted cell has for leaving
+_KIND_OF_CPU = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # set to imitate an older machine
+_OUTPUTS = ("stream", "display_data", "update_display_data", "execute_result", "error")
+_PATIENCE = 5.0  # seconds in which an interrupted cell must end
 
 
 class Kernel(NotebookClient):
-    """A kernel for one submission, as a context: nothing of it is left afterwards."""
+    """A kernel for one submission, as a context that leaves nothing running."""
 
     def __init__(self, job: Job, scratch: Path) -> None:
         super().__init__(
@@ -58,7 +57,7 @@ class Kernel(NotebookClient):
             raise_on_iopub_timeout=False,
         )
         self._limits, self._printed = job.limits, 0
-        self.excess = ""  # what it was stopped for, in words
+        self.excess = ""  # why it was stopped, in words
         self._scratch, key = scratch, secrets.token_bytes(32)
         self._seal = Seal(key)
         settings = {
@@ -78,7 +77,7 @@ class Kernel(NotebookClient):
         from jupyter_client import AsyncKernelManager
         from jupyter_client.kernelspec import KernelSpec
 
-        # Messages go through files: without a network there are no ports.
+        # Messages go through files, for without a network there are no ports.
         manager = AsyncKernelManager(
             transport="ipc",
             ip=str(self._scratch / "k"),
@@ -123,8 +122,8 @@ class Kernel(NotebookClient):
         await self._process.signal_kernel(signal.SIGKILL)
 
     async def run_cell(self, cell: NotebookNode, number: int) -> None:
-        """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends,
-        or cannot be stopped.
+        """Run a cell and store its outputs. Raises DeadKernelError if the kernel ends or does not
+        react.
         """
         self._printed = 0
         began = time.monotonic()
@@ -138,17 +137,12 @@ class Kernel(NotebookClient):
         content = {"exercise": task.exercise.id, "answer": task.answer, "question": question}
         reply = await self._ask(REQUEST, content, REPLY, 2 * task.exercise.seconds + 2 * PATIENCE)
         if not reply:
-            return Verdict(
-                task.exercise.id, "no verdict", "the process that checks answers had ended"
-            )
+            why = "the process that checks answers had ended"
+            return Verdict(task.exercise.id, "no verdict", why)
         verdict = self._seal.open(reply, question)
         if verdict is None or verdict.exercise != task.exercise.id:
-            return Verdict(
-                task.exercise.id,
-                "no verdict",
-                "the reply was not that of the check",
-                replaced=("the reply to the check",),
-            )
+            why, replaced = "the reply was not that of the check", ("the reply to the check",)
+            return Verdict(task.exercise.id, "no verdict", why, replaced=replaced)
         return verdict
 
     async def _ask(
@@ -175,14 +169,8 @@ class Kernel(NotebookClient):
     def process_message(
         self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
     ) -> NotebookNode | None:
-        """Keep an output, as long as the cell has not printed more than the limit."""
-        if msg["msg_type"] in (
-            "stream",
-            "display_data",
-            "update_display_data",
-            "execute_result",
-            "error",
-        ):
+        """Store an output unless the cell has printed more than the limit."""
+        if msg["msg_type"] in _OUTPUTS:
             self._printed += len(json.dumps(msg["content"], default=str))
             if self._printed > self._limits.output_bytes:
                 return None
@@ -190,7 +178,7 @@ class Kernel(NotebookClient):
 
 
 def _argv(job: Job, scratch: Path, place: Path) -> list[str]:
-    # -P: no module that was submitted is taken for one of Python's or of the course's.
+    # -P: no submitted module is imported in place of one of Python's or of the course's.
     program = [sys.executable, "-P", "-m", "amp_course.classroom.kernel"]
     program += ["-f", "{connection_file}", "--HistoryManager.enabled=False"]
     if not job.sandboxed:
@@ -207,7 +195,7 @@ def _argv(job: Job, scratch: Path, place: Path) -> list[str]:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """Return all that a submission finds in its environment."""
+    """Return a submission's whole environment."""
     home = str(place.parent / "home")
     imitated = {name: os.environ[name] for name in _KIND_OF_CPU if name in os.environ}
     return imitated | {
@@ -229,19 +217,17 @@ def _environment(place: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give a folder that is deleted afterwards, however deep a submission has dug in it."""
+    """Make a folder that is deleted afterwards, however deeply nested its content is."""
     folder = Path(tempfile.mkdtemp(prefix="amp-grading-"))
     try:
         yield folder
     finally:
-        # shutil.rmtree calls itself for each level
+        # not shutil.rmtree, which calls itself for each level
         subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
 
 
 def _children(manager: Any) -> list[psutil.Process]:
-    """Return the processes that a kernel, or its bubblewrap, has started, and those that they
-    have.
-    """
+    """Return all processes below a kernel, or below its bubblewrap."""
     try:
         return list(psutil.Process(manager.provisioner.process.pid).children(recursive=True))
     except (psutil.Error, AttributeError):  # it has ended
@@ -249,7 +235,7 @@ def _children(manager: Any) -> list[psutil.Process]:
 
 
 def _kill_children(manager: Any) -> None:
-    """Kill what the submission has started; in bubblewrap it dies with its first process."""
+    """Kill what the submission has started; in bubblewrap it ends with its first process."""
     for process in _children(manager):
         with contextlib.suppress(psutil.Error):
             process.kill()

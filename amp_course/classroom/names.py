@@ -2,9 +2,7 @@
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal, a page or a database shows as it is:
-    what cannot be printed becomes �.
-    """
+    """Replace what a terminal, a page or a database cannot show by �."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 

@@ -1,4 +1,4 @@
-"""What a class's results say: who solved what, which mistakes were met, where hints were needed,
+"""Summarize a class's results: who solved what, which mistakes were made, where hints were needed,
 and what to teach next.
 """
 
@@ -11,22 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_course.checking import Exercise
-from amp_course.classroom.grading import Result
+from amp_course.classroom.grading import Answer, Result
 from amp_course.course import Chapter
 
-_SHARED = 0.2  # a mistake that so many of the class met is worth a word to all
-_SOLVED = 0.8  # what so many have solved need not be taught again
+_SHARED = 0.2  # a mistake that this share of the class made concerns all
+_SOLVED = 0.8  # an exercise that this share has solved need not be taught again
 
 
 @dataclass(frozen=True)
 class MistakeMet:
-    """A known mistake: how many students met it, on the way or in what they submitted,
-    and what each of them was told.
-    """
+    """A known mistake, its feedback, and how many students made it, on the way or at last."""
 
     name: str
-    told: str
-    against: str
+    feedback: str
     students: int
 
 
@@ -36,10 +33,8 @@ class ExerciseReport:
 
     solved, not_yet, not_attempted, no_verdict: numbers of students, by what they submitted; they
         add up to the class
-    hints, solution:                            numbers of students who had a hint, or the solution,
-        shown
-    attempts:                                   the median number of checks of those of whom it is
-        known, or None
+    hints, solution: numbers of students who saw a hint, or the solution
+    attempts:        the median number of checks, where it is known; else None
     """
 
     exercise: Exercise
@@ -58,9 +53,7 @@ class ExerciseReport:
 
     @property
     def urgency(self) -> float:
-        """Return how urgent it is to teach it again: the share that did not solve it,
-        times the exercise's importance.
-        """
+        """The share of students who did not solve it, times the exercise's importance."""
         return self.exercise.importance * (1 - self.solved / self.students)
 
 
@@ -69,7 +62,7 @@ class ClassReport:
     """A class's work on one chapter.
 
     names:  id → a student's name; the id is shown where there is none
-    points: id → points of those to whom a person gave other points than the check, in nbgrader
+    points: id → points of students who were given points by hand, in nbgrader
     """
 
     chapter: Chapter
@@ -98,13 +91,13 @@ class ClassReport:
         """Return the exercises to go through again, the most urgent first;
         none if the class is ready to go on.
         """
-        wanting = [
-            one
-            for one in self.exercises
-            if one.solved / one.students < _SOLVED
-            or any(met.students / one.students >= _SHARED for met in one.mistakes)
+        weak = [
+            exercise
+            for exercise in self.exercises
+            if exercise.solved / exercise.students < _SOLVED
+            or any(met.students / exercise.students >= _SHARED for met in exercise.mistakes)
         ]
-        return tuple(sorted(wanting, key=lambda one: -one.urgency)[:3])
+        return tuple(sorted(weak, key=lambda exercise: -exercise.urgency)[:3])
 
 
 def was_graded(result: Result) -> bool:
@@ -118,35 +111,27 @@ def report(
     names: Mapping[str, str],
     points: Mapping[str, float] | None = None,
 ) -> ClassReport:
-    """Count what a class's results on one chapter say; there must be at least one."""
+    """Summarize a class's results on one chapter; there must be at least one."""
     graded = [result for result in results if was_graded(result)]
-    exercises = (
-        tuple(_count(exercise, graded) for exercise in chapter.exercises()) if graded else ()
-    )
-    return ClassReport(
-        chapter, tuple(sorted(results, key=lambda one: one.student)), names, points or {}, exercises
-    )
+    exercises = [_count(exercise, graded) for exercise in chapter.exercises() if graded]
+    by_student = sorted(results, key=lambda result: result.student)
+    return ClassReport(chapter, tuple(by_student), names, points or {}, tuple(exercises))
 
 
 def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
-    answers = [
-        answer for result in results for answer in result.answers if answer.exercise == exercise.id
-    ]
+    histories = [result.history.get(exercise.id, {}) for result in results]
+    known = [history["attempts"] for history in histories if history.get("attempts")]
+    answers: list[Answer] = []
+    met: Counter[str] = Counter()
+    for result, history in zip(results, histories, strict=True):
+        own = [answer for answer in result.answers if answer.exercise == exercise.id]
+        met.update({*(a.mistake for a in own if a.mistake), *history.get("mistakes", {})})
+        answers += own
     states = Counter(
         "correct" if answer.points else "not yet" if answer.state == "correct" else answer.state
         for answer in answers
     )
-    histories = [result.history.get(exercise.id, {}) for result in results]
-    known = [history["attempts"] for history in histories if history.get("attempts")]
-    met: Counter[str] = Counter()
-    for result, history in zip(results, histories, strict=True):
-        last = [
-            answer.mistake
-            for answer in result.answers
-            if answer.exercise == exercise.id and answer.mistake
-        ]
-        met.update({*last, *history.get("mistakes", {})})
-    table = {mistake.name: mistake for mistake in exercise.mistakes}
+    feedback = {mistake.name: _without_facts(mistake.feedback) for mistake in exercise.mistakes}
     return ExerciseReport(
         exercise=exercise,
         solved=states["correct"],
@@ -157,15 +142,13 @@ def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
         solution=sum(history.get("solution", False) for history in histories),
         attempts=statistics.median(known) if known else None,
         mistakes=tuple(
-            MistakeMet(name, _without_facts(table[name].feedback), table[name].violates, count)
+            MistakeMet(name, feedback[name], count)
             for name, count in met.most_common()
-            if name in table  # a submission may claim anything about itself
+            if name in feedback  # a submission may claim anything about itself
         ),
     )
 
 
-def _without_facts(told: str) -> str:
-    """Return the words of a mistake with what a check would fill in left open:
-    "the scale is {scale}" → "the scale is …".
-    """
-    return re.sub(r"\{[^{}]*\}", "…", told)
+def _without_facts(feedback: str) -> str:
+    """Leave out what a check would fill in: "the scale is {scale}" → "the scale is …"."""
+    return re.sub(r"\{[^{}]*\}", "…", feedback)

@@ -1,5 +1,5 @@
 """The class's page: HTML for the instructor, HTML without names for the projector, and CSV.
-It asks nothing of any other host.
+It loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from amp_course.classroom.names import printable
 from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet, was_graded
 from amp_course.kit.markup import counted, inline_html
 
-FLAG = "⚑"  # on a student whose points are withheld
-_FEW = 3  # fewer than these are known by their numbers
+FLAG = "⚑"  # marks a student whose points are withheld
+_FEW = 3  # the numbers of fewer students would show who they are
 _SIGNS = {
     "correct": ("✓", "solved"),
     "not yet": ("✗", "not yet"),
@@ -28,7 +28,7 @@ _SIGNS = {
 
 
 def page(found: ClassReport, projected: bool) -> str:
-    """Return the whole page; on the projected one there is no student, only the class."""
+    """Return the whole page; the projected one shows no single student."""
     title = f"{found.chapter.stem}: {found.chapter.question}"
     parts = [f"<h1>{html.escape(title)}</h1>"]
     if projected and found.graded < _FEW:
@@ -54,18 +54,19 @@ def page(found: ClassReport, projected: bool) -> str:
 
 
 def average(found: ClassReport) -> str:
-    """Return the average of those that could be graded: "9.9 of 13 points on average"."""
+    """Return the average of the graded submissions: "9.9 of 13 points on average"."""
     graded = [found.points_of(result) for result in found.results if was_graded(result)]
-    of = sum(answer.of for answer in found.results[0].answers)
-    return (
-        f"{sum(graded) / len(graded):.1f} of {of} points on average"
-        if graded
-        else "none could be graded"
-    )
+    if not graded:
+        return "none could be graded"
+    return f"{sum(graded) / len(graded):.1f} of {_most(found)} points on average"
+
+
+def _most(found: ClassReport) -> int:
+    return sum(answer.of for answer in found.results[0].answers)
 
 
 def index(reports: Sequence[ClassReport]) -> str:
-    """Return the page that leads to those of the chapters, with a line on each."""
+    """Return the page with a line on each chapter, and links to the chapters' pages."""
     rows = []
     for found in reports:
         stem = found.chapter.stem
@@ -82,12 +83,10 @@ def index(reports: Sequence[ClassReport]) -> str:
 
 
 def _all_chapters(reports: Sequence[ClassReport]) -> str:
-    """Return the table of all students, including those who submitted nothing,
-    with their points in each chapter.
-    """
+    """Return the table of all students' points in each chapter, even if they submitted nothing."""
     results = {(one.student, found.chapter.stem): one for found in reports for one in found.results}
     names = {student: name for found in reports for student, name in found.names.items()}
-    of = {found.chapter.stem: sum(one.of for one in found.results[0].answers) for found in reports}
+    of = {found.chapter.stem: _most(found) for found in reports}
     rows = []
     for student in sorted({student for student, _ in results} | set(names)):
         total, cells = 0.0, []
@@ -98,16 +97,11 @@ def _all_chapters(reports: Sequence[ClassReport]) -> str:
         who = html.escape(printable(names.get(student) or student))
         rows.append([who, *cells, f"{total:g}"])
     heads = [f"{stem}<br>of {most}" for stem, most in of.items()]
-    return (
-        "<h2>Who has how many points</h2>"
-        + _table(
-            "points of each student in each chapter",
-            ["student", *heads, f"all<br>of {sum(of.values())}"],
-            rows,
-            numbers=range(1, len(of) + 2),
-        )
-        + f'<p class="soft">– nothing submitted. {FLAG} points withheld, for you to review.</p>'
-    )
+    heads = ["student", *heads, f"all<br>of {sum(of.values())}"]
+    numbers = range(1, len(heads))
+    points = _table("points of each student in each chapter", heads, rows, numbers)
+    key = f"– nothing submitted. {FLAG} points withheld, for you to review."
+    return f'<h2>Who has how many points</h2>{points}<p class="soft">{key}</p>'
 
 
 def _flag(result: Result) -> str:
@@ -115,8 +109,8 @@ def _flag(result: Result) -> str:
 
 
 def table(found: ClassReport) -> str:
-    """Return the results as CSV, one student a line. What a spreadsheet would take for a formula
-    gets a ' in front.
+    """Return the results as CSV, one student a line, with a ' in front of what a spreadsheet would
+    take for a formula.
     """
     names = [one.exercise.name for one in found.exercises]
     text = io.StringIO()
@@ -158,8 +152,8 @@ def _teach_next(found: ClassReport) -> Iterator[str]:
         yield f"<li><h3>{_title(one)}</h3><p>{one.solved} of {one.students} solved it.</p>"
         if one.mistakes:
             first = one.mistakes[0]
-            told = f"<b>{inline_html(first.name)}</b>. {_sentence(first)}"
-            yield f"<p>Most common mistake ({counted(first.students, 'student')}): {told}</p>"
+            text = f"<b>{inline_html(first.name)}</b>. {_sentence(first)}"
+            yield f"<p>Most common mistake ({counted(first.students, 'student')}): {text}</p>"
         yield "</li>"
     yield f"</ol><p>The notebook is <code>notebooks/{found.chapter.stem}.ipynb</code>.</p>"
 
@@ -185,9 +179,7 @@ def _exercises(found: ClassReport) -> Iterator[str]:
 
 
 def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:
-    """Yield the table of mistakes; on the projector only those that several met:
-    one student's own would be known.
-    """
+    """Yield the table of the mistakes that at least so many students made."""
     met = [
         (mistake, one)
         for one in found.exercises
@@ -203,7 +195,7 @@ def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:
         for mistake, one in sorted(met, key=lambda pair: -pair[0].students)
     ]
     heads = ["mistake", "students", "exercise", "what they were told"]
-    yield _table("mistakes that were met", heads, rows, told=[3])
+    yield _table("mistakes that were met", heads, rows, feedback=[3])
 
 
 def _students(found: ClassReport) -> Iterator[str]:
@@ -220,13 +212,11 @@ def _students(found: ClassReport) -> Iterator[str]:
     if found.missing:
         names = ", ".join(html.escape(printable(name)) for name in found.missing)
         yield f"<p>Not submitted, of those in students.csv: {names}.</p>"
-    told = [(result, line) for result in found.results for line in _remarks(result)]
-    if told:
+    remarks = [(result, line) for result in found.results for line in _remarks(result)]
+    if remarks:
         yield "<h2>For you to look at</h2>"
-    yield from (
-        f'<p class="note"><b>{_who(found, result)}</b>: {html.escape(printable(line))}</p>'
-        for result, line in told
-    )
+    for result, line in remarks:
+        yield f'<p class="note"><b>{_who(found, result)}</b>: {html.escape(printable(line))}</p>'
 
 
 def _remarks(result: Result) -> list[str]:
@@ -253,8 +243,8 @@ def _title(one: ExerciseReport) -> str:
 
 
 def _sentence(mistake: MistakeMet) -> str:
-    told = f"{mistake.told[0].upper()}{mistake.told[1:]}"
-    return inline_html(told if told.endswith((".", "?", "!")) else f"{told}.")
+    text = f"{mistake.feedback[0].upper()}{mistake.feedback[1:]}"
+    return inline_html(text if text.endswith((".", "?", "!")) else f"{text}.")
 
 
 def _table(
@@ -262,24 +252,23 @@ def _table(
     heads: Sequence[str],
     rows: Sequence[Sequence[object]],
     numbers: Collection[int] = (1,),
-    told: Collection[int] = (),
+    feedback: Collection[int] = (),
 ) -> str:
     """Return a table that scrolls sideways on a narrow screen, and that the keyboard can reach;
     the first cell of a row is its head.
 
-    numbers, told: the columns of numbers, and of what students were told
+    numbers, feedback: the columns of numbers, and of feedback
     """
-    look = {**dict.fromkeys(numbers, ' class="number"'), **dict.fromkeys(told, ' class="told"')}
+    right = dict.fromkeys(numbers, ' class="number"')
+    look = right | dict.fromkeys(feedback, ' class="feedback"')
     top = "".join(
-        f'<th scope="col"{look.get(place, "") if place in numbers else ""}>{head}</th>'
-        for place, head in enumerate(heads)
+        f'<th scope="col"{right.get(place, "")}>{head}</th>' for place, head in enumerate(heads)
     )
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>'
-        + "".join(f"<td{look.get(place, '')}>{cell}</td>" for place, cell in enumerate(cells, 1))
-        + "</tr>"
-        for first, *cells in rows
-    )
+    body = ""
+    for first, *cells in rows:
+        body += f'<tr><th scope="row">{first}</th>'
+        body += "".join(f"<td{look.get(n, '')}>{cell}</td>" for n, cell in enumerate(cells, 1))
+        body += "</tr>"
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table><thead><tr>{top}'
         f"</tr></thead><tbody>{body}</tbody></table></div>"

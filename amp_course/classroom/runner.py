@@ -1,8 +1,8 @@
-"""Run one submission in a kernel of its own, cell by cell, and ask that kernel for a verdict where
-points are to be had.
+"""Run one submission in a kernel of its own, cell by cell, with verdicts in place of the cells with
+points.
 
-A cell that never ends is stopped, a cell that ends the kernel is left out and the rest is run again
-in a new one: one bad answer does not cost a student the others.
+A cell that never ends is stopped. If a cell ends the kernel, the others are run again in a new one:
+one bad answer does not cost a student the other points.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _STARTS = 4  # kernels for one submission, at most
 
 @dataclass
 class Run:
-    """What came of a submission: its notebook with outputs, the verdicts by exercise's id,
-    and what else happened.
-    """
+    """A submission that ran: its notebook, the verdicts by exercise's id, other findings."""
 
     book: NotebookNode
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -39,7 +37,7 @@ class Run:
 
 
 async def run(job: Job) -> Run:
-    """Run a prepared submission; whatever it does, this returns, within the limits."""
+    """Run a prepared submission; this returns within the limits, whatever the submission does."""
     began, done, limits = time.monotonic(), Run(job.book), job.limits
     left_out: set[int] = set()
     for _ in range(_STARTS):
@@ -50,7 +48,7 @@ async def run(job: Job) -> Run:
         except TimeoutError:
             done.findings.append(
                 f"it was stopped after {limits.seconds:.0f} seconds in all; what came later is not "
-                f"graded"
+                "graded"
             )
             break
         if culprit is None:
@@ -84,7 +82,7 @@ async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
                         _show(cell, verdict)
                 except DeadKernelError:
                     current = asyncio.current_task()
-                    # nbclient takes an interrupted run for a dead kernel
+                    # nbclient mistakes an interrupted run for a dead kernel
                     if current is not None and current.cancelling():
                         raise asyncio.CancelledError from None
                     _end(done, cell, number, task)
@@ -96,27 +94,21 @@ async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
 
 def _end(done: Run, cell: NotebookNode, number: int, task: Task | None) -> None:
     if task is not None:
-        told = "the process ended while this answer was checked"
-        done.verdicts[task.exercise.id] = verdict = Verdict(task.exercise.id, "no verdict", told)
+        why = "the process ended while this answer was checked"
+        done.verdicts[task.exercise.id] = verdict = Verdict(task.exercise.id, "no verdict", why)
         _show(cell, verdict)
     else:
         name = cell.metadata.get("nbgrader", {}).get("grade_id") or f"number {number + 1}"
-        cell.outputs = [
-            new_output(
-                "error",
-                ename="DeadKernel",
-                evalue="",
-                traceback=["this cell ended the kernel, or held it up"],
-            )
-        ]
+        text = "this cell ended the kernel, or held it up"
+        cell.outputs = [new_output("error", ename="DeadKernel", evalue="", traceback=[text])]
         done.findings.append(
             f"the cell {name} ended its kernel or could not be stopped; the others were run "
-            f"without it"
+            "without it"
         )
 
 
 def _with_error(verdict: Verdict, task: Task, book: NotebookNode) -> Verdict:
-    """Say so if an answer is missing because its cell raised: that is no exercise left out."""
+    """Say so if an answer is missing because its cell raised: that exercise was attempted."""
     raised = [
         output.ename
         for cell in book.cells
@@ -126,22 +118,17 @@ def _with_error(verdict: Verdict, task: Task, book: NotebookNode) -> Verdict:
     ]
     if verdict.state != "not attempted" or not raised:
         return verdict
-    told = f"the answer's cell raised {raised[-1]}, so there was nothing to check"
-    return replace(verdict, state="not yet", message=told)
+    why = f"the answer's cell raised {raised[-1]}, so there was nothing to check"
+    return replace(verdict, state="not yet", message=why)
 
 
 def _show(cell: NotebookNode, verdict: Verdict) -> None:
-    """Give a cell with points the outputs that it would have had:
-    the check's box, and an error where there are no points.
-    """
+    """Give a cell with points its outputs: the check's box, and an error if there are no points."""
     state = verdict.state if verdict.state in ("correct", "not attempted") else "not yet"
     outcome = Outcome(cast(State, state), verdict.message, verdict.notes, verdict.mistake)
-    cell.outputs = [
-        new_output("display_data", data={"text/html": outcome._html(), "text/plain": str(outcome)})
-    ]
+    data = {"text/html": outcome._html(), "text/plain": str(outcome)}
+    cell.outputs = [new_output("display_data", data=data)]
     if verdict.state != "correct" or verdict.replaced:
-        told = "no points yet: the message above says why"
-        error = new_output(
-            "error", ename="AssertionError", evalue=told, traceback=[f"AssertionError: {told}"]
-        )
-        cell.outputs.append(error)
+        name, why = "AssertionError", "no points yet: the message above says why"
+        traceback = [f"{name}: {why}"]
+        cell.outputs.append(new_output("error", ename=name, evalue=why, traceback=traceback))

@@ -1,9 +1,7 @@
-"""Read what a student submitted without running it, and put it in the order in which it can be
-graded.
+"""Read what a student submitted without running it, and repair it for grading.
 
-Missing, changed and doubled cells would stop nbgrader for the whole class. Here they become
-sentences for the instructor, and what can be graded is graded: a cell that belongs to the
-assignment is put back, an answer that is there counts.
+Missing, changed and duplicate cells would stop nbgrader for the whole class. Here they become
+sentences for the instructor: the assignment's cells are put back, and every answer found counts.
 """
 
 from __future__ import annotations
@@ -34,12 +32,10 @@ class Unreadable(Exception):
 class Submission:
     """What is run for a student.
 
-    book:     the notebook, repaired; a cell with points carries the metadata that nbgrader knows it
-              by
+    book:     the notebook, repaired; its cells with points have nbgrader's metadata
     findings: what an instructor may want to know of it
-    suspect:  whether its code names the class's gradebook
-    history:  exercise's id → {"attempts", "hints", "solution", "mistakes"}, as the notebook's
-              outputs tell it
+    suspect:  if its code names the class's gradebook
+    history:  exercise's id → {"attempts", "hints", "solution", "mistakes"}, from the outputs
     """
 
     book: NotebookNode
@@ -49,7 +45,7 @@ class Submission:
 
 
 def read(path: Path) -> NotebookNode:
-    """Read a notebook. Raises Unreadable for anything else, and for a link wherever it leads."""
+    """Read a notebook. Raises Unreadable for anything else, and for every link."""
     for place in (path.parent.parent, path.parent, path):
         if place.is_symlink():
             raise Unreadable(f"{place.name} is a link to another place: put a copy there instead")
@@ -67,7 +63,7 @@ def read(path: Path) -> NotebookNode:
     if size > LIMIT:
         raise Unreadable(
             f"it is {size / 2**20:.0f} MB, with the files next to it; {LIMIT / 2**20:.0f} MB is "
-            f"the limit"
+            "the limit"
         )
     try:
         found = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))  # in UTF-8, 16 or 32
@@ -82,15 +78,15 @@ def read(path: Path) -> NotebookNode:
         cells = [_clean(cell) for cell in found["cells"]]
     except Exception:  # JSON may be anything
         raise Unreadable(f"{path.name} holds JSON, but not a notebook") from None
-    kept = _mapping(_mapping(found.get("metadata")).get("amp_course"))
+    version = _mapping(_mapping(found.get("metadata")).get("amp_course"))
     return nbformat.from_dict(
-        {"cells": cells, "metadata": {"amp_course": kept}, "nbformat": 4, "nbformat_minor": 5}
+        {"cells": cells, "metadata": {"amp_course": version}, "nbformat": 4, "nbformat_minor": 5}
     )
 
 
 def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
     """Put the assignment's own cells back, keep the student's,
-    and place each check where its answer is known.
+    and place each check where its answer is defined.
     """
     findings = list(_versions(submitted, release))
     cells = _recognised(submitted.cells, release)
@@ -107,7 +103,7 @@ def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
         if names.count(name) > 1 and name in answers:
             findings.append(
                 f"the cell {name} appears {names.count(name)} times; the last one above its check "
-                f"counts"
+                "counts"
             )
     for cell in cells:
         if _is_points(cell) and _lines(cell) != _lines(code[_name(cell)]):
@@ -133,10 +129,9 @@ def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
 
 
 def _recognised(cells: list[NotebookNode], release: NotebookNode) -> list[NotebookNode]:
-    """Return copies of cells, those of the assignment under its names: by nbgrader's mark, by id,
-    or by their text.
+    """Return copies of cells, with the assignment's cells under its names.
 
-    Editors keep some of these and drop others.
+    They are recognized by nbgrader's mark, by id or by text: each is dropped by some editors.
     """
     names = {_name(cell) for cell in release.cells if cell.cell_type == "code"}
     by_id = {name.replace("_", "-"): name for name in names} | {name: name for name in names}
@@ -159,29 +154,24 @@ def _lines(cell: NotebookNode) -> tuple[str, ...]:
 
 
 def _clean(cell: Any) -> NotebookNode:
-    """Keep of a cell what grading needs: its kind, its source, its name,
-    and of its outputs only what a check left there.
-    """
+    """Keep what grading needs of a cell: kind, source, name, and what checks have output."""
     kind = cell["cell_type"]
     source = cell.get("source", "")
     source = source if isinstance(source, str) else "".join(map(str, source))
     mark = _mapping(_mapping(cell.get("metadata")).get("nbgrader"))
     grade_id = mark.get("grade_id")
-    metadata = {"nbgrader": {"grade_id": grade_id}} if isinstance(grade_id, str) else {}
+    metadata: dict[str, Any] = {}
+    if isinstance(grade_id, str):
+        metadata["nbgrader"] = {"grade_id": grade_id}
     name = cell.get("id") if isinstance(cell.get("id"), str) else ""
     source = whole_letters(source.replace("\r\n", "\n"))
     if kind != "code":
         made = nbformat.v4.new_markdown_cell(source, metadata=metadata)
     else:
-        outputs = cell.get("outputs")
-        kept = [
-            _mapping(_mapping(_mapping(one).get("metadata")).get("amp_course"))
-            for one in outputs or []
-            if one
-        ]
-        made = nbformat.v4.new_code_cell(
-            source, metadata=metadata | {"amp_course": [one for one in kept if one]}
-        )
+        outputs = map(_mapping, cell.get("outputs") or [])
+        checks = [_mapping(_mapping(one.get("metadata")).get("amp_course")) for one in outputs]
+        metadata["amp_course"] = [check for check in checks if check]
+        made = nbformat.v4.new_code_cell(source, metadata=metadata)
     made.id = name
     return made
 
@@ -191,7 +181,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _name(cell: NotebookNode) -> str:
-    """Return what the assignment calls a cell: by nbgrader's mark, else by its id."""
+    """Return the assignment's name of a cell: nbgrader's mark, else the cell's id."""
     return str(cell.metadata.get("nbgrader", {}).get("grade_id") or cell.get("id", ""))
 
 
@@ -220,8 +210,8 @@ def _put_back(cells: list[NotebookNode], missing: list[NotebookNode], order: lis
 
 
 def _place(cells: list[NotebookNode], points: NotebookNode) -> int:
-    """Return the number of the cell after which a check belongs:
-    where the student had it, unless no answer is above.
+    """Return the number of the cell after which a check belongs: where the student had it, unless
+    the answer comes later.
     """
     places = [number for number, cell in enumerate(cells) if _name(cell) == _name(points)]
     answers = [
@@ -231,7 +221,7 @@ def _place(cells: list[NotebookNode], points: NotebookNode) -> int:
     ]
     if answers and places[-1] < answers[0]:
         return answers[-1]
-    return places[-1] if answers else len(cells) - 1  # the name may have been defined in any cell
+    return places[-1] if answers else len(cells) - 1  # any cell may define the name
 
 
 def _copy(cell: NotebookNode) -> NotebookNode:
@@ -239,10 +229,8 @@ def _copy(cell: NotebookNode) -> NotebookNode:
 
 
 def _marked(cells: list[NotebookNode], marks: dict[str, Any]) -> list[NotebookNode]:
-    """Give every cell an id of its own, and each of the assignment's marks for nbgrader to one
-    cell.
-
-    Of the copies of an answer it is the last one above its check, or the last one.
+    """Give every cell an id of its own, and each of the assignment's nbgrader marks to one cell: of
+    an answer's copies to the last one above its check, or the last one.
     """
     bearers: dict[str, int] = {}
     checked = {
@@ -264,19 +252,19 @@ def _marked(cells: list[NotebookNode], marks: dict[str, Any]) -> list[NotebookNo
 
 
 def _history(submitted: NotebookNode) -> dict[str, dict[str, Any]]:
-    """Collect how each answer came about. The student's machine wrote it,
-    so nothing but the report relies on it.
+    """Collect how each answer came about. The student's machine wrote it, so only the report uses
+    it.
     """
     found: dict[str, dict[str, Any]] = {}
     code = [cell for cell in submitted.cells if cell.cell_type == "code"]
-    for kept in (one for cell in code for one in cell.metadata.get("amp_course", [])):
+    for check in (check for cell in code for check in cell.metadata.get("amp_course", [])):
         nothing: dict[str, Any] = {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
-        history = found.setdefault(str(kept.get("exercise"))[:80], nothing)
+        history = found.setdefault(str(check.get("exercise"))[:80], nothing)
         for what in ("attempts", "hints"):
-            history[what] = max(history[what], _count(kept.get(what)))
-        history["solution"] |= kept.get("solution") is True
+            history[what] = max(history[what], _count(check.get(what)))
+        history["solution"] |= check.get("solution") is True
         mistakes = history["mistakes"]
-        for name, times in _mapping(kept.get("mistakes")).items():
+        for name, times in _mapping(check.get("mistakes")).items():
             if _count(times):
                 mistakes[name] = max(mistakes.get(name, 0), times)
     for cell in code:  # a call that is still there, run or not

@@ -1,8 +1,8 @@
-"""A verdict on one answer, as it travels from the process that runs a submission to the one that
-gives points: sealed.
+"""A verdict on one answer, sealed on its way from the process that runs a submission to the one
+that gives points.
 
 A submission can print anything, and answer any message that reaches its process. It gets points
-only for a verdict that is sealed with a key that it has not seen, on the question that was asked.
+only for a verdict on the question that was asked, sealed with a key that it does not have.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 # types of messages to and from the kernel
@@ -19,12 +19,11 @@ REQUEST, REPLY = ("amp_course_check_request", "amp_course_check_reply")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check said, and what else happened in its process up to then.
+    """What a check said, and what else happened in its process until then.
 
-    state:    "correct", "not yet" or "not attempted", as of an `Outcome`; "no verdict" if there was
-              none
+    state:    "correct", "not yet" or "not attempted", as in an `Outcome`, or "no verdict"
     mistake:  the name of the known mistake in the answer, if there is one
-    notes:    what else the check told
+    notes:    those of the `Outcome`
     replaced: parts of the course that the submission replaced
     opened:   files of the class that it tried to open
     """
@@ -33,15 +32,13 @@ class Verdict:
     state: str
     message: str
     mistake: str | None = None
-    notes: tuple[str, ...] = field(default=())
-    replaced: tuple[str, ...] = field(default=())
-    opened: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
 
 
 class Seal:
-    """Seals verdicts, and opens them. The key is held by the object that computes,
-    and by nothing that can be printed.
-    """
+    """Seals verdicts and opens them, without an attribute that would print the key."""
 
     __slots__ = ("_keyed",)
 
@@ -49,7 +46,7 @@ class Seal:
         self._keyed = hmac.new(key, digestmod=hashlib.sha256)
 
     def close(self, verdict: Verdict, question: str) -> dict[str, str]:
-        """Return the content of a reply to a question, a string that is never asked twice."""
+        """Return the content of a reply to a question, which is a string that is used only once."""
         text = json.dumps(asdict(verdict))
         return {"verdict": text, "seal": self._digest(text, question)}
 

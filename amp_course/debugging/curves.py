@@ -1,4 +1,4 @@
-"""Eight short trainings in fp16, recorded: one is sound, and each of the others has one fault."""
+"""Eight recorded trainings in fp16: one is sound, and each of the others has one fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
 
 SOUND = "nothing"
-# The letter of a curve → its fault, most of them under the name that the doctor gives it
+# The letter of a curve → its fault, if possible by the doctor's name for it
 FAULTS = {
     "A": "autocast-left-open",
     "B": SOUND,
@@ -39,7 +39,7 @@ class Curve:
 
     losses:    as computed, inf and NaN included
     scales:    the loss scale after the step
-    distances: of all weights from where they began, in norms of these
+    distances: of all weights from where they began, in units of their norm there
     """
 
     losses: tuple[float, ...]
@@ -48,12 +48,12 @@ class Curve:
 
 
 def record_curves() -> dict[str, Curve]:
-    """Run the eight trainings; return their curves by letter."""
+    """Run the eight trainings and return their curves by letter."""
     return {letter: _train(fault) for letter, fault in FAULTS.items()}
 
 
 def _train(fault: str) -> Curve:
-    """Train a small net on digits in fp16, with one of `FAULTS`, and record it."""
+    """Train a small net on digits in fp16, with one of `FAULTS`."""
     with same_random_state(), one_thread():
         torch.manual_seed(0)
         layers = nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)
@@ -63,7 +63,7 @@ def _train(fault: str) -> Curve:
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         scaler = torch.amp.GradScaler("cpu", growth_interval=10)
         rows = []
-        # While a region is open, those inside go on with its casts.
+        # While this region is open, the regions inside reuse its cached casts.
         with _region() if fault == "autocast-left-open" else contextlib.nullcontext():
             for number, (inputs, targets) in enumerate(_batches(), 1):
                 if fault == "nan-in-data" and number in _BAD_BATCHES:
@@ -89,12 +89,12 @@ def _train(fault: str) -> Curve:
 
 
 def describe(curve: Curve) -> str:
-    """Say what a curve shows, for readers who cannot see it."""
+    """Describe a curve, for people who cannot see it."""
     finite = [loss for loss in curve.losses if math.isfinite(loss)]
     gone = len(curve.losses) - len(finite)
-    lost = f", {gone} of {len(curve.losses)} losses are inf or NaN" if gone else ""
+    nonfinite = f", {gone} of {len(curve.losses)} losses are inf or NaN" if gone else ""
     return (
-        f"loss {finite[0]:.2g} to {finite[-1]:.2g}{lost}; loss scale {curve.scales[0]:.2g} to "
+        f"loss {finite[0]:.2g} to {finite[-1]:.2g}{nonfinite}; loss scale {curve.scales[0]:.2g} to "
         f"{curve.scales[-1]:.2g}; distance of the weights {curve.distances[-1]:.2g} at the end"
     )
 

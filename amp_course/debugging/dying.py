@@ -1,5 +1,4 @@
-"""A training run that dies in fp16, recorded while it does: its targets lie beyond the end of the
-format.
+"""A training run that dies in fp16, and its record: its targets are beyond the end of the format.
 
 The model predicts how much ink a digit takes: the sum of the grey levels of its 32 × 32 scan,
 around 80,000, while fp16 ends at 65,504. The loss falls as it should, and the outputs grow towards
@@ -22,9 +21,9 @@ from amp_course.kit.data import digits
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
 
-STEPS_AFTER_DEATH = 8  # still recorded, to show that it is for good
+STEPS_AFTER_DEATH = 8  # still recorded, to show that it does not recover
 _PICTURES = 32  # few, and all of them in every step
-# of a pixel of `digits()` with value 1: 4 × 4 pixels of the scan, all with ink
+# A pixel of `digits()` with value 1 stands for 4 × 4 pixels of the scan, all of them with ink.
 _GREY_LEVELS = 16 * 255
 
 
@@ -42,9 +41,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Sequential):
-    """A linear layer, four blocks, and the mean of what the last one returns:
-    `(batch, 64)` → `(batch, 1)`.
-    """
+    """A linear layer, four blocks, and the mean of the last outputs: (batch, 64) → (batch, 1)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ class Net(nn.Sequential):
 class DyingTraining:
     """The training as the tools of the chapter take it: a step to call, and what it changes.
 
-    batch: the pictures [32, 64] and the ink of each [32, 1]; each step sees the same
+    batch: the pictures (32, 64) and the ink of each (32, 1), the same in each step
     """
 
     model: Net
@@ -85,21 +82,19 @@ def start_dying_run(seed: int = 0) -> DyingTraining:
         model = Net()
     pixels = digits().train_x[:_PICTURES].flatten(1)
     ink = _GREY_LEVELS * pixels.sum(1, keepdim=True)
-    # at this rate the run lives for about 45 steps, at half of it for longer than 60
+    # With this rate the run dies after about 45 steps, with half of it after more than 60.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.004)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     return DyingTraining(model, optimizer, scaler, (pixels, ink))
 
 
 def record_dying_run(steps: int = 60, seed: int = 0) -> DivergingRun:
-    """Train in fp16 until 8 steps after the first loss that is not finite, or for `steps` steps if
-    it lives.
-    """
+    """Train in fp16 for `steps` steps, or until 8 steps after the first loss that is not finite."""
     losses: list[float] = []
     skipped: list[int] = []
     training = start_dying_run(seed)
     ranges = watch_ranges(training.model, torch.float16, every=1, alert=-math.inf)
-    with one_thread(), ranges:  # for tensors this small, more threads only wait for each other
+    with one_thread(), ranges:  # with tensors this small, threads only wait for each other
         for number in range(1, steps + 1):
             before = training.scaler.get_scale()
             losses.append(training.step(*training.batch).item())

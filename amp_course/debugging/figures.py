@@ -1,4 +1,4 @@
-"""The chapter's figures. They take what was measured, and measure nothing."""
+"""The chapter's figures. They draw what was measured, and measure nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GUARDS = {  # a guard → its label, colour and line
     "clip": ("clipped to a norm of 1", "#0072B2", "--"),
     "skip": ("update left out", "#009E73", ":"),
 }
-_SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it
+_SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # a marker → its sign in the legend
 
 
 def headroom_figure(ranges: RangeWatch) -> Figure:
@@ -52,24 +52,24 @@ def headroom_figure(ranges: RangeWatch) -> Figure:
         )
     rows = max(map(len, maps.values()))
     many = f"Maps of {len(maps)} kinds" if len(maps) > 1 else "A map of one kind"
-    told = "; ".join(f"{kind}: {describe_levels(found)}" for kind, found in maps.items())
+    shown = "; ".join(f"{kind}: {describe_levels(found)}" for kind, found in maps.items())
     figure, axes = new_figure(
         3.9 * len(maps) + 0.4,
         min(9.0, 1.5 + 0.2 * rows),
         columns=len(maps),
         squeeze=False,
-        alt=f"{many} of tensor by module and forward pass, for {short(ranges.dtype)}. {told}.",
+        alt=f"{many} of tensor by module and forward pass, for {short(ranges.dtype)}. {shown}.",
     )
     for axis, (kind, found) in zip(axes[0], maps.items(), strict=True):
         _map(axis, found)
         title(axis, f"{kind}s", f"by module and forward pass, for {short(ranges.dtype)}")
-    shown = []
-    for name, colour, mark in LEVELS:
-        label = f"{name} ({_SIGNS[mark]})" if mark else name
-        shown.append(Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=label))
+    patches = []
+    for level in LEVELS:
+        label = f"{level.name} ({_SIGNS[level.marker]})" if level.marker else level.name
+        patches.append(Patch(facecolor=level.colour, edgecolor=FAINT, linewidth=0.5, label=label))
     columns = 3 if len(maps) > 1 else 2
     figure.legend(
-        handles=shown, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+        handles=patches, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )
     return figure
 
@@ -77,15 +77,15 @@ def headroom_figure(ranges: RangeWatch) -> Figure:
 def curves_figure(curves: Mapping[str, Curve]) -> Figure:
     """Draw loss, loss scale and the weights' distance by step, four trainings in a row."""
     rows = math.ceil(len(curves) / 4)
-    told = ". ".join(f"{letter}: {describe(curve)}" for letter, curve in curves.items())
-    alt = f"Three curves of each training by step. {told}."
+    shown = ". ".join(f"{letter}: {describe(curve)}" for letter, curve in curves.items())
+    alt = f"Three curves of each training by step. {shown}."
     figure, axes = new_figure(
         10.0, 3.9 * rows, columns=4, rows=3 * rows, sharex=True, squeeze=False, alt=alt
     )
     for place, (letter, curve) in enumerate(curves.items()):
-        shown = axes[3 * (place // 4) : 3 * (place // 4) + 3, place % 4]
+        column = axes[3 * (place // 4) : 3 * (place // 4) + 3, place % 4]
         values = ("loss", curve.losses), ("loss scale", curve.scales), ("distance", curve.distances)
-        for axis, (name, numbers) in zip(shown, values, strict=True):
+        for axis, (name, numbers) in zip(column, values, strict=True):
             steps = range(1, len(numbers) + 1)
             finite = np.where(np.isfinite(numbers), numbers, np.nan)
             colour, limits = _CURVES[name]
@@ -99,18 +99,18 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
                 axis.yaxis.set_minor_formatter(NullFormatter())
             if place % 4 == 0:
                 axis.set_ylabel(name, fontsize=8, color=INK)
-        title(shown[0], letter)
+        title(column[0], letter)
         if place // 4 == rows - 1:
-            shown[-1].set_xlabel("step (grey: inf or NaN)", fontsize=8, color=INK)
+            column[-1].set_xlabel("step (grey: inf or NaN)", fontsize=8, color=INK)
     return figure
 
 
 def spike_figure(runs: Sequence[Spike]) -> Figure:
-    """Draw loss and gradient norm by step, a line for each way to meet a bad batch."""
-    told = "; ".join(
+    """Draw loss and gradient norm by step, a line for each way to handle a bad batch."""
+    shown = "; ".join(
         f"{_GUARDS[run.guard][0]}: loss {run.losses[BAD_STEP]:.2g} in the next step" for run in runs
     )
-    alt = f"Loss and gradient norm by step; one batch is bad, at step {BAD_STEP}. {told}."
+    alt = f"Loss and gradient norm by step; one batch is bad, at step {BAD_STEP}. {shown}."
     figure, axes = new_figure(7.6, 2.9, columns=2, alt=alt)
     for run in runs:
         label, colour, style = _GUARDS[run.guard]
@@ -130,16 +130,17 @@ def _map(axis: Any, found: dict[str, list[Reading]]) -> None:
     grid = np.full((len(found), len(numbers)), np.nan)
     for row, readings in enumerate(found.values()):
         for reading in readings:  # a module that ran more than once in a pass shows its hottest
-            place = row, numbers.index(reading.number)
-            grid[place] = np.fmax(grid[place], level_of(reading))
-    colours = ListedColormap([colour for _, colour, _ in LEVELS])
+            cell = row, numbers.index(reading.number)
+            grid[cell] = np.fmax(grid[cell], level_of(reading))
+    colours = ListedColormap([level.colour for level in LEVELS])
     limits = {"vmin": -0.5, "vmax": len(LEVELS) - 0.5}
     axis.imshow(grid, cmap=colours, **limits, aspect="auto", interpolation="nearest")
-    for level, (_, colour, mark) in enumerate(LEVELS):
-        if mark:
-            y, x = np.nonzero(grid == level)
-            marker, size = "." if mark == "o" else mark, 9 if len(numbers) <= 60 else 3
-            ink = INK if is_pale(colour) else "white"
+    for place, level in enumerate(LEVELS):
+        if level.marker:
+            y, x = np.nonzero(grid == place)
+            marker = "." if level.marker == "o" else level.marker
+            size = 9 if len(numbers) <= 60 else 3
+            ink = INK if is_pale(level.colour) else "white"
             axis.scatter(x, y, marker=marker, s=size, color=ink, linewidths=0.8)
     names = [name or "the model" for name in found]
     if len(names) <= _MOST_NAMES:

@@ -1,23 +1,32 @@
-"""How hot or cold a reading is: six levels, each with a colour and a second cue; and a run with its
-readings.
-"""
+"""How hot or cold a reading is, in six levels with colours and other cues; and a recorded run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from amp_course.watching.readings import Ranges, Reading
 
-# From cold to hot: what to call it, its colour, and the mark that is the second cue.
+
+class Level(NamedTuple):
+    """A level's name, its colour, and its other cue: a marker in figures, a hatch in panels."""
+
+    name: str
+    colour: str
+    marker: str
+    hatch: str
+
+
+# From cold to hot
 LEVELS = (
-    ("more than half lost", "#0072B2", "o"),
-    ("more than a tenth lost", "#9ecae1", "_"),
-    ("fine", "#f0f0f0", ""),
-    ("4 doublings left", "#FBE3A0", "|"),
-    ("2 doublings left", "#E69F00", ""),
-    ("overflows, inf or NaN", "#B30000", "x"),
+    Level("more than half lost", "#0072B2", "o", ".."),
+    Level("more than a tenth lost", "#9ecae1", "_", "--"),
+    Level("fine", "#f0f0f0", "", ""),
+    Level("4 doublings left", "#FBE3A0", "|", "||"),
+    Level("2 doublings left", "#E69F00", "", "//"),
+    Level("overflows, inf or NaN", "#B30000", "x", "xx"),
 )
 
 
@@ -37,13 +46,12 @@ class DivergingRun:
     @property
     def death(self) -> int | None:
         """The first step whose loss is not finite, counted from 1; None if the run lives."""
-        return next(
-            (number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None
-        )
+        losses = enumerate(self.losses, 1)
+        return next((number for number, loss in losses if not math.isfinite(loss)), None)
 
 
 def level_of(reading: Reading) -> int:
-    """Return the place in LEVELS of a reading: heat comes before cold.
+    """Return the index in LEVELS of a reading's level: heat comes before cold.
 
     Example: 5 for a largest value beyond the format, 0 if more than half of the values are lost
     """
@@ -57,7 +65,7 @@ def level_of(reading: Reading) -> int:
 
 
 def describe_levels(found: Mapping[str, Sequence[Reading]], unit: str = "pass") -> str:
-    """Say in a phrase when heat, overflow and loss came up first, and where.
+    """Describe when and where overflow, heat and loss came first.
 
     found: readings by module, as `RangeWatch.of` returns them
     unit:  what a reading's number counts: "pass" or "step"
@@ -67,8 +75,6 @@ def describe_levels(found: Mapping[str, Sequence[Reading]], unit: str = "pass") 
         alike = [one for readings in found.values() for one in readings if level_of(one) == level]
         if alike:
             first = min(alike, key=lambda reading: reading.number)
-            parts.append(
-                f"{LEVELS[level][0]} first in {unit} {first.number:,}, "
-                f"{first.module or 'the model'}"
-            )
+            place = f"{unit} {first.number:,}, {first.module or 'the model'}"
+            parts.append(f"{LEVELS[level].name} first in {place}")
     return ", ".join(parts) or "nothing lost or near overflow"

@@ -1,6 +1,4 @@
-"""`HeadroomMap`: go through the steps of a recorded run that dies,
-and see where the heat starts.
-"""
+"""`HeadroomMap`: go through the steps of a recorded run that dies, and see where it gets hot."""
 
 from __future__ import annotations
 
@@ -16,11 +14,9 @@ from amp_course.watching.readings import KINDS, Ranges, Reading
 
 
 class HeadroomMap(Panel):
-    """Choose a step and a kind of tensor; two buttons jump to the first heat and to the first inf
-    or NaN.
+    """Choose a step and a kind of tensor; buttons jump to the first heat and the first inf or NaN.
 
-    run: what is shown, from the step in which it died; None records a run that dies, which takes a
-         few seconds
+    run: what is shown, from the step in which it died; None records one, in a few seconds
     """
 
     title = "HeadroomMap: where does the heat start?"
@@ -53,7 +49,7 @@ class HeadroomMap(Panel):
 
     @staticmethod
     def record() -> Any:
-        """Record a run that dies, as data for a page; what the view does not show is left out."""
+        """Record a run that dies, as data for a page, without what the view does not show."""
         run = _record()
         return {
             "losses": run.losses,
@@ -72,7 +68,7 @@ class HeadroomMap(Panel):
 
     @classmethod
     def of(cls, data: Any) -> HeadroomMap:
-        """Return the panel of what `record` returned."""
+        """Make the panel from what `record` returned."""
         readings = [
             Reading(number, module, kind, "", largest, math.nan, 0.0, lost, headroom)
             for kind, modules in data["readings"].items()
@@ -84,7 +80,7 @@ class HeadroomMap(Panel):
         return cls(DivergingRun(ranges, tuple(data["losses"]), tuple(data["skipped"])))
 
     def update(self, control: Control | None) -> None:
-        """Jump, if asked to, and show the step."""
+        """Jump if a button was pressed, and show the step."""
         self.message = ""
         if control is self.first_heat:
             self._jump(
@@ -113,6 +109,6 @@ def _brief(value: float) -> float:
 
 
 def _record() -> DivergingRun:
-    from amp_course.debugging.dying import record_dying_run  # with torch, which the book lacks
+    from amp_course.debugging.dying import record_dying_run  # needs torch, which a page lacks
 
     return record_dying_run()

@@ -12,13 +12,11 @@ from amp_course.bits.formats import FloatFormat, find_format
 from amp_course.bits.numerals import raised
 from amp_course.debugging.headroom import LEVELS, DivergingRun, describe_levels, level_of
 from amp_course.kit.markup import inline_html
+from amp_course.kit.panel_parts import in_row, status, view
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
 from amp_course.watching.readings import Kind, Reading
 
-# For each LEVELS, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours
-# in black.
-HATCHES = ("..", "--", "", "||", "//", "xx")
-SKIPPED = ("#777777", "\\\\")  # a skipped step, and a loss that is not finite
+_SKIPPED = ("#777777", "\\\\")  # the colour and hatch of a skipped step
 _INSIDE = "var(--jp-layout-color2, #eee)"  # the range of the format
 _WIDTH, _LEFT, _BARS_END, _MAP_END = 760, 160, 545, 740
 _BAR, _ROW = 18, 13
@@ -34,40 +32,34 @@ def headroom_view(run: DivergingRun, kind: Kind, step: int) -> str:
         for one in readings
         if one.number == step
     }
-    said = describe_step(run, kind, step, list(shown.values()))
-    parts = [
-        f'<div role="status" aria-live="polite" style="margin-bottom:8px">{inline_html(said)}</div>'
-    ]
+    summary = inline_html(_describe_step(run, kind, step, list(shown.values())))
+    parts = [status(summary, "margin-bottom:8px")]
     if shown:
         parts += [_bars(run, kind, shown, step), _history(run, kind, step), _legend()]
-    return f'<div style="color:{INK};line-height:1.5">{"".join(parts)}</div>'
+    return view(*parts)
 
 
-def describe_step(run: DivergingRun, kind: Kind, step: int, shown: Sequence[Reading]) -> str:
-    """Say what a step did and which tensor was nearest to the end of the format,
-    in `kit.markup`'s Markdown.
-    """
+def _describe_step(run: DivergingRun, kind: Kind, step: int, shown: Sequence[Reading]) -> str:
+    """Describe what a step did, and the tensor nearest to overflow, in `kit.markup`'s Markdown."""
     done = "the scaler skips the step" if step in run.skipped else "the optimizer steps"
-    said = (
-        f"**Step {step} of {len(run.losses)}:** the loss is {loss_text(run.losses[step - 1])}, "
+    words = (
+        f"**Step {step} of {len(run.losses)}:** the loss is {_loss_text(run.losses[step - 1])}, "
         f"and {done}."
     )
     if run.death is not None and step > run.death:
-        said += f" The run died in step {run.death}."
+        words += f" The run died in step {run.death}."
     if not shown:
-        return f"{said} No {kind} was measured in this step."
+        return f"{words} No {kind} was measured in this step."
     hot = min(shown, key=lambda one: -math.inf if math.isnan(one.headroom) else one.headroom)
-    said += f" Hottest {kind}: `{_name(hot.module)}`, {headroom_text(hot)}."
+    words += f" Hottest {kind}: `{_name(hot.module)}`, {headroom_text(hot)}."
     cold = max(shown, key=lambda reading: reading.lost)
     if cold.lost > 0.1:
-        said += f" Most is lost in `{_name(cold.module)}`: {100 * cold.lost:.0f} % of its values."
-    return said
+        words += f" Most is lost in `{_name(cold.module)}`: {100 * cold.lost:.0f} % of its values."
+    return words
 
 
 def headroom_text(reading: Reading) -> str:
-    """Say how far a reading is from overflow. Examples:
-    "3.2 doublings left", "overflows by 0.5 doublings", "NaN"
-    """
+    """Describe how far a reading is from overflow: "3.2 doublings left", "NaN"."""
     if not reading.finite:
         return "NaN" if math.isnan(reading.largest) else "inf"
     if reading.largest == 0:
@@ -77,8 +69,8 @@ def headroom_text(reading: Reading) -> str:
     return f"{reading.headroom:.1f} doublings left"
 
 
-def loss_text(loss: float) -> str:
-    """Write a loss. Examples: 0.25 → "0.250", 1234.5 → "1,234", nan → "NaN" """
+def _loss_text(loss: float) -> str:
+    """Write a loss: 0.25 → "0.250", 1234.5 → "1,234", nan → "NaN"."""
     if math.isnan(loss):
         return "NaN"
     return f"{loss:,.3f}" if abs(loss) < 100 else f"{loss:,.0f}"
@@ -98,8 +90,8 @@ def _label(y: float, module: str, size: float) -> str:
 
 
 def bar_end(largest: float, fmt: FloatFormat) -> float:
-    """Return the x at which the bar of a largest value ends;
-    a tenth of the range is added on either side of the format.
+    """Return the x at which the bar of a largest value ends; the axis is the range of the format,
+    and a tenth more on either side.
     """
     if not math.isfinite(largest):
         return _BARS_END
@@ -127,25 +119,25 @@ def _bars(run: DivergingRun, kind: Kind, shown: Mapping[str, Reading], step: int
         parts.append(text(x, top - 6, word, anchor="middle", fill=FAINT))
     words = []
     for row, (module, reading) in enumerate(shown.items()):
-        y, told = top + row * _BAR, headroom_text(reading)
+        y, headroom = top + row * _BAR, headroom_text(reading)
         if reading.lost > 0.1:
-            told += f", {100 * reading.lost:.0f} % lost"
-        parts += [_label(y + 13, module, 12), text(_BARS_END + 8, y + 13, told)]
-        parts.append(_bar(y, reading, bar_end(reading.largest, fmt), told))
-        words.append(f"{_name(module)} {told}")
-    # last: the end is marked on the bars, too
+            headroom += f", {100 * reading.lost:.0f} % lost"
+        parts += [_label(y + 13, module, 12), text(_BARS_END + 8, y + 13, headroom)]
+        parts.append(_bar(y, reading, bar_end(reading.largest, fmt), headroom))
+        words.append(f"{_name(module)} {headroom}")
+    # Last, so that the end of the format is drawn over the bars
     parts.append(line(end, top - 2, end, floor + 2, stroke=INK, width=1.5))
     label = f"Step {step}, largest {kind} by module, for {fmt.name}: {'; '.join(words)}."
     return picture(_WIDTH, floor + 14, *parts, label=label)
 
 
-def _bar(y: float, reading: Reading, end: float, told: str) -> str:
-    """Draw a bar with a thin frame, for the paler colours would drown on a light page."""
-    level = level_of(reading)
-    tip = f"{_name(reading.module)}: largest {reading.largest:,.4g}, {told}"
+def _bar(y: float, reading: Reading, end: float, headroom: str) -> str:
+    """Draw a bar with a thin frame: without it, pale colours are hard to see on a light page."""
+    level = LEVELS[level_of(reading)]
+    tip = f"{_name(reading.module)}: largest {reading.largest:,.4g}, {headroom}"
     frame = box(_LEFT, y + 2, end - _LEFT, _BAR - 4, FAINT)
-    width, tall, colour = end - _LEFT - 2, _BAR - 6, LEVELS[level][1]
-    return frame + box(_LEFT + 1, y + 3, width, tall, colour, hatch=HATCHES[level], tip=tip)
+    width, height = end - _LEFT - 2, _BAR - 6
+    return frame + box(_LEFT + 1, y + 3, width, height, level.colour, hatch=level.hatch, tip=tip)
 
 
 # ---- all steps so far: the loss, the skipped steps, and a strip for each module ----
@@ -198,17 +190,16 @@ def _losses(losses: Sequence[float], last: int) -> list[str]:
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     parts = [text(_LEFT - 8, (_LOSS_TOP + _LOSS_FLOOR) / 2 + 4, "loss", anchor="end", size=11)]
     points: list[tuple[float, float]] = []
+    tall, fill = _LOSS_FLOOR - _LOSS_TOP, (LEVELS[-1].colour, LEVELS[-1].hatch)
     for number, height in enumerate(heights, 1):
         if height is not None:
-            share = (height - low) / (high - low) if high > low else 0.5
-            y = _LOSS_FLOOR - (_LOSS_FLOOR - _LOSS_TOP) * share
+            y = _LOSS_FLOOR - tall * ((height - low) / (high - low) if high > low else 0.5)
             points.append((_across(number - 0.5, last), y))
             continue
         parts += [polyline(points, stroke=INK)] if points else []
         points = []
-        tip = f"step {number}: the loss is {loss_text(losses[number - 1])}"
-        look = LEVELS[-1][1], HATCHES[-1]
-        parts.append(_cell(number, number, _LOSS_TOP, _LOSS_FLOOR - _LOSS_TOP, last, look, tip))
+        tip = f"step {number}: the loss is {_loss_text(losses[number - 1])}"
+        parts.append(_cell(number, number, _LOSS_TOP, tall, last, fill, tip))
     return parts + ([polyline(points, stroke=INK)] if points else [])
 
 
@@ -217,7 +208,7 @@ def _skips(run: DivergingRun, step: int, last: int) -> list[str]:
     return [
         text(_LEFT - 8, y + 10, "skipped steps", anchor="end", size=11),
         *(
-            _cell(number, number, y, _ROW - 1, last, SKIPPED, f"step {number}: skipped")
+            _cell(number, number, y, _ROW - 1, last, _SKIPPED, f"step {number}: skipped")
             for number in run.skipped
             if number <= step
         ),
@@ -225,36 +216,26 @@ def _skips(run: DivergingRun, step: int, last: int) -> list[str]:
 
 
 def _strip(y: float, module: str, readings: Sequence[Reading], last: int) -> list[str]:
-    """Draw a module's levels; steps with the same one in a row share a box."""
+    """Draw a module's levels; consecutive steps with the same level share a box."""
     parts = []
-    for level, group in itertools.groupby(readings, level_of):
-        steps = [reading.number for reading in group]
+    for place, group in itertools.groupby(readings, level_of):
+        level, steps = LEVELS[place], [reading.number for reading in group]
         first, end = steps[0], steps[-1]
         when = f"step {first}" if end == first else f"steps {first}–{end}"
-        look, tip = (
-            (LEVELS[level][1], HATCHES[level]),
-            f"{_name(module)}, {when}: {LEVELS[level][0]}",
-        )
-        parts.append(_cell(first, end, y, _ROW - 1, last, look, tip))
+        tip = f"{_name(module)}, {when}: {level.name}"
+        parts.append(_cell(first, end, y, _ROW - 1, last, (level.colour, level.hatch), tip))
     return parts
 
 
 def _cell(
-    first: int, end: int, y: float, tall: float, last: int, look: tuple[str, str], tip: str
+    first: int, end: int, y: float, height: float, last: int, fill: tuple[str, str], tip: str
 ) -> str:
-    """Draw a box over the steps from `first` to `end`; look: a colour and a hatch."""
-    x, (colour, hatch) = _across(first - 1, last), look
-    return box(x, y, _across(end, last) - x, tall, colour, hatch=hatch, tip=tip)
+    """Draw a box over the steps from `first` to `end`; fill: a colour and a hatch."""
+    x, (colour, hatch) = _across(first - 1, last), fill
+    return box(x, y, _across(end, last) - x, height, colour, hatch=hatch, tip=tip)
 
 
 def _legend() -> str:
-    marks = {
-        name: swatch(colour, hatch)
-        for (name, colour, _), hatch in zip(LEVELS, HATCHES, strict=True)
-    }
-    marks["step skipped by the scaler"] = swatch(*SKIPPED)
-    cells = [
-        f'<span style="white-space:nowrap;margin-right:16px">{mark} {name}</span>'
-        for name, mark in marks.items()
-    ]
-    return f"<div>{' '.join(cells)}</div>"
+    entries = [f"{swatch(level.colour, level.hatch)} {level.name}" for level in LEVELS]
+    entries.append(f"{swatch(*_SKIPPED)} step skipped by the scaler")
+    return f"<div>{in_row(entries, '16px', ' ')}</div>"

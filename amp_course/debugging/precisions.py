@@ -1,6 +1,4 @@
-"""Compute one loss and its gradients in fp64, fp32 and under autocast,
-and see in which of them something goes wrong.
-"""
+"""Compute one loss and its gradients in fp64, fp32 and under autocast, and see which go wrong."""
 
 from __future__ import annotations
 
@@ -14,32 +12,34 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from amp_course.diagnosis.report import listed
 from amp_course.kit.compiled import uncompiled, uncompiled_run
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.report import Block, Page, Table
 from amp_course.watching.calling import cloned
 
-WAYS = ("fp64", "fp32", "amp_bf16", "amp_fp16")  # fp64 is what the others are compared with
+# The others are compared with fp64.
+PRECISIONS = ("fp64", "fp32", "amp_bf16", "amp_fp16")
 _SCALES = [2.0**power for power in range(16, -9, -4)]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A loss and its gradients, computed one way.
+    """A loss and its gradients, computed in one precision.
 
-    way:       of WAYS
+    precision: of PRECISIONS
     loss:      its value
-    scale:     that the loss was multiplied by before the backward pass, so that fp16 gradients do
+    scale:     the loss was multiplied by this before the backward pass, so that fp16 gradients do
                not underflow
     nonfinite: names of the parameters whose gradient holds an inf or a NaN
     zero:      share of the gradients' elements that are 0 here and not in fp64
-    error:     the norm of the difference from the gradient in fp64, by the norm of that one; NaN if
-               one is not finite
-    worst:     the parameter whose gradient differs most, by its own norm
-    raised:    what the computation raised, in a line; "" if nothing
+    error:     the norm of the difference from the fp64 gradient, divided by the norm of that; NaN
+               if one is not finite
+    worst:     the parameter whose gradient differs most, relative to its own norm
+    raised:    what the computation raised, on one line; "" if nothing
     """
 
-    way: str
+    precision: str
     loss: float = math.nan
     scale: float = 1.0
     nonfinite: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradients are finite, and nothing was raised."""
+        """Return True if loss and gradients are finite, and nothing was raised."""
         return math.isfinite(self.loss) and not self.nonfinite and not self.raised
 
 
@@ -60,8 +60,8 @@ class Precisions(Page):
 
     outcomes: tuple[Outcome, ...]
 
-    def __getitem__(self, way: str) -> Outcome:
-        return next(one for one in self.outcomes if one.way == way)
+    def __getitem__(self, precision: str) -> Outcome:
+        return next(one for one in self.outcomes if one.precision == precision)
 
     @property
     def verdict(self) -> str:
@@ -69,14 +69,15 @@ class Precisions(Page):
         raised = [one for one in self.outcomes if one.raised]
         if not raised:
             return self._verdict()
+        where = _listed(one.precision for one in raised)
         return (
-            f"It does not run in {_list(one.way for one in raised)} ({raised[0].raised}), so that "
-            f"says nothing. {self._verdict()}"
+            f"It does not run in {where} ({raised[0].raised}), so that says nothing. "
+            f"{self._verdict()}"
         )
 
     def _verdict(self) -> str:
-        fine = {one.way: one.finite for one in self.outcomes if not one.raised}
-        bad = [way for way in WAYS if not fine.get(way, True)]
+        fine = {one.precision: one.finite for one in self.outcomes if not one.raised}
+        bad = [name for name in PRECISIONS if not fine.get(name, True)]
         if "fp64" in bad:
             return (
                 "Not finite in fp64 either: no format is to blame. Look for the formula (a "
@@ -97,10 +98,10 @@ class Precisions(Page):
             )
         if bad:
             return (
-                f"Finite in fp32, not under autocast in {_list(bad)}: rounding to few bits makes "
+                f"Finite in fp32, not under autocast in {_listed(bad)}: rounding to few bits makes "
                 "something 0 that is divided by or whose log is taken. Keep that part in fp32."
             )
-        far = [f"{one.error:.0%} in {one.way}" for one in self.outcomes if one.error > 0.5]
+        far = [f"{one.error:.0%} in {one.precision}" for one in self.outcomes if one.error > 0.5]
         if far:
             return (
                 f"All finite, but gradients differ from those in fp64 by {', '.join(far)} of their "
@@ -122,15 +123,14 @@ class Precisions(Page):
         rows = [head.split("|")]
         for one in self.outcomes:
             if one.raised:
-                rows.append([one.way, one.raised, "", "", "", ""])
+                rows.append([one.precision, one.raised, "", "", "", ""])
                 continue
             first = f"{len(one.nonfinite)}, {one.nonfinite[0]} first" if one.nonfinite else "none"
             error = "not finite" if math.isnan(one.error) else f"{one.error:.2g}"
-            if one.way == "fp64":
+            if one.precision == "fp64":
                 error = "-"
-            rows.append(
-                [one.way, f"{one.loss:.6g}", first, f"{100 * one.zero:.2g} %", error, one.worst]
-            )
+            zero = f"{100 * one.zero:.2g} %"
+            rows.append([one.precision, f"{one.loss:.6g}", first, zero, error, one.worst])
         return rows
 
     def blocks(self) -> Iterator[Block]:
@@ -141,24 +141,23 @@ class Precisions(Page):
 def compare_precisions(
     loss: Callable[..., Tensor], model: nn.Module, batch: Any = ()
 ) -> Precisions:
-    """Compute `loss(model, *batch)` and its gradients in several precisions, on copies of the
-    model; yours is left alone.
+    """Compute `loss(model, *batch)` and its gradients in several precisions, on copies of `model`.
 
     loss:  takes the model and the batch, and returns the loss; it opens no autocast region of its
            own
     batch: a tuple, or one object; float tensors in it are cast to fp64 or fp32 as the model is
 
-    The loss in fp16 is scaled by 65,536, or by less, until no gradient overflows by it; the scale
-    is taken out of the gradients again. Random numbers are the same in each way.
+    In fp16 the loss is scaled by 65,536, or less if a gradient overflows; the gradients are
+    unscaled again. Each precision gets the same random numbers.
     Example: compare_precisions(lambda model, x, y: cross_entropy(model(x), y), model, (x, y))
     """
     args = batch if isinstance(batch, (tuple, list)) else (batch,)
     reference: dict[str, Tensor] = {}
     outcomes = []
     with uncompiled_run():
-        for way in WAYS:
-            for scale in _SCALES if way == "amp_fp16" else (1.0,):
-                found = _compute(loss, uncompiled(model), args, way, scale, reference)
+        for precision in PRECISIONS:
+            for scale in _SCALES if precision == "amp_fp16" else (1.0,):
+                found = _compute(loss, uncompiled(model), args, precision, scale, reference)
                 if not found.nonfinite or not math.isfinite(found.loss):
                     break
             outcomes.append(found)
@@ -169,31 +168,32 @@ def _compute(
     loss: Callable[..., Tensor],
     model: nn.Module,
     args: Any,
-    way: str,
+    precision: str,
     scale: float,
     reference: dict[str, Tensor],
 ) -> Outcome:
-    base = torch.float64 if way == "fp64" else torch.float32
+    """Compute one outcome; reference: the fp64 gradients, filled by the first call."""
+    base = torch.float64 if precision == "fp64" else torch.float32
     with same_random_state():
         own = copy.deepcopy(model).to(base)
         own.zero_grad()
         device = next((weight.device.type for weight in own.parameters()), "cpu")
-        given = pytree.tree_map(lambda leaf: _cast(leaf, base), cloned(tuple(args)))
-        dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(way)
+        batch = pytree.tree_map(lambda leaf: _cast(leaf, base), cloned(tuple(args)))
+        dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(precision)
         try:
             with torch.enable_grad():
                 with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
-                    value = loss(own, *given)
+                    value = loss(own, *batch)
                 (value * scale).backward()
         except Exception as error:
             first_line = (str(error).splitlines() or [""])[0]
-            return Outcome(way, raised=f"{type(error).__name__}: {first_line}")
+            return Outcome(precision, raised=f"{type(error).__name__}: {first_line}")
     grads = {
         name: weight.grad.detach().double() / scale
         for name, weight in own.named_parameters()
         if weight.grad is not None
     }
-    if way == "fp64":
+    if precision == "fp64":
         reference.update(grads)
     nonfinite = tuple(name for name, grad in grads.items() if not grad.isfinite().all())
     shared = [name for name in grads if name in reference]
@@ -202,16 +202,16 @@ def _compute(
     whole = math.sqrt(sum(norm**2 for norm in norms.values()))
     share = math.sqrt(sum(part**2 for part in off.values())) / whole if whole else math.nan
     worst = max(shared, key=lambda name: off[name] / (norms[name] or math.inf), default="")
-    gone = sum(int(((grads[name] == 0) & (reference[name] != 0)).sum()) for name in shared)
+    zeros = sum(int(((grads[name] == 0) & (reference[name] != 0)).sum()) for name in shared)
     count = sum(grad.numel() for grad in grads.values())
     return Outcome(
-        way,
+        precision,
         float(value.detach()),
         scale,
         nonfinite,
-        gone / count if count else 0.0,
-        0.0 if way == "fp64" and not nonfinite else share,
-        "" if way == "fp64" or nonfinite else worst,
+        zeros / count if count else 0.0,
+        0.0 if precision == "fp64" and not nonfinite else share,
+        "" if precision == "fp64" or nonfinite else worst,
     )
 
 
@@ -219,5 +219,5 @@ def _cast(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
-def _list(ways: Iterable[str]) -> str:
-    return " and ".join(way.removeprefix("amp_") for way in ways)
+def _listed(precisions: Iterable[str]) -> str:
+    return listed(name.removeprefix("amp_") for name in precisions)

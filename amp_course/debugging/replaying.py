@@ -1,6 +1,4 @@
-"""Run one training step again and again from the same state,
-and see whether it does the same to the last bit.
-"""
+"""Run a training step twice from the same state, and see if it does the same to the last bit."""
 
 from __future__ import annotations
 
@@ -14,30 +12,30 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from amp_course.audit.arguments import as_list
-from amp_course.audit.snapshot import Snapshot
-from amp_course.checking.sandbox import sandbox
+from amp_course.audit.snapshot import restored
+from amp_course.kit.markup import counted
 from amp_course.kit.tensors import tensors_in
 from amp_course.watching.calling import arguments_for, cloned
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What came out of two runs of a step.
+    """What two runs of a step gave.
 
-    hashes: name → the hash of its bytes in each run, in the order in which a step makes them: "the
-            loss", "the gradient of head.weight at the first optimizer step", "the weight
-            head.weight", "the buffer norm.running_mean"; "" where a run has none
+    hashes: name → the hash of its bytes in each run, "" where a run has none. The names are in the
+            order in which a step makes them: "the loss", "the gradient of head.weight at the first
+            optimizer step", "the weight head.weight", "the buffer norm.running_mean"
     """
 
     hashes: Mapping[str, tuple[str, str]]
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The names of what was not the same."""
+        """The names of what differs."""
         return tuple(name for name, (one, two) in self.hashes.items() if one != two)
 
     def __bool__(self) -> bool:
-        """Whether all of it was the same to the last bit."""
+        """Return True if everything was the same to the last bit."""
         return not self.differing
 
     def __str__(self) -> str:
@@ -58,25 +56,20 @@ def replay(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
     scaler: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
 ) -> Replay:
-    """Run `step(*batch)` twice from the same weights, states and random numbers; everything is put
-    back at the end.
+    """Run `step(*batch)` twice from the same weights, states and random numbers, and put all back.
 
-    If the bits are the same, a fault in this step can be looked at again and again. If they are
-    not, an op of yours adds up in an order that changes (`torch.use_deterministic_algorithms(True)`
+    If the bits are the same, a fault in this step can be examined again and again. If they differ,
+    one of its ops adds up in an order that changes (`torch.use_deterministic_algorithms(True)`
     finds it), or the step depends on the time or on a file. What the step returns counts as the
     loss. Raises what the step raises.
     """
     models = [one for one in as_list(model) if isinstance(one, nn.Module)]
     objects = [*models, *as_list(optimizer), *as_list(scaler)]
     first, second = dict[str, str](), dict[str, str]()
-    with sandbox():
-        for run in (first, second):
-            snapshot = Snapshot(objects, {"the step": step})
-            try:
-                for name, value in _run(step, batch, models):
-                    run[name] = run.get(name, "") + value  # two models may use one name
-            finally:
-                snapshot.restore()
+    for run in (first, second):
+        with restored(objects, {"the step": step}):
+            for name, value in _run(step, batch, models):
+                run[name] = run.get(name, "") + value  # two models may use one name
     return Replay({name: (first.get(name, ""), second.get(name, "")) for name in first | second})
 
 
@@ -118,7 +111,7 @@ def _gradients(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return a hash of a tensor's dtype, shape and bytes. NaNs with other bits are other NaNs."""
+    """Return a hash of a tensor's dtype, shape and bytes; NaNs with different bits differ."""
     plain = tensor.detach().cpu().contiguous()
     found = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
     found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
@@ -126,10 +119,10 @@ def digest(tensor: Tensor) -> str:
 
 
 def _count(hashes: Mapping[str, Any]) -> str:
-    kinds = {"loss": "the loss", "gradient": "gradients", "weight": "weights", "buffer": "buffers"}
-    counts = {kind: sum(name.startswith(f"the {kind}") for name in hashes) for kind in kinds}
+    kinds = ("loss", "gradient", "weight", "buffer")
+    numbers = {kind: sum(name.startswith(f"the {kind}") for name in hashes) for kind in kinds}
     return ", ".join(
-        plural if kind == "loss" else f"{counts[kind]} {plural if counts[kind] > 1 else kind}"
-        for kind, plural in kinds.items()
-        if counts[kind]
+        "the loss" if kind == "loss" else counted(number, kind)
+        for kind, number in numbers.items()
+        if number
     )

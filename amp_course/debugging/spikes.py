@@ -1,4 +1,4 @@
-"""A training whose loss spikes at one bad batch, with three ways to meet it."""
+"""A training whose loss spikes at one bad batch, with three ways to handle it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from amp_course.kit.threads import one_thread
 
 Guard = Literal["none", "clip", "skip"]
 BAD_STEP, STEPS = 60, 120
-TOO_LARGE = 5.0  # times the median of the norms so far: then "skip" leaves the update out
-MAX_NORM = 1.0
+_TOO_LARGE = 5.0  # "skip" leaves out an update whose norm is this many times the median so far
 
 
 @dataclass(frozen=True)
 class Spike:
-    """A recorded training, with a number for each step.
-
-    norms: of all gradients, before they are clipped
-    """
+    """A recorded training: its losses, and the norms of all gradients before they are clipped."""
 
     guard: Guard
     losses: tuple[float, ...]
@@ -53,10 +49,10 @@ def record_spike(guard: Guard) -> Spike:
                 loss = cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
-            limit = MAX_NORM if guard == "clip" else float("inf")
+            limit = 1.0 if guard == "clip" else float("inf")
             norm = nn.utils.clip_grad_norm_(model.parameters(), limit).item()
             typical = statistics.median(norms) if norms else norm
-            if guard != "skip" or norm <= TOO_LARGE * typical:
+            if guard != "skip" or norm <= _TOO_LARGE * typical:
                 optimizer.step()
             losses.append(loss.item())
             norms.append(norm)

@@ -1,7 +1,6 @@
 """The catalogue of faults, faults.toml: every name that a tool of the course gives to one.
 
-A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`. Nothing here looks at a
-training.
+A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.findings import Finding, Grade
+from amp_course.diagnosis.findings import Finding, Grade, ordinal
 
-# What is judged of a step, in the order in which it happens → what holds if nothing is found.
+# What is judged of a step, in order → what holds if nothing is found.
 BEHAVIOURS: dict[str, str] = {
     "objects": "the model, optimizer and scaler are those of the step",
     "backward": "runs, outside autocast",
@@ -32,10 +31,10 @@ BEHAVIOURS: dict[str, str] = {
     "unequal micro-batches": "count by their examples",
     "overflow": "the step is skipped, the scale falls",
 }
-# What is judged of a whole training, or of a part that is no step.
+# What is judged of a whole training, or of a part other than a step.
 TRAINING: dict[str, str] = {
     "values": "no inf or NaN reaches the weights",
-    "weights": "every update changes them",
+    "weights": "the optimizers hold those in use, and updates do not vanish",
     "run": "no exception is raised or hidden",
     "ranks": "all have the same weights and loss scale",
     "checkpoint": "a resumed run goes on as if it had never stopped",
@@ -48,7 +47,7 @@ TRAINING: dict[str, str] = {
 class Fault:
     """An entry of faults.toml, which explains the fields.
 
-    variants: place → the fields that are different there: {"optimizer": {"fix": …}}
+    variants: name → the fields that differ: {"optimizer": {"fix": …}}
     """
 
     name: str
@@ -73,13 +72,13 @@ class Fault:
 
     @property
     def is_advice(self) -> bool:
-        """Whether it is not counted as a fault of a script."""
+        """Is it not counted as a fault of a script?"""
         return "advice" in (self.grade, self.in_scripts)
 
 
 @cache
 def catalogue() -> dict[str, Fault]:
-    """Return name → fault, of all of them, the most harmful first."""
+    """Return all faults by name, the most harmful first."""
     entries = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))
     return {name: _fault(name, entry) for name, entry in entries.items()}
 
@@ -99,46 +98,40 @@ def _aliases() -> dict[str, str]:
     return {alias: one.name for one in catalogue().values() for alias in one.aliases}
 
 
-def known(name: str) -> Fault:
-    """Return a fault by its name or one of its aliases. Raises KeyError for an unknown name."""
-    return catalogue()[current_name(name)]
-
-
 def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Finding:
-    """Make the finding of a known fault, by its name or an alias.
+    """Make the finding of a fault, by its name or an alias.
 
     cause:    says what is wrong more exactly than the catalogue
-    evidence: the numbers that show it, and two words that are none: place="line 31 of train.py",
-              and variant=, one of the fault's variants in faults.toml, for its fix
+    evidence: the numbers that show it; also place="line 31 of train.py", and variant=, one of the
+              fault's variants in faults.toml
     Raises KeyError for an unknown name or variant.
     """
-    fault = known(name)
+    fault = catalogue()[current_name(name)]
     place, variant = (str(evidence.pop(key, "")) for key in ("place", "variant"))
     if variant:
         fault = replace(fault, **fault.variants[variant])  # type: ignore[arg-type]
-    shown = {
-        key.replace("micro_batch", "micro-batch").replace("_", " "): value
-        for key, value in evidence.items()
-    }
     return Finding(
-        fault.name,
-        cause or fault.text,
-        fault.fix,
-        shown,
-        fault.code,
-        fault.section,
-        fault.of,
-        tuple(fault.hides),
-        place,
-        fault.grade,
+        name=fault.name,
+        cause=cause or fault.text,
+        fix=fault.fix,
+        evidence={
+            key.replace("micro_batch", "micro-batch").replace("_", " "): value
+            for key, value in evidence.items()
+        },
+        code=fault.code,
+        section=fault.section,
+        behaviour=fault.of,
+        hides=tuple(fault.hides),
+        place=place,
+        grade=fault.grade,
     )
 
 
 def by_grade(found: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Part what was found of a script into faults and advice."""
+    """Split the findings of a script into faults and advice."""
     parts: tuple[list[Finding], list[Finding]] = ([], [])
     for one in found:
-        parts[known(one.name).is_advice].append(one)
+        parts[catalogue()[one.name].is_advice].append(one)
     return parts
 
 
@@ -152,7 +145,7 @@ def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def ordered(found: Iterable[Finding], optimizers: int = 2) -> tuple[Finding, ...]:
-    """Do as `in_order`; each finding names all optimizers, of several, that it was found for."""
+    """Do as `in_order`; a finding for several of the optimizers names all of them."""
     found = tuple(found)
     merged = []
     for one in in_order(found):
@@ -161,9 +154,9 @@ def ordered(found: Iterable[Finding], optimizers: int = 2) -> tuple[Finding, ...
             evidence.pop("optimizer", None)
         elif "optimizer" in evidence:
             same = (other.evidence for other in found if other.name == one.name)
-            numbers = dict.fromkeys(str(each["optimizer"]) for each in same if "optimizer" in each)
+            numbers = dict.fromkeys(int(each["optimizer"]) for each in same if "optimizer" in each)
             if len(numbers) > 1:
-                evidence["optimizer"] = " and ".join(numbers)
+                evidence["optimizer"] = " and ".join(map(ordinal, numbers))
         merged.append(replace(one, evidence=evidence))
     return tuple(merged)
 

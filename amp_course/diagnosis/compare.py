@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-CLOSE = 0.02  # relative: what rounding may do to the length of a gradient of many numbers
+CLOSE = 0.02  # relative: by how much rounding may change the norm of a gradient
 
 
 def along(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
-    """Return (factor, distance): gradient ≈ factor · reference, and how far off, relatively.
+    """Return (factor, distance): gradient ≈ factor · reference, and its relative distance.
 
-    The distance is inf, and the factor NaN, if one of them is zero and the other is not, or one is
-    not finite.
+    If only one of them is zero, or one is not finite, the distance is inf and the factor 0 or NaN.
     """
     gradient, reference = _double(gradient), _double(reference)
     square, size = (reference @ reference).item(), gradient.norm().item()
@@ -31,9 +30,9 @@ def near(factor: float, wanted: float, close: float = CLOSE) -> bool:
 
 
 def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Return (weights, distance): gradient ≈ Σ weight · part, and how far off, relatively.
+    """Return (weights, distance): gradient ≈ Σ weight · part, and its relative distance.
 
-    The weights are NaN if the parts are so alike that they cannot be told.
+    If the parts are too much alike to tell their weights, these are NaN.
     """
     sizes = [_double(part).norm().item() for part in parts]
     size = _double(gradient).norm().item()
@@ -50,5 +49,5 @@ def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], flo
 
 
 def _double(tensor: Tensor) -> Tensor:
-    # Apple's GPUs have no float64
+    # Apple's GPUs have no float64.
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

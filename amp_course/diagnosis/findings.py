@@ -1,4 +1,4 @@
-"""A finding: a fault that was found, with the numbers that show it; as text and as HTML."""
+"""A finding: a fault, the fix, and the numbers that show it; as text and as HTML."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ Grade = Literal["fault", "advice"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that was found: a stable `name`, what is wrong, the fix, and the numbers that show
-    it.
+    """A fault that was found: a stable `name`, the cause, the fix, and the numbers that show it.
 
     cause:     what is wrong, without a full stop at its end
     code:      the fix as a line of code, or ""; "{device}" in it stands for the training's device
     section:   where the course teaches it, "07.3" for chapter 07, section 3
     behaviour: what it is a fault of
     hides:     other behaviours that cannot be called right when this fault is there
-    place:     line of the training's own code, "line 31 of train.py, `loss.backward()`", or ""
+    place:     a line of the user's code, "line 31 of train.py, `loss.backward()`", or ""
     """
 
     name: str
@@ -43,9 +42,7 @@ class Finding:
         return replace(self, fix=fix, code=code)
 
     def lines(self) -> list[str]:
-        """Return "still-scaled: ….", "Where: …", "Fix: …: `code`",
-        "Measured: …. (chapter 07, section 1)".
-        """
+        """Return "still-scaled: ….", "Where: …", "Fix: …: `code`", "Measured: …. (chapter 07)"."""
         lines = [f"{self.name}: {self.cause}."]
         if self.place:
             lines.append(f"Where: {self.place}")
@@ -64,7 +61,7 @@ Findings = Iterator[Finding]
 
 
 def finding_of(data: Mapping[str, Any]) -> Finding:
-    """Make a finding again of what `dataclasses.asdict`, and JSON after it, made of it."""
+    """Make a finding of what `dataclasses.asdict` made of it, even after a way through JSON."""
     return Finding(**{**data, "hides": tuple(data["hides"])})
 
 
@@ -76,8 +73,18 @@ def fix_text(one: Finding) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Write what was measured on one line: {"loss scale": 1024.0} → "loss scale: 1024"."""
-    return "; ".join(f"{key}: {_number(value)}" for key, value in evidence.items())
+    """Write evidence on one line: {"loss scale": 1024.0} → "loss scale: 1024"."""
+    return "; ".join(f"{key}: {_value(key, value)}" for key, value in evidence.items())
+
+
+def _value(key: str, value: float | int | str) -> str:
+    return ordinal(value) if key == "optimizer" and isinstance(value, int) else _number(value)
+
+
+def ordinal(index: int) -> str:
+    """Write a place that is counted from 0: 1 → "the second"."""
+    words = ("the first", "the second", "the third")
+    return words[index] if index < len(words) else f"number {index + 1}"
 
 
 def section_text(section: str) -> str:
@@ -87,19 +94,19 @@ def section_text(section: str) -> str:
 
 
 def finding_html(one: Finding, sign: str = "✗") -> str:
-    """Return a finding as HTML, escaped, with a table of what was measured."""
+    """Return a finding as HTML, escaped, with a table of its evidence."""
     place = f"<i>Where:</i> {inline_html(one.place)}<br>" if one.place else ""
     section = section_text(one.section)
     where = f" <small>({section})</small>" if section else ""
     return (
         f"<p><b>{sign} {html.escape(one.name)}</b>: {inline_html(one.cause)}.<br>{place}"
         f"<i>Fix:</i> {inline_html(fix_text(one))}{where}</p>"
-        + pairs_html((key, _number(value)) for key, value in one.evidence.items())
+        + pairs_html((key, _value(key, value)) for key, value in one.evidence.items())
     )
 
 
 def pairs_html(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return names and texts as a table of two columns, "" for none."""
+    """Return names and texts as a table of two columns; "" if there are none."""
     cell = '<td style="text-align:left">'
     rows = "".join(
         f"<tr>{cell}{html.escape(key)}</td>{cell}{inline_html(text)}</td></tr>"

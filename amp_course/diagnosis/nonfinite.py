@@ -1,4 +1,4 @@
-"""What `first_nonfinite` found, as objects and in words."""
+"""What `first_nonfinite` found, as objects and as text."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ COMPILED = (
 class Nonfinite:
     """Every op that made inf or NaN from finite numbers, in the order in which they ran.
 
-    origins:  these ops
-    arrived: where something that is not finite was seen: (kind, name)
-    given:   what held inf or NaN before the step began: a weight, a buffer, the data
+    arrived: (kind, name) of what was not finite
+    preexisting: what held inf or NaN before the step began: a weight, a buffer, the data
     steps:   how many ran
-    error:   what the step raised, if it did
-    not_put_back: pairs of a name and what became of it: what the step changed and could not be put
-                  back
+    error:   what the step raised, or None
+    not_put_back: (name, what became of it) of what the step changed and could not be restored
     """
 
     origins: tuple[NonfiniteOrigin, ...]
     arrived: tuple[tuple[Sink, str], ...]
-    given: tuple[str, ...]
+    preexisting: tuple[str, ...]
     steps: int
     error: BaseException | None = None
     compiled: bool = False
@@ -42,15 +40,9 @@ class Nonfinite:
 
     @classmethod
     def of(cls, watch: Watch, error: BaseException | None) -> Nonfinite:
-        """Make one from what a watch has seen."""
-        return cls(
-            tuple(watch.origins),
-            tuple(watch.arrived),
-            tuple(watch.given),
-            watch.step,
-            error,
-            watch.compiled(),
-        )
+        """Make one of what a watch has recorded."""
+        found = tuple(watch.origins), tuple(watch.arrived), tuple(watch.preexisting)
+        return cls(*found, watch.step, error, watch.compiled())
 
     @property
     def first(self) -> NonfiniteOrigin | None:
@@ -64,32 +56,32 @@ class Nonfinite:
 
     @property
     def caught(self) -> tuple[NonfiniteOrigin, ...]:
-        """Those that got no further than a GradScaler: normal while it looks for its scale."""
+        """The origins that reached only a GradScaler: normal while it searches for its scale."""
         return tuple(origin for origin in self.origins if origin.reached and not origin.harmful)
 
     @property
     def vanished(self) -> tuple[NonfiniteOrigin, ...]:
-        """Those that reached nothing: masked, clamped, discarded."""
+        """The origins that reached nothing: masked, clamped, discarded."""
         causes = {root.number for one in self.origins if one.reached for root in one.roots()}
-        unseen = (one for one in self.origins if not one.reached and not one.meant)
-        return tuple(one for one in unseen if one.number not in causes)
+        gone = (one for one in self.origins if not one.reached and not one.meant)
+        return tuple(one for one in gone if one.number not in causes)
 
     def __bool__(self) -> bool:
         """True if an inf or NaN did harm."""
-        return self.first is not None or bool(self.given)
+        return self.first is not None or bool(self.preexisting)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        made = [name for name in self.given if name.startswith(MADE)]
+        made = [name for name in self.preexisting if name.startswith(MADE)]
         yield from (f"A{name[1:]}, holds inf or NaN." for name in made)
-        if before := [name for name in self.given if name not in made]:
+        if before := [name for name in self.preexisting if name not in made]:
             yield f"There was inf or NaN before the step began, in {', '.join(before)}."
         first = self.first
         if first is not None:
-            yield from _told(first, self.reached(first))
-        elif not self.given:
+            yield from _describe(first, self.reached(first))
+        elif not self.preexisting:
             yield f"No inf or NaN did harm in {self.steps} step{'s' * (self.steps > 1)}."
         if self.caught:
             yield (
@@ -110,14 +102,11 @@ class Nonfinite:
 
 def first_root(origins: Iterable[NonfiniteOrigin]) -> NonfiniteOrigin | None:
     """Return the first of the ops without which these would not have happened."""
-    return min(
-        (root for one in origins for root in one.roots()),
-        key=lambda root: root.number,
-        default=None,
-    )
+    roots = (root for one in origins for root in one.roots())
+    return min(roots, key=lambda root: root.number, default=None)
 
 
-def _told(origin: NonfiniteOrigin, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
+def _describe(origin: NonfiniteOrigin, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
     yield f"Step {origin.step}, {origin.phase}: {origin}."
     if origin.line is not None:
         yield f"  It was called in {origin.line}."
@@ -126,11 +115,12 @@ def _told(origin: NonfiniteOrigin, reached: Sequence[tuple[Sink, str]]) -> Itera
     if origin.tensor:
         yield f"  It wrote to {origin.tensor}."
     if reached:
-        ways = {"gradient": "the gradient of ", "weight": "the weight ", "buffer": "the buffer "}
-        where = [ways.get(kind, "") + name for kind, name in reached]
+        kinds = {"gradient": "the gradient of ", "weight": "the weight ", "buffer": "the buffer "}
+        where = [kinds.get(kind, "") + name for kind, name in reached]
         yield f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}."
     if origin.before:
         rows = [["op", "in", "phase", "dtype", "largest"]]
-        for f in origin.before:
-            rows.append([f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"])
+        for frame in origin.before:
+            place = frame.module or "-", frame.phase
+            rows.append([frame.op, *place, frame.dtype, f"{frame.largest:.4g}"])
         yield f"\nWhat ran before:\n{text_table(rows, right=['largest'])}"

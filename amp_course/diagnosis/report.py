@@ -17,7 +17,7 @@ State = Literal["clean", "fault", "could not run", "too little seen", "not judge
 # With a fault in how the gradient is made, the gradient itself cannot be called right.
 _MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
 _IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
-# With a fault of one of these, nothing is called right.
+# With a fault of one of these, nothing can be called right.
 _OF_ALL = {"", "checkpoint", "recomputation"}
 _WIDTH = 100
 _PAGE = (
@@ -34,19 +34,17 @@ _PAGE = (
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in a training or in a step: true if something was judged and no fault was
-    found.
+    """What was found in a training or a step. True if something was judged, and without a fault.
 
-    findings:     the faults, the most harmful first; those that follow from another are moved to
-                  `consequences`
+    findings:     the faults, the most harmful first
     checked:      the names of the behaviours that were judged
-    not_checked:  pairs of what was not judged and the reason why
-    observations: sentences on what is unusual and no fault
-    not_put_back: pairs of a name and what became of it: what changed and could not be put back
+    not_checked:  pairs (what was not judged, why)
+    observations: sentences about what is unusual and no fault
+    not_put_back: pairs (name, what became of it) of what changed and could not be restored
     subject:      what was examined: "train.py", "the step"
-    consequences: findings that follow from one of the faults, and are not counted
+    consequences: findings that follow from one of the faults; they are not counted
     advice:       what costs time or may do harm later, and is no fault
-    facts:        what was seen, name → text: how many updates, what ran in 16 bits, the loss scale
+    facts:        pairs (name, text): how many updates, what ran in 16 bits, the loss scale
     too_little:   why too little was seen to judge, and what would be enough; "" if it was enough
     problem:      why it could not be examined, and what to do; "" if it could
     output:       the last lines that a script printed, if it ended with an error
@@ -106,17 +104,17 @@ class Report:
 
     @property
     def right(self) -> tuple[str, ...]:
-        """The behaviours that were judged and of which no fault leaves a doubt."""
+        """The behaviours that were judged, and that no fault leaves in doubt."""
         found = (*self.findings, *self.consequences)
         wrong = {one.behaviour for one in found}
-        unsaid = wrong.union(dict(self.not_checked), *(one.hides for one in found))
+        doubtful = wrong.union(dict(self.not_checked), *(one.hides for one in found))
         if wrong & _OF_ALL:
             return ()
         if wrong & _MAKES_THE_GRADIENT:
-            unsaid |= _IS_THE_GRADIENT
+            doubtful |= _IS_THE_GRADIENT
         if "values" in wrong:
-            unsaid.add("weights")
-        return tuple(one for one in self.checked if one not in unsaid)
+            doubtful.add("weights")
+        return tuple(one for one in self.checked if one not in doubtful)
 
     @property
     def head(self) -> str:
@@ -131,7 +129,7 @@ class Report:
         }[self.state]
 
     def following(self, one: Finding) -> tuple[Finding, ...]:
-        """Return the consequences of which a fault is the first cause."""
+        """Return the consequences whose first cause is this fault."""
         first = [(other, causes_of(other, self.findings)[:1]) for other in self.consequences]
         return tuple(other for other, cause in first if cause == [one.name])
 
@@ -193,7 +191,7 @@ class Report:
         return "".join(parts)
 
     def to_html(self) -> str:
-        """Return a whole page, which needs no other file."""
+        """Return a complete page, which needs no other file."""
         return _PAGE.format(title=html.escape(self.head), body=self._body())
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,7 +232,7 @@ def _wrapped(text: str, first: str = "   ", rest: str = "      ") -> list[str]:
 
 
 def count(number: int, what: str) -> str:
-    """Write a number of things: 1, "update" → "1 update"; 3, "update" → "3 updates"."""
+    """Write a number of things: (1, "update") → "1 update"; (3, "update") → "3 updates"."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 

@@ -1,10 +1,9 @@
-"""Compare two ranks with half a batch each, and one process with the whole batch: equal to the last
-bit, or how far apart?
+"""Compare two ranks that have half a batch each with one process that has the whole batch.
 
-DDP divides each rank's gradient by the number of ranks and adds up. One process that takes the two
-halves in turn, adds up their gradients and halves the sum has the same terms in the same order, and
-halving is exact: the weights are equal to the last bit. One process that takes the whole batch at
-once adds up in another order, and rounds to 16 bits once, where two ranks round twice. The net is
+DDP divides each rank's gradient by the number of ranks and adds them up. One process that takes the
+two halves in turn, adds up their gradients and halves the sum has the same terms in the same order,
+and halving is exact: the weights are equal to the last bit. One process that takes the whole batch
+at once adds in another order, and rounds to 16 bits once, where two ranks round twice. The net is
 softmax regression on the digits, for which that difference can be bounded.
 """
 
@@ -31,10 +30,10 @@ class Equality:
 
     same_bits:  whether the weights after all steps equal those of one process that takes the halves
                 in turn
-    difference: the largest difference of the first step's gradient from that of one process with
-                the whole batch
-    bound:      what it can be at most, where that difference is; `gradient_bound`
-    largest:    the largest element of the gradient
+    difference: of the first step's gradient from that of one process with the whole batch, at the
+                element that comes closest to its bound
+    bound:      the `gradient_bound` of that element
+    largest:    the largest magnitude in the gradient
     """
 
     same_bits: bool
@@ -44,7 +43,7 @@ class Equality:
 
 
 def compare(dtype: torch.dtype, *, steps: int = 20, seed: int = 0) -> Equality:
-    """Train softmax regression on two ranks, with 64 rows on each, and in one process. fp32 means
+    """Train softmax regression on two ranks, with 64 rows on each, and in one process; in fp32
     without autocast.
 
     Raises CourseError if a rank fails.
@@ -61,20 +60,20 @@ def gradient_bound(
     whole: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Bound the difference between the mean of two halves' weight gradients and the gradient of the
-    whole batch, by element.
+    """Bound, element by element, the difference between the mean of two halves' weight gradients
+    and the gradient of the whole batch.
 
     inputs (rows, features), targets (rows), gradients (classes, features) → (classes, features)
 
     Let u be the unit roundoff of `dtype` and v that of fp32. The gradient is the mean over the rows
     of errors times inputs, where a row's errors are its softmax minus the target. To first order,
     three things differ:
-    - sums are rounded to `dtype` at the end, the whole and each half: u |gradient|;
+    - the sums of the whole and of each half are rounded to `dtype` at the end: u |gradient|;
     - sums over the rows may have another order, in fp32: 2 · v · rows times the mean of |errors| ·
       |inputs|;
-    - so may a logit's, which is then rounded: by δ = 2 (u |logit| + v · features · |inputs| ·
-      |weights|). An error p moves by at most 2 δ p (1 − p), and is rounded to `dtype` on its way
-      back, which may add 2 u p.
+    - so may the sum in a logit, which is then rounded: by δ = 2 (u |logit| + v · features ·
+      |inputs| · |weights|). An error p moves by at most 2 δ p (1 − p), and rounding it to `dtype`
+      in the backward pass may add 2 u p.
     """
     u, v = torch.finfo(dtype).eps / 2, torch.finfo(torch.float32).eps / 2
     rows, features = inputs.shape
@@ -84,9 +83,8 @@ def gradient_bound(
     moved = 2 * (u * logits.abs() + v * features * (sizes @ weight.abs().T)).amax(1, keepdim=True)
     rounded = u * (whole.abs() + (halves[0].abs() + halves[1].abs()) / 2)
     reordered = 2 * v * (errors.T @ sizes)
-    return (
-        rounded + reordered + (2 * moved * errors * (1 - errors) + 2 * u * errors).T @ sizes / rows
-    )
+    recomputed = (2 * moved * errors * (1 - errors) + 2 * u * errors).T @ sizes / rows
+    return rounded + reordered + recomputed
 
 
 def _compare_on_rank(dtype: torch.dtype, steps: int, seed: int) -> Equality:
@@ -100,7 +98,7 @@ def _compare_on_rank(dtype: torch.dtype, steps: int, seed: int) -> Equality:
     _train(DistributedDataParallel(split), batches, [rank], dtype)
     _train(alone, batches, [0, 1], dtype)
     pairs = zip(split.parameters(), alone.parameters(), strict=True)
-    same_bits = all(torch.equal(one, other) for one, other in pairs)
+    same_bits = all(torch.equal(a, b) for a, b in pairs)
 
     x, y = batches[0]
     whole, *halves = (_gradient(_net(seed), *part, dtype) for part in ((x, y), *_halves(x, y)))

@@ -1,10 +1,11 @@
-"""`RankExplorer`: choose how ranks agree on skipped steps, and where an activation overflows;
-see who skips and who drifts.
+"""`RankExplorer`: choose how ranks agree on skipped steps, and where an activation overflows; see
+which ranks skip and which drift.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ _RECORDED = (
     "These runs were recorded, in PyTorch. In JupyterLab, where they are simulated as you choose, "
     "the sliders and the growth interval move, too."
 )
+_menu, _slider = partial(Menu, width="27em"), partial(Slider, width="27em", late=True)
 
 # The arguments of `simulate`, with the schedule as its items.
 Settings = tuple[int, Agreement, tuple[tuple[int, tuple[int, ...]], ...], int, int | None]
@@ -44,21 +46,20 @@ def plan_outliers(
     """
     period, length = PATTERNS[pattern]
     plan: dict[int, tuple[int, ...]] = {}
-    for turn, start in enumerate(range(first, steps, period or steps)):
-        victim = turn % ranks if where == IN_TURN else where
-        on = tuple(range(ranks)) if where == ALL else (int(victim),)
+    for number, start in enumerate(range(first, steps, period or steps)):
+        rank = number % ranks if where == IN_TURN else where
+        on = tuple(range(ranks)) if where == ALL else (int(rank),)
         plan |= {step: on for step in range(start, min(start + length, steps))}
     return plan
 
 
 class RankExplorer(Panel):
-    """Choose ranks, agreement and outliers by menu and slider; every rank trains with a GradScaler
-    of its own.
+    """Choose ranks, agreement and outliers by menu and slider; every rank trains with its own
+    GradScaler.
 
-    recorded: runs to choose from; None simulates each when it is chosen
+    recorded: runs to choose from; None simulates each run when it is first chosen
 
-    `panel.ranks.value = 8` drives it in a test; `panel.run` is what it shows, a `RankRun`. Settings
-    that were shown before are kept, and shown again at once.
+    `panel.ranks.value = 8` drives it in a test; `panel.run` is the `RankRun` that it shows.
     """
 
     title = "RankExplorer: which ranks skip, and do they stay equal?"
@@ -101,34 +102,34 @@ class RankExplorer(Panel):
 
     @staticmethod
     def record() -> Any:
-        """Record runs as data for a page; ranks to which the same happens share a story."""
+        """Record runs as data for a page; ranks with equal histories share one."""
         places: dict[Any, int] = {}
         runs = []
         for settings in _recorded_settings():
             run = _simulated(settings)
-            stories = zip(run.scales, run.overflowed, run.skipped, run.distances, strict=True)
-            runs.append([places.setdefault(story, len(places)) for story in stories])
+            histories = zip(run.scales, run.overflowed, run.skipped, run.distances, strict=True)
+            runs.append([places.setdefault(history, len(places)) for history in histories])
         brief = [
-            [scales, [*map(int, over)], [*map(int, skips)], [float(f"{one:.9g}") for one in apart]]
-            for scales, over, skips, apart in places
+            [scales, [*map(int, over)], [*map(int, skips)], [float(f"{x:.9g}") for x in distances]]
+            for scales, over, skips, distances in places
         ]
-        return {"stories": brief, "runs": runs}
+        return {"histories": brief, "runs": runs}
 
     @classmethod
     def of(cls, data: Any) -> RankExplorer:
-        """Return the panel of what `record` returned."""
-        stories = [
-            (tuple(scales), tuple(map(bool, over)), tuple(map(bool, skips)), tuple(apart))
-            for scales, over, skips, apart in data["stories"]
+        """Return a panel of what `record` returned."""
+        histories = [
+            (tuple(scales), tuple(map(bool, over)), tuple(map(bool, skips)), tuple(distances))
+            for scales, over, skips, distances in data["histories"]
         ]
         recorded = {}
         for settings, places in zip(_recorded_settings(), data["runs"], strict=True):
-            scales, over, skips, apart = zip(*(stories[place] for place in places), strict=True)
-            recorded[settings] = RankRun(settings[1], scales, over, skips, apart, norms=())
+            fields = zip(*(histories[place] for place in places), strict=True)
+            scales, over, skips, distances = fields
+            recorded[settings] = RankRun(settings[1], scales, over, skips, distances, norms=())
         return cls(recorded)
 
     def update(self, control: Control | None) -> None:
-        """Show the run as chosen; simulate it, if it is new."""
         ranks, steps = self.ranks.value, self.steps.value
         if self.where.value in range(ranks, max(_RANKS)):
             self.where.value = 1
@@ -165,15 +166,7 @@ def _simulated(settings: Settings) -> RankRun:
 
 
 def _recorded_settings() -> list[Settings]:
-    """Return what can be chosen in a page, each once."""
+    """Return the settings that can be chosen on a page, each once."""
     places: tuple[int | str, ...] = (1, IN_TURN, ALL)
-    chosen = product(_RANKS, AGREEMENTS, PATTERNS, places)
-    return [*dict.fromkeys(_settings(*one) for one in chosen)]
-
-
-def _menu(*args: Any) -> Menu:
-    return Menu(*args, width="27em")
-
-
-def _slider(*args: Any) -> Slider:
-    return Slider(*args, width="27em", late=True)
+    choices = product(_RANKS, AGREEMENTS, PATTERNS, places)
+    return [*dict.fromkeys(_settings(*choice) for choice in choices)]

@@ -1,5 +1,5 @@
-"""Draw what `RankExplorer` shows, as HTML: the verdict, and the ranks' scales,
-skips and replicated weights above one another.
+"""What `RankExplorer` shows, as HTML: the verdict, and the ranks' scales, skips and replicated
+weights above one another.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 
 from amp_course.distributed.simulation import RankRun
 from amp_course.kit.markup import inline_html, plain_text
-from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
+from amp_course.kit.panel_parts import status, view
+from amp_course.kit.svg import FAINT, GRID, box, line, picture, polyline, swatch, text
 
-# A rank's colour and, as a second cue, its dash (as in SVG's stroke-dasharray).
+# a rank's colour and, as a second cue, its dash (SVG's stroke-dasharray)
 RANKS = (
     ("#0072B2", ""),
     ("#D55E00", "7 3"),
@@ -22,7 +23,7 @@ RANKS = (
     ("#8C6D31", "4 4"),
     ("#7570B3", "9 2 2 2 2 2"),
 )
-# the hatch of a skipped step: the inf was this rank's own, or another's
+# hatches of a skipped step: the inf was on this rank, or on another only
 OVERFLOWED, SKIPPED = ("xx", "//")
 NEUTRAL = "#777777"  # in a legend, for any rank's colour
 _STEPPED = "var(--jp-layout-color2, #eee)"
@@ -41,24 +42,22 @@ def run_view(run: RankRun) -> str:
         f'<span style="white-space:nowrap;margin-right:16px">{mark} {kind}</span>'
         for kind, mark in legend.items()
     )
-    return (
-        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
-        f'style="margin-bottom:8px">{inline_html(verdict(run))}</div>'
-        f"{_picture(run)}<div>{kinds}</div></div>"
-    )
+    said = status(inline_html(verdict(run)), "margin-bottom:8px")
+    return view(said, _picture(run), f"<div>{kinds}</div>")
 
 
 def verdict(run: RankRun) -> str:
     """Say in a sentence or two whether the ranks stayed together, in `kit.markup`'s Markdown."""
     everyone = "both ranks" if run.ranks == 2 else f"all {run.ranks} ranks"
-    kept = f"keep one scale and equal {replicated(run)}"
-    skips = [step for step, at in enumerate(zip(*run.skipped, strict=True), 1) if any(at)]
+    keep = f"keep one scale and equal {replicated(run)}"
+    skips = [step for step, ranks in enumerate(zip(*run.skipped, strict=True), 1) if any(ranks)]
     if not skips:
-        return f"No rank overflows, so there is nothing to agree on: {everyone} {kept}."
+        return f"No rank overflows, so there is nothing to agree on: {everyone} {keep}."
     split = run.first_split()
     if split is not None:
         return _drift(run, split)
-    together = f"{everyone} skip {_steps(skips)} together, and {kept}"
+    steps = f"step {skips[0]}" if len(skips) == 1 else f"{len(skips)} steps"
+    together = f"{everyone} skip {steps} together, and {keep}"
     if run.agreement == "gradients all-reduced":
         return f"**The all-reduce of the gradients spreads the inf or NaN:** {together}."
     if run.agreement == "found_inf agreed":
@@ -70,19 +69,20 @@ def verdict(run: RankRun) -> str:
 
 
 def _drift(run: RankRun, split: int) -> str:
-    """Tell how the ranks came apart, and where they ended."""
+    """Say how the ranks came apart, and with which scales and weights they ended."""
     skipping = [rank for rank in range(run.ranks) if run.skipped[rank][split]]
     stepping = [rank for rank in range(run.ranks) if rank not in skipping]
     skip = "skips" if len(skipping) == 1 else "skip"
     others = "the others step" if len(stepping) > 1 else f"rank {stepping[0]} steps"
-    said = f"In step {split + 1} {name_ranks(skipping)} {skip} and {others}"
-    apart = f"differ from rank 0's by up to {_number(max(each[-1] for each in run.distances))}"
+    start = f"In step {split + 1} {name_ranks(skipping)} {skip} and {others}"
+    largest = _number(max(distances[-1] for distances in run.distances))
+    differ = f"differ from rank 0's by up to {largest}"
     if split == run.steps - 1:
         return (
-            f"{said}: **their {replicated(run)} now {apart}**, and their scales will differ in "
+            f"{start}: **their {replicated(run)} now {differ}**, and their scales will differ in "
             f"the next step."
         )
-    said += (
+    start += (
         f": **from step {split + 2} on their scales differ**, and with them the units of the "
         f"gradients that they add up."
     )
@@ -92,8 +92,8 @@ def _drift(run: RankRun, split: int) -> str:
     low, high = min(ends), max(ends)
     if low == high:
         return (
-            f"{said} At the end the scales happen to be equal again, but the {replicated(run)} "
-            f"{apart}."
+            f"{start} At the end the scales happen to be equal again, but the {replicated(run)} "
+            f"{differ}."
         )
     between = f"ranges from {scale_text(low)} to {scale_text(high)}"
     if len(ends) == 2:
@@ -101,11 +101,11 @@ def _drift(run: RankRun, split: int) -> str:
             f"is {scale_text(low)} on {name_ranks(ends[low])} and {scale_text(high)} on "
             f"{name_ranks(ends[high])}"
         )
-    return f"{said} At the end the scale {between}, and the {replicated(run)} {apart}."
+    return f"{start} At the end the scale {between}, and the {replicated(run)} {differ}."
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, given in ascending order. Example: [0, 2, 3, 4] → "ranks 0 and 2–4" """
+    """Name ranks, in ascending order. Example: [0, 2, 3, 4] → "ranks 0 and 2–4" """
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:
@@ -125,15 +125,14 @@ def scale_text(scale: float) -> str:
 
 
 def describe(run: RankRun) -> str:
-    """Return what a screen reader reads of the picture:
-    the ranks' scales, skips and distances, in plain text.
-    """
+    """Describe the picture for screen readers: the ranks' scales, skips and distances."""
     parts = []
     for ranks in run.groups():
-        scales, skips, apart = (each[ranks[0]] for each in (run.scales, run.skipped, run.distances))
+        first = ranks[0]
+        scales, distance = run.scales[first], run.distances[first][-1]
         parts.append(
             f"{name_ranks(ranks)}: scale from {scale_text(scales[0])} to {scale_text(scales[-1])}, "
-            f"{sum(skips)} skipped, distance from rank 0 {_number(apart[-1])}"
+            f"{sum(run.skipped[first])} skipped, distance from rank 0 {_number(distance)}"
         )
     return f"{run.steps} steps. {'; '.join(parts)}. {plain_text(verdict(run))}"
 
@@ -147,12 +146,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or not value else f"{value:.2g}"
 
 
-def _steps(steps: Sequence[int]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps"
-
-
 def _picture(run: RankRun) -> str:
-    """Draw the three strips over one axis of steps."""
+    """Draw the three plots above one axis of steps."""
     rows = 194  # the top of the rows of skipped steps
     distances = rows + run.ranks * _ROW + 34
     floor = distances + _DISTANCE_HEIGHT
@@ -183,29 +178,24 @@ def _scales(run: RankRun, top: float, floor: float) -> list[str]:
 
     ticks = range(low, high + 1, max(1, math.ceil((high - low) / 6)))
     parts = _ticks((down(tick), scale_text(2.0**tick)) for tick in ticks)
-    return parts + _lines(
-        run, [[down(each) for each in of_rank] for of_rank in exponents], apart=2.5
-    )
+    return parts + _lines(run, [[*map(down, of_rank)] for of_rank in exponents], gap=2.5)
 
 
 def _distances(run: RankRun, top: float, floor: float) -> list[str]:
-    decades = [math.log10(one) for of_rank in run.distances for one in of_rank if one]
+    decades = [math.log10(x) for of_rank in run.distances for x in of_rank if x]
     low = math.floor(min(decades, default=-2))
     high = max(math.ceil(max(decades, default=0)), low + 1)
     least = floor - 24  # the lowest power of ten; below it, exactly 0
 
     def down(distance: float) -> float:
-        return (
-            least - (least - top) * (math.log10(distance) - low) / (high - low)
-            if distance
-            else floor - 6
-        )
+        if not distance:
+            return floor - 6
+        return least - (least - top) * (math.log10(distance) - low) / (high - low)
 
     ticks = range(low, high + 1, max(1, math.ceil((high - low) / 3))) if decades else []
-    parts = _ticks(
-        [(down(0), "equal"), *((down(10.0**tick), f"{10.0**tick:,.4g}") for tick in ticks)]
-    )
-    return parts + _lines(run, [[down(each) for each in of_rank] for of_rank in run.distances])
+    labels = {0.0: "equal"} | {10.0**tick: f"{10.0**tick:,.4g}" for tick in ticks}
+    parts = _ticks((down(distance), label) for distance, label in labels.items())
+    return parts + _lines(run, [[*map(down, of_rank)] for of_rank in run.distances])
 
 
 def _ticks(ticks: Iterable[tuple[float, str]]) -> list[str]:
@@ -216,14 +206,14 @@ def _ticks(ticks: Iterable[tuple[float, str]]) -> list[str]:
     return parts
 
 
-def _lines(run: RankRun, heights: Sequence[Sequence[float]], apart: float = 0) -> list[str]:
-    """Draw a line for each group of equal ranks, named at its end;
-    `apart` pixels keep equal values from hiding each other.
+def _lines(run: RankRun, heights: Sequence[Sequence[float]], gap: float = 0) -> list[str]:
+    """Draw a line for each group of equal ranks, named at its end, each `gap` pixels lower, so that
+    equal values do not hide each other.
     """
     groups = run.groups()
     parts, ends = [], []
     for n, ranks in enumerate(groups):
-        below = apart * (n - (len(groups) - 1) / 2)
+        below = gap * (n - (len(groups) - 1) / 2)
         colour, dash = RANKS[ranks[0]]
         points = []
         for step, y in enumerate(heights[ranks[0]]):
@@ -232,7 +222,7 @@ def _lines(run: RankRun, heights: Sequence[Sequence[float]], apart: float = 0) -
         ends.append((points[-1][1], name_ranks(ranks) if len(groups) > 1 else "all ranks"))
     last = -math.inf
     for y, label in sorted(ends):
-        last = max(y + 4, last + 13)  # the names of lines that end close together are moved apart
+        last = max(y + 4, last + 13)  # names of lines that end close together must not overlap
         parts.append(text(_RIGHT + 8, last, label, size=11))
     return parts
 

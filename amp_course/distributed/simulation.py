@@ -1,9 +1,8 @@
-"""Simulate ranks in one process: each has its own layers, its own optimizer and its own
-`torch.amp.GradScaler`.
+"""Simulate ranks in one process: each has its own layers, optimizer and `torch.amp.GradScaler`.
 
-Real are the forward and backward passes under fp16 autocast, the overflow, the scalers and the
-optimizers. Simulated are the collectives: a loop adds up what an all-reduce would. No other process
-is started; `agreement` has real ones.
+The forward and backward passes under fp16 autocast, the overflow, the scalers and the optimizers
+are real. The collectives are simulated: a loop adds up what an all-reduce would. `agreement` has
+real processes.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _OUTLIER = 100_000.0  # finite in fp32 and bf16; fp16 rounds it to inf
 class RankRun:
     """What each rank did at each step: `scales[rank][step]`, and so on.
 
-    scales:     the loss scale that the step used
+    scales:     the loss scale in the step
     overflowed: whether the rank's own backward pass left an inf or NaN in its gradients, before any
                 agreement
-    skipped:    whether the rank's optimizer was not stepped
+    skipped:    whether the rank's optimizer did not step
     distances:  after the step, the largest absolute difference between the rank's replicated
                 weights and rank 0's
-    norms:      `norms[rank]`, the weights and then the biases of the layer norm after the last step
+    norms:      `norms[rank]`, the layer norm's weights and then biases after the last step
     """
 
     agreement: Agreement
@@ -47,26 +46,22 @@ class RankRun:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there were."""
         return len(self.scales)
 
     @property
     def steps(self) -> int:
-        """How many steps they took."""
         return len(self.scales[0])
 
     def groups(self) -> list[list[int]]:
         """Return the ranks, grouped by equal scales, skips and distances: [[0, 2, 3], [1]]."""
         found: dict[Any, list[int]] = {}
-        stories = zip(self.scales, self.skipped, self.distances, strict=True)
-        for rank, story in enumerate(stories):
-            found.setdefault(story, []).append(rank)
+        histories = zip(self.scales, self.skipped, self.distances, strict=True)
+        for rank, history in enumerate(histories):
+            found.setdefault(history, []).append(rank)
         return list(found.values())
 
     def first_split(self) -> int | None:
-        """Return the first step in which some ranks skipped and others did not,
-        None if there was none.
-        """
+        """Return the first step, from 0, in which only some ranks skipped, if any."""
         by_step = enumerate(zip(*self.skipped, strict=True))
         return next((step for step, skips in by_step if len(set(skips)) > 1), None)
 
@@ -78,25 +73,26 @@ def simulate(
     steps: int = 30,
     growth_interval: int | None = 8,
 ) -> RankRun:
-    """Train a small classifier of drawn data on simulated ranks, and return what each rank's scaler
+    """Train a small classifier of random data on simulated ranks; return what each rank's scaler
     did.
 
     ranks:           1, 2, 4, 8 or 16: they share 16 hidden units, or a batch of 16
-    agreement:       "nothing" or "found_inf agreed": tensor parallelism, where each rank holds some
-                     of the hidden units and all see the same batch; "gradients all-reduced": DDP,
-                     where each rank holds the whole model and sees its part of the batch
+    agreement:       "nothing" or "found_inf agreed": tensor parallelism, where each rank has some
+                     of the hidden units and all have the same batch; "gradients all-reduced": DDP,
+                     where each rank has the whole model and a part of the batch
     overflow_at:     step, from 0 → ranks on which a hidden unit has an outlier of 100,000 in that
                      step: inf in fp16
     growth_interval: as in GradScaler; None for never
 
     tanh turns the inf into 1, so the forward pass stays finite. In the backward pass, 0 × inf is
-    NaN in the gradient of that unit's `gain`. In tensor parallelism its rank alone holds this
+    NaN in the gradient of that unit's `gain`. In tensor parallelism only its rank has this
     gradient; in DDP the all-reduce gives the NaN to every rank.
 
     In tensor parallelism the layer norm before the hidden units is replicated. The forward pass
-    adds up the ranks' logits, the backward pass adds up what the ranks' units send back to the
-    norm, each times its rank's loss scale. If the scales differ, so do the units of what is added,
-    and each rank unscales the sum by its own scale: the norms get different gradients.
+    adds up the ranks' logits; the backward pass adds up the gradients that the ranks' units send
+    back to the norm, each multiplied by its rank's loss scale. If the scales differ, so do the
+    units of these terms, and each rank unscales the sum by its own scale: the norms get different
+    gradients.
 
     Example: simulate(2, "nothing", {3: [1]}, steps=5).scales → 1024 at every step on rank 0, 512
              from step 4 on rank 1
@@ -121,9 +117,9 @@ def simulate(
                 _agree(team)
             for rank in team:
                 rank.step()
-            kept = [_flat(rank.layers if replicas else rank.layers.norm) for rank in team]
-            for rank, weights in zip(team, kept, strict=True):
-                rank.distances.append((weights - kept[0]).abs().max().item())
+            replicated = [_flat(rank.layers if replicas else rank.layers.norm) for rank in team]
+            for rank, weights in zip(team, replicated, strict=True):
+                rank.distances.append((weights - replicated[0]).abs().max().item())
     return RankRun(
         agreement,
         scales=tuple(tuple(rank.scales) for rank in team),
@@ -135,7 +131,7 @@ def simulate(
 
 
 def _batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Draw inputs (batch, inputs), and let a drawn linear map choose the classes (batch)."""
+    """Draw inputs (batch, inputs); a random linear map chooses the classes (batch)."""
     draw = torch.Generator().manual_seed(1)
     teacher = torch.randn(_INPUTS, _CLASSES, generator=draw)
     for _ in range(steps):
@@ -144,7 +140,7 @@ def _batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Layers(nn.Module):
-    """A layer norm, and the hidden units `part`: all of them, or those of a rank."""
+    """A layer norm, and the hidden units in `part`."""
 
     def __init__(self, part: slice) -> None:
         super().__init__()
@@ -168,7 +164,7 @@ class _Layers(nn.Module):
 
 @dataclass
 class _Rank:
-    """One rank: what it trains with, and what has happened so far."""
+    """One rank: what it trains with, and its record so far."""
 
     layers: _Layers
     growth_interval: int | None
@@ -186,9 +182,9 @@ class _Rank:
         )
 
     def note_overflow(self) -> None:
-        """Record whether this rank's gradients hold an inf or NaN."""
-        sums = [gradient.sum() for gradient in _gradients(self.layers.parameters())]
-        self.overflowed.append(not torch.stack(sums).isfinite().all())
+        """Record whether this rank's gradients have an inf or NaN."""
+        gradients = _gradients(self.layers.parameters())
+        self.overflowed.append(not all(bool(gradient.isfinite().all()) for gradient in gradients))
 
     def step(self) -> None:
         """Step or skip, as the scaler decides, and update the scale."""
@@ -254,11 +250,11 @@ def _gradients(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _agree(team: Sequence[_Rank]) -> None:
-    """All-reduce the scalers' own found_inf with MAX, as `AgreedGradScaler` does:
-    then every scaler decides alike.
+    """All-reduce the scalers' found_inf by MAX, as `AgreedGradScaler` does, so that all of them
+    decide alike.
     """
     by_device = [rank.scaler._found_inf_per_device(rank.optimizer) for rank in team]
-    found = [one for each in by_device for one in each.values()]
-    largest = torch.stack(found).amax()
-    for one in found:
-        one.copy_(largest)
+    flags = [flag for by_rank in by_device for flag in by_rank.values()]
+    largest = torch.stack(flags).amax()
+    for flag in flags:
+        flag.copy_(largest)

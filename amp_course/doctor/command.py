@@ -12,9 +12,8 @@ from amp_course.doctor.script import examine_script
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import write_text
 
-_INTERRUPTED = (
-    "Interrupted: the script is ended, and the files that it changed are as they were before."
-)
+_INTERRUPTED = "Interrupted: the script is ended"
+_FILES = ", and the files that it changed are as they were before"
 
 
 def examine(
@@ -30,9 +29,9 @@ def examine(
 ) -> int:
     """Examine a script or a module and print what was found; return the exit code.
 
-    options: for `examine_script`
+    options: of `examine_script`
 
-    0: no fault, 1: a fault, 2: it could not run, or too little of it was seen, 130: interrupted.
+    0: no fault, 1: a fault, 2: it could not run, or ran too briefly to judge, 130: interrupted.
     Raises CourseError for a script that is not there and for an HTML file that cannot be written,
     before anything runs.
     """
@@ -58,14 +57,14 @@ def examine(
     if found is not None:
         print(found.to_json() if as_json else found)
     if code == 130:
-        print(_INTERRUPTED.split(",")[0] + "." if keep_files else _INTERRUPTED, file=sys.stderr)
+        print(f"{_INTERRUPTED}{'' if keep_files else _FILES}.", file=sys.stderr)
     elif page is not None and found is not None:
         write_text(page, found.to_html())
     return code
 
 
 def _progress(steps: int) -> Callable[[int], None]:
-    """Return a function that shows on one line of the terminal how far the script has come."""
+    """Return a function that shows the script's progress on one line of the terminal."""
     began = time.monotonic()
 
     def show(updates: int) -> None:

@@ -1,7 +1,7 @@
 """What runs in the process that trains: installed before the script, it writes what it found.
 
-After some updates one is given an inf; then the process ends. Nothing that the script computes is
-changed before that.
+After some updates it injects an inf into one, and then ends the process. Until then it changes
+nothing that the script computes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from amp_course.diagnosis.rules import errors
-from amp_course.diagnosis.rules.stress import check_stress, poisoned_pass
+from amp_course.diagnosis.rules.stress import check_stress, pass_for_inf
 from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.running import STOP
 from amp_course.doctor.watchers import Watchers
@@ -28,48 +28,48 @@ from amp_course.watching import taps
 from amp_course.watching.records import Intervention, Update
 
 _PACKAGE = str(Path(__file__).parents[1])
-_FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
+_FEWEST, _PATIENCE = 20, 30.0  # updates to examine even if they take more than these seconds
 
 
 class Examination(Examiner):
     """One process's training, from `install` to `finish`.
 
-    steps:   updates to look at, at most, before the one that is given an inf
-    seconds: after which it ends wherever it is
+    steps:   updates to examine, at most, before an inf is injected into one
+    seconds: after which it ends, wherever it is
     folder:  where the result goes, as `result-PID.json`
     """
 
     def __init__(self, steps: int, seconds: float, folder: Path) -> None:
         self.steps, self.seconds, self.folder = steps, seconds, folder
-        self.child = self.done = False  # a child was made by fork
-        self.programs: list[str] = []  # of Python's, that were started
-        self._shown = 0.0  # when the number of updates was written down last
+        self.child = self.done = False  # child: this process was made by fork
+        self.programs: list[str] = []  # other programs in Python that were started
+        self._shown = 0.0  # when the number of updates was last written down
 
     def install(self) -> None:
-        """Begin to look. Call it before the script's first line."""
+        """Begin to watch. Call it before the script's first line."""
         self._leave = os._exit
-        self._warnings = warnings.catch_warnings()  # the watch ignores one
+        self._warnings = warnings.catch_warnings()  # the watch adds a filter
         self._warnings.__enter__()
-        self.seen = Watchers(self._complete)
+        self.watchers = Watchers(self._complete)
         self.begin()
-        # kept: it ends when it is collected
+        # An attribute, so that it is not garbage collected, which would end it
         self._listening = taps.listening({"exit": self._exits})
         self._listening.__enter__()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
-        self.seen.watch.__enter__()
+        self.watchers.watch.__enter__()
 
     def begin(self) -> None:
-        """Begin with no update, and with all of the time."""
+        """Start from nothing, with all of the time."""
         super().begin()
         self.process = os.getpid()
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _forked(self) -> None:
-        """In a child made by fork: it is a process of its own, whose training has not begun."""
+        """Start again in a child made by fork: its training has not begun."""
         self.child, self.done = True, False
-        self.seen.end()
-        self.seen.begin()
+        self.watchers.end()
+        self.watchers.begin()
         self.begin()
 
     # ---- the run ----
@@ -78,32 +78,32 @@ class Examination(Examiner):
         if time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
             (self.folder / "progress").write_text(str(number))
-        training = self.seen.training
+        training = self.watchers.training
         if len(self.stress) == 2:
-            plain, poisoned = self.stress
-            self.found += check_stress(plain, poisoned, update, training)
+            plain, with_inf = self.stress
+            self.found += check_stress(plain, with_inf, update, training)
             self.leave("steps")
         if self.stress:
             self.stress.append(update)
             return None
         if number >= self.steps or (number >= _FEWEST and self.ended - self.began > _PATIENCE):
-            return self._poison(update, number)
+            return self._inject_inf(update, number)
         return None
 
-    def _poison(self, update: Update, number: int) -> Intervention | None:
-        """Give the next update an inf, or end where there is nothing to learn from it."""
-        watch, training = self.seen.watch, self.seen.training
+    def _inject_inf(self, update: Update, number: int) -> Intervention | None:
+        """Inject an inf into the next update, or end if nothing can be learned from that."""
+        watch, training = self.watchers.watch, self.watchers.training
         watch.look_at_weights()
-        self.before = number, (list(watch.origins), dict(watch.arrived), dict(watch.given))
-        passes = [poisoned_pass(update, n, training) for n in range(len(training.optimizers))]
-        asked = frozenset(one for one in passes if one is not None)
+        self.before = number, (list(watch.origins), dict(watch.arrived), dict(watch.preexisting))
+        passes = [pass_for_inf(update, n, training) for n in range(len(training.optimizers))]
+        places = frozenset(one for one in passes if one is not None)
         scaled = bool(update.called("scale"))
         if scaled and not update.finite and number < 2 * self.steps:
-            return None  # one more: the scaler still looks for its scale
-        if not asked or not scaled or not update.finite or not update.steps():
+            return None  # go on: the scaler is still lowering its scale
+        if not places or not scaled or not update.finite or not update.steps():
             self.leave("steps")
         self.stress.append(update)
-        return Intervention(inject_inf=asked)
+        return Intervention(inject_inf=places)
 
     # ---- the end ----
 
@@ -129,9 +129,9 @@ class Examination(Examiner):
         self._leave(0)
 
     def finish(self, why: str, code: Any = 0, error: BaseException | None = None) -> None:
-        """Write what was found, once. why: one of those that `reasons` knows."""
-        # a worker of a DataLoader, say
-        if self.done or (self.child and self.seen.observer is None):
+        """Write what was found, once. why: a key of `reasons._ENDS`."""
+        # A child that does not train may be a worker of a DataLoader.
+        if self.done or (self.child and self.watchers.observer is None):
             return
         self.done = True
         result: dict[str, Any]
@@ -147,7 +147,7 @@ class Examination(Examiner):
                 "ended": why,
                 "code": code if isinstance(code, int) else 1,
                 "asked": self.steps,
-                "error": errors.described(error) if error else "",
+                "error": errors.describe_with_line(error) if error else "",
                 "programs": self.programs[:3],
             }
         except Exception:
@@ -158,6 +158,6 @@ class Examination(Examiner):
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Return True if the doctor itself raised it, not what it calls, or a script's wrong call."""
+    """Return True if the doctor itself raised it, and not what it calls or the script."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     return any(one.filename.startswith(_PACKAGE) and one.name != "_pass_on" for one in frames)

@@ -1,11 +1,11 @@
-"""What the rules make of what the watchers see: in a script's process, or around a step."""
+"""Apply the rules to what the watchers record: in a script's process, or around a step."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.diagnosis.nonfinite import Nonfinite
+from amp_course.diagnosis.report import listed
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules import training as rules
 from amp_course.diagnosis.rules.scales import check_summaries
@@ -21,79 +22,86 @@ from amp_course.diagnosis.rules.updates import PairRules
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.doctor.machine import machine_facts
 from amp_course.doctor.watchers import MOST_OPTIMIZERS, Watchers
-from amp_course.watching.records import Intervention, Update, weights_of
+from amp_course.watching.records import Intervention, Update
 from amp_course.watching.script import Summary
+from amp_course.watching.weights import weights_of
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # origins, arrived, given
-# at fault is the line that made it
+# Faults of the line that made the optimizer
 _OF_AN_OPTIMIZER = ("optimizer-of-old-weights", "frozen-optimizer")
-_OFTEN = 0.5  # of the time
-_LONG = 10  # updates without one of an average that is in use
+_WAITS = 0.5  # the share of the time spent waiting for data that is worth advice
+_NAMED = 3  # parameters
+_LONG = 10  # updates of a model during which the average of its weights should move once
 
 
 class Examiner:
-    """Judges a training's updates as they come, and all of it at the end. seen: what watches it."""
+    """Judges a training's updates one by one, and all of them at the end."""
 
     def __init__(self) -> None:
-        self.seen = Watchers(self._complete)
+        self.watchers = Watchers(self._complete)
         self.begin()
 
     def begin(self) -> None:
-        """Begin with no update."""
+        """Start from nothing."""
         self.began = time.monotonic()
         self.rules = PairRules()
-        self.stress: list[Update] = []  # the plain one, the poisoned one
+        self.stress: list[Update] = []  # the last plain update, and the one with an inf
         self.found: list[Finding] = []
-        self.ended = 0.0  # the last update
-        # Updates, and values seen, before an update was given an inf
+        self.with_gradient: set[int] = set()  # ids of parameters that an optimizer could move
+        self.ended = 0.0  # when the last update did
+        # How many updates there were, and what was not finite, before an inf was injected
         self.before: tuple[int, Values] | None = None
 
     def _complete(self, update: Update) -> Intervention | None:
-        """After each update: judge it, and say what is done to the next one."""
-        seen = self.seen
-        number, training = len(seen.script.summaries), seen.training
-        seen.watch.step = number + 1
-        seen.hidden.look_for()
+        """Judge an update that has just ended; return what to do to the next one."""
+        watchers = self.watchers
+        number, training = len(watchers.script.summaries), watchers.training
+        watchers.watch.step = number + 1
+        watchers.hidden.check_new_origins()
         self.ended = time.monotonic()
-        seen.ranks.end_update([p for slot in training.slots for p in slot.parameters])
+        watchers.ranks.end_update([p for slot in training.slots for p in slot.parameters])
+        for step in update.steps():
+            parameters = zip(step.gradient.layout.parameters, step.gradient.present, strict=True)
+            self.with_gradient |= {id(p) for p, present in parameters if present}
         if not self.stress:
-            self.rules.look_at(seen.script.recent, training, seen.script.summaries[-1])
-            seen.modules.end_update(update, training)
+            self.rules.judge(watchers.script.recent, training, watchers.script.summaries[-1])
+            watchers.modules.end_update(update, training)
         return self._next(update, number)
 
     def _next(self, update: Update, number: int) -> Intervention | None:
-        """Say what is done to the next update."""
+        """Return what to do to the next update."""
         return None
 
     def close(self, error: BaseException | None) -> None:
-        """Judge the update that was going on."""
-        observer, script = self.seen.observer, self.seen.script
+        """Judge the update that the end of the run interrupted."""
+        observer, script = self.watchers.observer, self.watchers.script
         if observer is not None and observer.update.events and error is None:
             with contextlib.suppress(Exception):
-                if observer._is_complete():
-                    observer._completed = lambda update: None
+                if observer.is_complete():
+                    observer.complete = lambda update: None
                     observer.end_update()
-                    self.rules.look_at(script.recent, observer.training, script.summaries[-1])
+                    self.rules.judge(script.recent, observer.training, script.summaries[-1])
                 else:
-                    self.rules.look_at_rest(observer.update, observer.training)
+                    self.rules.judge_rest(observer.update, observer.training)
 
     def result(self, error: BaseException | None) -> dict[str, Any]:
         """Judge the whole; return findings, advice, observations, and facts for `reasons`."""
-        seen, script = self.seen, self.seen.script
+        watchers, script = self.watchers, self.watchers.script
+        watch, made, ranks, calls = watchers.watch, watchers.made, watchers.ranks, watchers.calls
         with contextlib.suppress(Exception):
             if not self.stress:
-                seen.watch.look_at_weights()
+                watch.look_at_weights()
         if error is not None:
-            seen.watch.look_at_error(error)
-        now = seen.watch.origins, seen.watch.arrived, seen.watch.given
+            watch.look_at_error(error)
+        now = watch.origins, watch.arrived, watch.preexisting
         updates, (origins, arrived, given) = self.before or (len(script.summaries), now)
         summaries = script.summaries[:updates]
         skipped = sum(one.skipped for one in summaries)
         found = [*self.found, *self._errors(error, summaries, origins), *self.rules.findings()]
         found += check_summaries(summaries, self._shared())
-        if seen.watch.late is not None:
-            found = _placed(found, ("loss-outside-autocast",), seen.watch.late)
-        compiled = seen.watch.compiled()
+        if watch.late is not None:
+            found = _placed(found, ("loss-outside-autocast",), watch.late)
+        compiled = watch.compiled()
         values = Nonfinite(tuple(origins), tuple(arrived), tuple(given), updates, error, compiled)
         taken = any(one.name == "overflow-not-skipped" for one in found)
         losses = [loss for one in summaries for loss in one.losses]
@@ -101,38 +109,38 @@ class Examiner:
         found += faults
         names = {one.name for one in found}
         diverged = bool(names & {"diverges", "not-finite"})
-        found += rules.check_modules(seen.modules, diverged=diverged)
+        found += rules.check_modules(watchers.modules, diverged=diverged)
         if "beyond-fp16" not in names:
-            found += rules.check_hidden_overflow(seen.hidden)
-        found += rules.check_lost(seen.shadow.lost())
-        made = next(filter(None, seen.made.lines.values()), None)
-        if len(seen.made.optimizers) == 1 and made is not None:  # of several, nobody knows which
-            found = _placed(found, _OF_AN_OPTIMIZER, made)
-        optimizers = seen.made.optimizers
+            found += rules.check_hidden_overflow(watchers.hidden)
+        found += rules.check_lost(watchers.shadow.lost())
+        optimizers = made.optimizers
+        line = next(filter(None, made.lines.values()), None)
+        if len(optimizers) == 1 and line is not None:  # with several, any of them may be at fault
+            found = _placed(found, _OF_AN_OPTIMIZER, line)
         device = next((str(p.device) for one in optimizers for p in weights_of(one)), "cpu")
-        first = seen.ranks.rank in ("", "0")  # the other ranks wait, so that it can time something
-        with seen.watch.aside():
-            machine = machine_facts(device, seen.watch.matmuls) if first else []
-        drift = seen.drift()
+        with watch.aside():  # the first rank times matmuls, and the others wait
+            machine = machine_facts(device, watch.matmuls) if ranks.rank in ("", "0") else []
+        drift = watchers.drift()
         return {
             "updates": updates,
-            "passes": seen.calls.passes,
-            "by_hand": seen.calls.by_hand,
+            "passes": calls.passes,
+            "by_hand": calls.by_hand,
             "skipped": skipped,
-            "sharded": seen.sharded,
+            "sharded": watchers.sharded,
             "device": device,
             "machine": machine,
             "optimizers": [type(one).__name__ for one in optimizers],
-            "scalers": sum(one.is_enabled() for one in seen.made.scalers),
-            "regions": sorted(seen.calls.regions),
-            "matmuls": dict(seen.watch.matmuls),
+            "scalers": sum(one.is_enabled() for one in made.scalers),
+            "regions": sorted(calls.regions),
+            "missing_devices": sorted(calls.missing_devices),
+            "matmuls": dict(watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries],
-            "digests": seen.ranks.sums[:updates],
-            "rank": seen.ranks.rank,
-            "joined": seen.ranks.joined,
-            "wrapped": bool(seen.ranks.wrapped),
+            "digests": ranks.sums[:updates],
+            "rank": ranks.rank,
+            "joined": ranks.joined,
+            "wrapped": bool(ranks.wrapped),
             "drift": drift,
-            "weights": seen.ranks.weights[:updates],
+            "weights": ranks.weights[:updates],
             "groups": [one.passes for one in summaries if one.passes and len(optimizers) == 1],
             "losses": _first_and_last_loss(summaries),
             "lines": script.most_common_lines(),
@@ -145,78 +153,95 @@ class Examiner:
 
     def _shared(self) -> set[int]:
         """Return the numbers of the optimizers that have a parameter in common with another."""
-        if (observer := self.seen.observer) is None:
+        if (observer := self.watchers.observer) is None:
             return set()
         slots = observer.training.slots[:-1]
-        held = Counter(number for slot in slots for number in {id(p) for p in slot.parameters})
-        return {n for n, slot in enumerate(slots) if any(held[id(p)] > 1 for p in slot.parameters)}
+        uses = Counter(number for slot in slots for number in set(map(id, slot.parameters)))
+        return {n for n, slot in enumerate(slots) if any(uses[id(p)] > 1 for p in slot.parameters)}
 
     def _errors(
         self, error: BaseException | None, summaries: Sequence[Summary], origins: Any
     ) -> Findings:
-        seen = self.seen
-        raised = [*seen.raised.errors, *seen.watch.raised]
+        watchers, observer = self.watchers, self.watchers.observer
+        raised = [*watchers.raised.errors, *watchers.watch.raised]
         if error is not None:
-            updates, training = [], None
-            if seen.observer is not None:
-                seen.observer.update.error = error
-                updates = [*seen.script.recent[-1:], seen.observer.update]
-                training = seen.observer.training
-            for one in errors.name_error(error, updates, training, seen.made.scalers, origins):
-                if one.name == "frozen-optimizer" and training and seen.modules.replaced(training):
-                    said = one.evidence.get("torch says", "")
-                    one = finding("optimizer-of-old-weights", torch_says=said)
+            updates, training, modules = [], None, watchers.modules
+            if observer is not None:
+                observer.update.error, training = error, observer.training
+                updates = [*watchers.script.recent[-1:], observer.update]
+            for one in errors.name_error(error, updates, training, watchers.made.scalers, origins):
+                if one.name == "frozen-optimizer" and training and modules.replaced(training):
+                    message = one.evidence.get("torch says", "")
+                    one = finding("optimizer-of-old-weights", torch_says=message)
                 yield one
         elif raised and not any(one.stepped for one in summaries):
             yield errors.swallowed(raised)
         else:
-            yield from errors.often_swallowed(seen.raised.escaped, len(summaries))
+            yield from errors.often_swallowed(watchers.raised.escaped, len(summaries))
 
     def _advice(self, updates: int, drift: dict[str, str]) -> Findings:
-        seen = self.seen
-        yield from rules.advise_speed(seen.watch, seen.ranges, updates)
-        yield from rules.advise_saving(seen.saved.states, seen.made)
-        yield from rules.advise_16_bits(seen.shadow.lost())
-        yield from rules.advise_ratio(self.rules.ratios, seen.precisions.values())
-        if updates and drift.get("variant") == "wrapper" and not seen.ranks.called:
+        watchers, watch, made = self.watchers, self.watchers.watch, self.watchers.made
+        yield from rules.advise_speed(watch, watchers.ranges, updates)
+        yield from rules.advise_saving(watchers.saved.states, made)
+        yield from rules.advise_16_bits(watchers.shadow.lost())
+        yield from rules.advise_ratio(self.rules.ratios, watchers.precisions.values())
+        if updates and drift.get("variant") == "wrapper" and not watchers.ranks.called:
             yield finding("wrapper-not-called", place=drift["place"])
-        skipped = {number for number, one in enumerate(seen.script.summaries) if one.skipped}
-        if skipped and skipped <= seen.averaged:
+        skipped = {number for number, one in enumerate(watchers.script.summaries) if one.skipped}
+        if skipped and skipped <= watchers.averaged:
             yield finding("average-ran-on", moves_in_a_skipped_update=1)
-        partly = bool(seen.ranks.wrapped) or len(seen.made.optimizers) > MOST_OPTIMIZERS
-        yield from rules.advise_modules(seen.modules, seen.watch._paths, wrapped=partly)
-        with seen.watch.aside():
-            waiting = any(int(one.n_averaged) == 0 for one in seen.averages)
+        partly = bool(watchers.ranks.wrapped) or len(made.optimizers) > MOST_OPTIMIZERS
+        yield from rules.advise_modules(watchers.modules, watch.modules.paths, wrapped=partly)
+        with watch.aside():
+            waiting = any(int(one.n_averaged) == 0 for one in watchers.averages)
         if updates >= _LONG and waiting:
             yield finding("average-never-updated", updates_of_the_model=updates)
-        took, waited = self.ended - seen.began, seen.calls.waited
-        if updates > 2 and took > 1.0 and waited > _OFTEN * took:
+        took, waited = self.ended - watchers.began, watchers.calls.waited
+        if updates > 2 and took > 1.0 and waited > _WAITS * took:
             yield finding("waiting-for-data", share_of_the_time=f"{waited / took:.0%}")
 
+    def _without_gradient(self, stepped: Collection[int]) -> Iterator[str]:
+        """Name parameters that an optimizer holds and never moves, although it moves others."""
+        names = self.watchers.watch.modules.names
+        training = self.watchers.training
+        for number in sorted(stepped):
+            held = [p for p in training.slots[number].parameters if p.requires_grad]
+            idle = [p for p in held if id(p) not in self.with_gradient]
+            if idle and len(idle) < len(held):
+                named = [f"`{names.get(p, ('', 'one without a name'))[1]}`" for p in idle[:_NAMED]]
+                listed_ones = listed([*named, *["more"] * (len(idle) > _NAMED)])
+                kind = type(training.optimizers[number]).__name__
+                yield (
+                    f"{len(idle)} of the {len(held)} parameters of {kind} got no gradient in any "
+                    f"update, so they never move: {listed_ones}."
+                )
+
     def _observed(self, summaries: Sequence[Summary]) -> Iterator[str]:
-        seen, observer = self.seen, self.seen.observer
+        made, watch, observer = self.watchers.made, self.watchers.watch, self.watchers.observer
         if observer is not None:
             followed = observer.training.optimizers
-            if len(seen.made.optimizers) > MOST_OPTIMIZERS:
-                yield f"Of {len(seen.made.optimizers)} optimizers, {len(followed)} were followed."
+            if len(made.optimizers) > MOST_OPTIMIZERS:
+                yield f"Of {len(made.optimizers)} optimizers, {len(followed)} were followed."
             stepped = frozenset().union(*(one.stepped for one in summaries))
-            numbers = sorted(seen.script.idle - stepped)
+            numbers = sorted(self.watchers.script.idle - stepped)
             if idle := ", ".join(type(followed[number]).__name__ for number in numbers):
                 of = f"{len(numbers)} of {len(followed)} optimizers"
                 yield f"{of} took no step while it was watched: {idle}."
+            yield from self._without_gradient(stepped)
             if shared := len(self._shared()):
                 yield f"{shared} optimizers have parameters in common: a step of each moves them."
-            if (trouble := observer.trouble) is not None:
-                said = f"{type(trouble).__name__}: {trouble}"
-                yield f"Its calls could not be followed to the end: {said}."
-        kinds = [type(one).__name__ for one in seen.made.optimizers]
-        yield from rules.observe_reads(seen.watch, len(summaries), kinds)
-        if any(not one.is_enabled() for one in seen.made.scalers):
+            if (error := observer.trouble) is not None:
+                yield (
+                    f"Its calls could not be followed to the end: {type(error).__name__}: {error}."
+                )
+        kinds = [type(one).__name__ for one in made.optimizers]
+        yield from rules.observe_reads(watch, len(summaries), kinds)
+        if any(not one.is_enabled() for one in made.scalers):
             yield (
                 "A `GradScaler` is switched off, by `enabled=False` or because its device is "
                 "missing: it scales nothing."
             )
-        if seen.watch.compiled():
+        if watch.compiled():
             yield "Compiled parts ran uncompiled while they were watched."
         if torch.is_anomaly_enabled():
             yield "Anomaly mode is on: it makes backward passes several times as slow."
@@ -227,9 +252,9 @@ def _placed(found: Sequence[Finding], names: Sequence[str], line: object) -> lis
 
 
 def _first_and_last_loss(summaries: Sequence[Summary]) -> list[float]:
-    """Return the first loss of the first and the last update: of a GAN's, always the same one."""
+    """Return the first loss of the first and of the last update: in a GAN, that of one network."""
     firsts = [one.losses[0] for one in summaries if one.losses]
     divisors = Counter(one.passes for one in summaries if one.divided)
-    if 2 * divisors.total() > len(summaries):  # of accumulation: show the loss itself
+    if 2 * divisors.total() > len(summaries):  # losses are divided for accumulation: undo that
         firsts = [loss * divisors.most_common(1)[0][0] for loss in firsts]
     return firsts[:1] + firsts[-1:]

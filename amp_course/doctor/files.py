@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 def put_back(folder: Path) -> tuple[list[str], list[str]]:
-    """Undo what a script did to files; return those that it had changed, those that it had made."""
+    """Undo what a script did to files; return those that it had changed, and those it had made."""
     notes: dict[str, dict[str, str]] = {}
     for path in sorted((folder / "files").glob("*.notes"), key=lambda one: one.stat().st_mtime):
         for line in path.read_text("utf-8").splitlines():
@@ -18,11 +19,11 @@ def put_back(folder: Path) -> tuple[list[str], list[str]]:
                 note = json.loads(line)
                 notes.setdefault(note["path"], note)
     changed, made = [], []
-    for name, note in sorted(notes.items(), reverse=True):  # what is in a folder before the folder
+    for name, note in sorted(notes.items(), reverse=True):  # the files before their folder
         with contextlib.suppress(OSError):
             if note["kind"] == "file":
                 copy = folder / "files" / note["copy"]
-                if not os.path.exists(name) or not _same(Path(name), copy):
+                if not os.path.exists(name) or not filecmp.cmp(name, copy, shallow=False):
                     os.makedirs(os.path.dirname(name), exist_ok=True)
                     shutil.copy2(copy, name)
                     changed.append(name)
@@ -35,7 +36,3 @@ def put_back(folder: Path) -> tuple[list[str], list[str]]:
                 os.remove(name)
                 made.append(name)
     return sorted(changed), sorted(made)
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.stat().st_size == other.stat().st_size and one.read_bytes() == other.read_bytes()

@@ -1,5 +1,6 @@
-"""Run a script in this process, examined: `python inside.py FOLDER STEPS SECONDS KEEP SCRIPT
-[ARGS]`. The doctor starts it.
+"""Run a script in this process and examine it; the doctor starts this as
+
+    python inside.py FOLDER STEPS SECONDS KEEP SCRIPT [ARGS]
 
 Instead of a script, `-m MODULE` runs a module.
 """
@@ -26,12 +27,12 @@ from typing import Any
 from amp_course.doctor.examination import Examination
 from amp_course.doctor.journal import Journal
 
-_EARLIER = 2.0  # seconds before the time of the process that started it, a child's is up
+_EARLIER = 2.0  # seconds that a child's time is up before that of its parent
 _examination: Examination | None = None  # of this process
 
 
 def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
-    """Install the examination in this process, and in what it starts by `multiprocessing`."""
+    """Install the examination in this process, and in those that it starts by `multiprocessing`."""
     global _examination
     examination = _examination = Examination(steps, seconds, folder)
     if keep:
@@ -44,7 +45,8 @@ def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
         of_torch = getattr(target, "__module__", "").startswith("torch.utils.data")
         if target is not None and not of_torch:
             left = examination.began + seconds - time.monotonic() - _EARLIER
-            process._target = _Examined(target, steps, max(1.0, left), folder, keep)
+            options = steps, max(1.0, left), folder, keep
+            process._target = functools.partial(_run_target, target, options)
         start(process)
 
     multiprocessing.process.BaseProcess.start = started  # type: ignore[assignment, method-assign]
@@ -61,17 +63,10 @@ def _note_program(examination: Examination, event: str, args: tuple[Any, ...]) -
             examination.programs.append(text[:80])
 
 
-class _Examined:
-    """The target of a process, examined there."""
-
-    def __init__(
-        self, target: Callable[..., Any], steps: int, seconds: float, folder: Path, keep: str
-    ) -> None:
-        self.target, self.options = target, (steps, seconds, folder, keep)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        examination = _examination or begin(*self.options)  # a fork has it already
-        run(examination, functools.partial(self.target, *args, **kwargs))
+def _run_target(target: Callable[..., Any], options: Any, *args: Any, **kwargs: Any) -> None:
+    """Run the target of a child process, and examine it there."""
+    examination = _examination or begin(*options)  # a forked child has one already
+    run(examination, functools.partial(target, *args, **kwargs))
 
 
 def run(examination: Examination, program: Callable[[], Any]) -> None:
@@ -109,25 +104,25 @@ def main(arguments: list[str]) -> None:
     try:
         run(examination, program)
     except Exception as error:
-        told = traceback.TracebackException.from_exception(error)
-        _keep_readers_frames(told)
-        print("".join(told.format()), end="", file=sys.stderr)
+        report = traceback.TracebackException.from_exception(error)
+        _remove_own_frames(report)
+        print("".join(report.format()), end="", file=sys.stderr)
         sys.exit(1)
 
 
-def _keep_readers_frames(told: traceback.TracebackException) -> None:
-    """Leave out what the doctor adds to a traceback."""
+def _remove_own_frames(report: traceback.TracebackException) -> None:
+    """Remove the frames that the doctor adds to a traceback."""
     package = os.path.dirname(os.path.dirname(__file__))
     folders = (os.path.join(package, one) for one in ("watching", "doctor"))
     ours = (*folders, "<frozen", runpy.__file__)
-    own = [one for one in told.stack if not one.filename.startswith(ours)]
-    told.stack = traceback.StackSummary.from_list(own)
-    for other in filter(None, (told.__cause__, told.__context__)):
-        _keep_readers_frames(other)
+    frames = [one for one in report.stack if not one.filename.startswith(ours)]
+    report.stack = traceback.StackSummary.from_list(frames)
+    for cause in filter(None, (report.__cause__, report.__context__)):
+        _remove_own_frames(cause)
 
 
 if __name__ == "__main__":
-    # under its own name, so that what is pickled is found again
+    # Imported under its own name, so that pickled objects of this module can be loaded
     from amp_course.doctor import inside
 
     inside.main(sys.argv[1:])

@@ -1,8 +1,8 @@
 """Copy a file before a script overwrites or removes it; `files.put_back` puts it back.
 
-Python reports each file that is opened for writing, renamed or removed; `torch.save`, which it does
-not report, is tapped. What a program writes by other means, or outside of the folders that are
-watched, is not noticed.
+Python's audit hooks report each file that is opened for writing, renamed or removed; `torch.save`,
+which they do not report, is tapped. What a program writes by other means, or outside of the watched
+folders, is not noticed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from typing import Any
 from amp_course.watching import taps
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Events whose first arguments are paths of what changes, one or two.
+# Events → how many of their arguments are paths of what changes
 _ONE = ("os.remove", "os.truncate", "os.mkdir", "os.rmdir", "sqlite3.connect")
 _CHANGING = dict.fromkeys(_ONE, 1) | dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)
 _CACHES = {"__pycache__", ".cache", ".git"}
 
 
 class Journal:
-    """Copies files before they change. folder: for copies and notes; within: folders to watch."""
+    """Copies files before they change.
+
+    folder: where the copies and notes go
+    within: the folders to watch
+    """
 
     def __init__(self, folder: Path, within: Iterable[Path]) -> None:
         self.own, self.folder = os.path.realpath(folder) + os.sep, folder / "files"
@@ -37,7 +41,8 @@ class Journal:
     def install(self) -> None:
         """Begin; this lasts until the process ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._listening = taps.listening(self)  # kept: it ends when it is collected
+        # An attribute, so that it is not garbage collected, which would end it
+        self._listening = taps.listening(self)
         self._listening.__enter__()
         sys.addaudithook(self._hook)
 
@@ -61,7 +66,7 @@ class Journal:
             for path in args[: _CHANGING[event]]:
                 self.keep(path)
         elif event == "shutil.rmtree":
-            # It removes what is inside by names that are relative to a folder.
+            # It removes the files inside by names relative to their folder, so list them here.
             for folder, _, files in os.walk(os.fsdecode(args[0])):
                 self.keep(folder)
                 for name in files:
@@ -75,7 +80,7 @@ class Journal:
         try:
             name = os.path.realpath(os.fsdecode(path))
             inside = any(name.startswith(one + os.sep) for one in self.within)
-            inside = inside and not name.startswith(self.own)  # a script may lie in /tmp, as we do
+            inside = inside and not name.startswith(self.own)  # both may be in /tmp
             if not inside or name in self._known or _CACHES & set(name.split(os.sep)):
                 return
             self._known.add(name)
@@ -85,7 +90,7 @@ class Journal:
             elif os.path.exists(name):
                 note["kind"] = "file"
                 shutil.copy2(name, self.folder / note["copy"])
-            else:  # folders that are made for it go again, too
+            else:  # the folders that are made for it are removed again, too
                 parent = os.path.dirname(name)
                 if not os.path.isdir(parent):
                     self._busy = False

@@ -1,4 +1,4 @@
-"""What the doctor says of the machine, and of the speed of 16-bit formats there."""
+"""What the doctor says about the machine, and the speed of 16-bit formats there."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _support = functools.cache(dtype_support)
 
 
 def machine_facts(device: str, dtypes: Collection[str]) -> list[tuple[str, str]]:
-    """Return what a machine is, and how fast matmuls are in the 16-bit formats among `dtypes`.
+    """Describe the machine, and how fast matmuls are in the 16-bit formats among `dtypes`.
 
-    The formats are timed once in a process, for half a second.
+    The formats are timed once per process, for about a second.
     """
     where = torch.device(device)
     threads = count(torch.get_num_threads(), "thread")
     facts = [("machine", f"{device_name(where)}, {threads}, torch {torch.__version__}")]
     low = tuple(name for name in ("bf16", "fp16") if str(DTYPES[name])[6:] in dtypes)
     try:
-        supports = _support(where, ("fp32", *low))[1:] if low else ()
+        supports = [one for one in _support(where) if one.name in low] if low else []
     except torch.OutOfMemoryError:  # the training has it all
         return [*facts, *((f"{name} here", "no memory was left to time a matmul") for name in low)]
     return [*facts, *((f"{one.name} here", _speed(one)) for one in supports)]
@@ -41,7 +41,7 @@ def _speed(one: DtypeSupport) -> str:
 
 
 def _number(times: float) -> str:
-    """Round a ratio so that it holds the next time, too: 37 → "over 20", 0.43 → "about 0.4"."""
+    """Round a ratio so that the next run gives the same: 37 → "over 20", 0.43 → "about 0.4"."""
     for bound in (100, 50, 20, 10, 5):
         if times > bound:
             return f"over {bound}"

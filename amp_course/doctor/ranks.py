@@ -1,4 +1,4 @@
-"""Compare the ranks of a training: their numbers of steps, their loss scales, their weights."""
+"""Compare the ranks of a training: their step counts, their loss scales, their weights."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from amp_course.diagnosis.report import listed
 
 
 def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
-    """Compare what `Examiner.result` says of the processes of one training."""
+    """Compare what `Examiner.result` returned in each process of one training."""
     if len(trained) < 2 or not all(one["rank"] for one in trained):
         return
     ranks = listed(f"rank {one['rank']}" for one in trained)
     ended = all(one["ended"] in ("end", "exit") for one in trained)
     counts = [[*one["joined"], *([one["updates"]] if ended else [])] for one in trained]
     for _, numbers in _different(counts):
-        told = f"{listed(map(str, numbers))} on {ranks}"
-        yield finding("ranks-with-different-counts", updates=told)
+        updates = f"{listed(map(str, numbers))} on {ranks}"
+        yield finding("ranks-with-different-counts", updates=updates)
     for number, scales in _different([one["scales"] for one in trained]):
-        told = f"{listed(f'{one[0]:g}' for one in scales if one)} on {ranks}"
-        yield finding("ranks-with-different-scales", update=number, loss_scales=told)
+        shown = f"{listed(f'{one[0]:g}' for one in scales if one)} on {ranks}"
+        yield finding("ranks-with-different-scales", update=number, loss_scales=shown)
     if all(one["wrapped"] for one in trained):
         for number, sums in _different([one["digests"] for one in trained]):
-            shown = {"sums_of_the_weights": f"{listed(sums)} on {ranks}", **trained[0]["drift"]}
-            yield finding("ranks-drift", update=number, **shown)
+            evidence = {"sums_of_the_weights": f"{listed(sums)} on {ranks}", **trained[0]["drift"]}
+            yield finding("ranks-drift", update=number, **evidence)
             return
     for number, weight, values in _drifting([one["weights"] for one in trained]):
         lines = trained[0]["lines"]
@@ -49,7 +49,7 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Findings:
 
 
 def _different(ranks: Sequence[Sequence[Any]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield the first update, from 1, in which not all ranks have the same, and what they have."""
+    """Yield the first update, from 1, in which the ranks differ, and what each has."""
     for number, each in enumerate(zip(*ranks, strict=False), 1):
         if any(one != each[0] for one in each):
             yield number, each
@@ -59,11 +59,11 @@ def _different(ranks: Sequence[Sequence[Any]]) -> Iterator[tuple[int, tuple[Any,
 def _drifting(
     ranks: Sequence[Sequence[Sequence[tuple[float, float]]]],
 ) -> Iterator[tuple[int, int, list[float]]]:
-    """Yield the first weight that, with the same gradient, becomes another on some rank.
+    """Yield the first weight that differs between ranks after a step with the same gradient: the
+    numbers of the update and of the weight, from 1, and the weight's sum on each rank.
 
-    Ranks that each have a part of a model get other gradients, and those that step a part of it
-    each have the whole again by the next backward pass. It is the number of the update and of the
-    weight, from 1, and the weight's sums.
+    Where each rank holds a part of the model, gradients differ. Where each steps a part of it, all
+    have the whole model again by the next backward pass.
     """
     for number, (now, following) in enumerate(itertools.pairwise(zip(*ranks, strict=False)), 1):
         weights = zip(zip(*now, strict=False), zip(*following, strict=False), strict=False)

@@ -1,4 +1,4 @@
-"""Say how a script's run went: the facts, what could not be judged, or why nothing could."""
+"""Describe how a script's run went: the facts, what could not be judged, or why nothing could."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import count, listed
 from amp_course.doctor.running import Outcome
 
-ENOUGH = 6  # updates: with fewer, most of what is looked for cannot be seen
-# Behaviour → the kinds of events that a fault of it is about, the first that there is.
+ENOUGH = 6  # updates: with fewer, most faults do not show
+# Behaviour → the kinds of events that its faults are about; the first that there is counts.
 _CALLS = {
     **dict.fromkeys(("backward", "clearing", "accumulation"), ("backward",)),
     **dict.fromkeys(("steps", "loss scale", "overflow"), ("step", "scaler.step")),
@@ -24,8 +24,12 @@ _CALLS = {
     "scheduler": ("scheduler",),
     "clipping": ("clip",),
 }
-_MORE = "let it train longer, with more epochs or more batches"
-# How it ended → as a fact; why no inf could be put into an update; what would show more.
+_ENDED = (
+    "the script ended",
+    "it ended before",
+    "let it train longer, with more epochs or more batches",
+)
+# How it ended → as a fact; why no inf could be put into an update; how to see more
 _ENDS = {
     "steps": ("as many as asked for", "", "ask for more with `--steps`"),
     "time": ("its time was up", "its time was up before", "give it more time with `--timeout`"),
@@ -35,15 +39,15 @@ _ENDS = {
         "an exception ended it before",
         "find out why it ended with an exception",
     ),
-    "end": ("the script ended", "it ended before", _MORE),
-    "exit": ("the script ended", "it ended before", _MORE),
+    "end": _ENDED,
+    "exit": _ENDED,
 }
-_ELSEWHERE = {"cleared-before-step", "scaler-inside-step"}  # the calls at fault are others
+_ELSEWHERE = {"cleared-before-step", "scaler-inside-step"}  # other calls are at fault
 _GPU = r"(?i)CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b"
 
 
 def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) -> str:
-    """Say why there is nothing to judge, and what to do."""
+    """Return why there is nothing to judge, and what to do."""
     main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0}
     main |= results[0] if results else {}
     ended, code = main["ended"], outcome.code
@@ -52,7 +56,7 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
     if not results and outcome.late:
         return (
             f"After {seconds:g} seconds it was too busy to stop, and what had been seen is lost: "
-            "give it more time with `--timeout`, or less to do (a smaller model)."
+            "give it more time with `--timeout`, a smaller model, or a machine with less to do."
         )
     if ended == "exit" and "usage:" in "\n".join(outcome.lines):
         return (
@@ -79,7 +83,7 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
     return _untrained(main)
 
 
-# What an exception means that ended a script before an optimizer stepped; the first that fits.
+# What an exception means if it ended a script before an optimizer stepped; the first that matches
 _ERRORS = {
     r"RANK expected|KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'": (
         "It is a script for `torchrun`: say in how many processes the doctor is to start it, "
@@ -122,7 +126,7 @@ def _error(error: str, outcome: Outcome) -> str:
 
 
 def _untrained(main: dict[str, Any]) -> str:
-    """Say what a script did that ended, and stepped no optimizer of torch's."""
+    """Say what a script did that ended without a step of one of torch's optimizers."""
     passes = count(main["passes"], "backward pass").replace("passs", "passes")
     grads = f"called `torch.autograd.grad` {count(main['by_hand'], 'time')}"
     ways = {f"ran {passes}": main["passes"], grads: main["by_hand"]}
@@ -147,29 +151,29 @@ def _untrained(main: dict[str, Any]) -> str:
 
 
 def _kinds(optimizers: Sequence[str]) -> str:
-    """Write which optimizers there are: ["SGD", "Adam", "Adam"] → "SGD and 2 Adam"."""
+    """List kinds of optimizers: ["SGD", "Adam", "Adam"] → "SGD and 2 Adam"."""
     counts = Counter(optimizers).items()
     return listed(f"{number} {name}" if number > 1 else name for name, number in counts)
 
 
 def more_to_see(trained: Sequence[dict[str, Any]]) -> str:
-    """Say how much was seen, and what would be enough."""
+    """Say how much ran, and what would be enough."""
     one = trained[0]
-    seen, more = count(one["updates"], "complete update"), _ENDS[one["ended"]][2]
+    updates, more = count(one["updates"], "complete update"), _ENDS[one["ended"]][2]
     return (
-        f"There was nothing wrong in {seen}, which is too little to say more: {more}. {ENOUGH} "
+        f"There was nothing wrong in {updates}, which is too little to say more: {more}. {ENOUGH} "
         "updates are enough for most."
     )
 
 
 def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of what was seen of the processes that train."""
+    """Yield facts about the processes that train, each with its name."""
     if not trained:
         return
     one = trained[0]
     how = _ENDS[one["ended"]][0]
     if one["ended"] == "steps" and one["updates"] < one["asked"]:
-        how = f"of {one['asked']} that were asked for: they take long, and these are enough"
+        how = f"of the {one['asked']} asked for; they are slow, and these are enough"
     skips = f", {one['skipped']} of them skipped by the scaler" if one["skipped"] else ""
     yield "updates", f"{one['updates']}{skips} ({how})"
     if len(trained) > 1:
@@ -178,10 +182,10 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     groups = Counter(one["groups"])
     if groups and not any("LBFGS" in kind for kind in one["optimizers"]) and max(groups) > 1:
         of = f"of {groups.total()} updates"
-        told = listed(f"{size} in {number} {of}" for size, number in groups.most_common(3))
+        several = listed(f"{size} in {number} {of}" for size, number in groups.most_common(3))
         each = f"{next(iter(groups))} in each update"
-        yield "backward passes", each if len(groups) == 1 else told
-    yield "autocast", listed(one["regions"]) or "no region was entered"
+        yield "backward passes", each if len(groups) == 1 else several
+    yield "autocast", listed(one["regions"]) or _without_autocast(one)
     if total := sum(one["matmuls"].values()):
         shares = sorted(one["matmuls"].items())
         yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in shares)
@@ -194,6 +198,12 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "it ran for", f"{one['seconds']:.0f} s"
 
 
+def _without_autocast(result: dict[str, Any]) -> str:
+    if missing := listed(result["missing_devices"]):
+        return f"torch switched it off: it was entered for {missing}, which this machine lacks"
+    return "no region was entered"
+
+
 def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the behaviours that were judged."""
     if not trained or not trained[0]["updates"]:
@@ -201,7 +211,7 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     one = trained[0]
     yield from ("values", "weights", "run")
     if one["updates"] > 1:
-        yield from ("backward", "autocast", "steps", "clearing")
+        yield from ("backward", *["autocast"] * bool(one["regions"]), "steps", "clearing")
         yield from ("updates", "clipping", "loss scale") if one["scalers"] else ()
     if one["scalers"] and one["stressed"]:
         yield "overflow"
@@ -217,6 +227,8 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if one["updates"] < 2:
         there = "was 1" if one["updates"] else "were none"
         yield "order of the calls", f"that takes two complete updates; there {there}"
+    if not one["regions"]:
+        yield "autocast", _without_autocast(one)
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"
     elif not one["stressed"]:
@@ -233,7 +245,7 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def placed(one: Finding, result: dict[str, Any]) -> Finding:
-    """Return a finding with the line of the calls that it is about, if it names none yet."""
+    """Return a finding with the line of the calls that it is about, if it has none yet."""
     if one.name in _ELSEWHERE or one.place or any("line" in key for key in one.evidence):
         return one
     lines = (result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ()))

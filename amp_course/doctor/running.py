@@ -1,4 +1,4 @@
-"""Run a script, examined, in a process of its own, and end all that it started."""
+"""Run and examine a script in a process of its own, and end all that it started."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from typing import BinaryIO
 from amp_course.kit.children import Child
 from amp_course.kit.markup import without_codes
 
-# a file in the folder of a run, which asks its processes to end and to write what they found
+# A file in the folder of a run that asks its processes to end and to write what they found
 STOP = "stop"
-_MOMENT = 5.0  # seconds that they get for that
-_GRACE = 15.0  # seconds that the processes get to write what they found
-# which is not imported: the command does without torch
+_MOMENT = 5.0  # seconds that they then have
+_GRACE = 15.0  # seconds that they have once their time is up
+# Not imported, so that this process needs no torch
 _INSIDE = Path(__file__).with_name("inside.py")
 _LAST = 12  # lines of the script's output
 _PLAIN = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
-# for a script that asks its terminal something: nobody is there to answer
+# The answer to whatever the script asks its terminal
 _END_OF_INPUT = b"\x04" * 64
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: exit code, the last lines that it printed, and whether it had to be killed.
+    """How a run ended.
 
+    lines:       the last ones that it printed
+    late:        it had to be killed
     interrupted: by Ctrl-C
     """
 
@@ -52,10 +54,10 @@ def run_script(
     ranks: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Run a script until it ends or is out of time; what its processes found is left in `folder`.
+    """Run a script until it ends or its time is up; its processes write their results to `folder`.
 
     command:  what follows `python`: a script or `-m` and a module, then arguments
-    progress: is called a few times a second, with the number of updates so far
+    progress: called a few times a second with the number of updates so far
     """
     here = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.abspath(command[0]))
     keep = "" if keep_files else os.pathsep.join([here, os.getcwd()])
@@ -76,7 +78,7 @@ def run_script(
             (folder / STOP).touch()
             _ends(process, _MOMENT, folder / "progress", None)
         finally:
-            process.end(2.0)  # those that write get a moment
+            process.end(2.0)  # seconds for those that are still writing
     return Outcome(process.wait(), last_lines(output.read_bytes()), late, interrupted)
 
 
@@ -84,14 +86,13 @@ def run_script(
 def _streams(output: Path) -> Iterator[tuple[int | None, int]]:
     """Yield stdin and stdout for a script whose output goes into a file.
 
-    Where this process has a terminal the script gets one too, of the same size; else its stdin is
-    ours.
+    If this process has a terminal, the script gets one of the same size; else it gets our stdin.
     """
     with open(output, "wb") as file, contextlib.ExitStack() as stack:
         if not os.isatty(0):
             yield None, file.fileno()
             return
-        import termios  # there is none on Windows, nor a terminal of this kind
+        import termios  # Windows has neither this nor such terminals
 
         ours, theirs = os.openpty()
         stack.callback(os.close, ours)
@@ -110,7 +111,7 @@ def _streams(output: Path) -> Iterator[tuple[int | None, int]]:
 
 
 def _copy(source: int, file: BinaryIO) -> None:
-    """Copy what a terminal shows, until nobody writes to it any more."""
+    """Copy what a terminal shows until its last writer has closed it."""
     with contextlib.suppress(OSError, ValueError):
         while data := os.read(source, 65536):
             file.write(data)
@@ -119,7 +120,7 @@ def _copy(source: int, file: BinaryIO) -> None:
 def _ends(
     process: Child, seconds: float, counter: Path, progress: Callable[[int], None] | None
 ) -> bool:
-    """Wait for the end of a process for so many seconds; return whether it has ended."""
+    """Wait for a process to end, at most so many seconds; return True if it has."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -132,7 +133,7 @@ def _ends(
 
 
 def last_lines(output: bytes) -> tuple[str, ...]:
-    """Return the last lines of an output as a terminal shows them in the end.
+    """Return the last lines of an output as a terminal finally shows them.
 
     Example: b"a\r\x1b[31mb\x1b[0m\n" → ("b",)
     """

@@ -26,14 +26,14 @@ from amp_course.kit.errors import CourseError
 
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 STEPS, SECONDS = 100, 120.0
-# What an update with an inf in its gradients can show.
-UNDER_STRESS = (
+# What an update with an inf in its gradients can show
+_UNDER_STRESS = (
     "overflow-not-skipped",
     "no-update-after-skip",
     "kept-after-skip",
     "scheduler-ran-on",
 )
-# Updates at a script's end: one with an inf, one after it, one that shows that this is over
+# Updates needed at a script's end: one with an inf, the one after it, and the start of another
 _SPARE = 3
 _SHARDED = (
     "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a "
@@ -43,7 +43,7 @@ _SHARDED = (
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended the run. report: on what was seen until then, None if that was nothing."""
+    """Ctrl-C has ended the run. report: on what ran until then, None if that was nothing."""
 
     def __init__(self, report: Report | None) -> None:
         super().__init__()
@@ -66,19 +66,18 @@ def examine_script(
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
     module:     `script` is the name of a module, to be run by `python -m`
-    steps:      updates that are looked at, at most; fewer, but at least 20, if they take long.
-                After them one is given an inf, and the run ends
-    seconds:    after which it ends wherever it is
+    steps:      updates to examine, at most; fewer, but at least 20, if they take long. Then an inf
+                is injected into one, and the run ends
+    seconds:    after which the run ends, wherever it is
     threads:    for the script's ops; None leaves that to torch
     ranks:      processes in which `torchrun` starts it; with 1, it is started by `python`
-    again:      run a script that ended before that, and has a scaler, a second time, for the inf
-                alone
+    again:      if the script ended before the inf, and has a scaler, run it again for the inf
     keep_files: leave what the script wrote; else files in its folder and in the current one are put
-                back as they were
-    progress:   is called a few times a second, with the number of updates so far
+                back
+    progress:   called a few times a second with the number of updates so far
 
-    It runs in a process of its own, with a terminal if there is one here; what it prints is kept
-    apart. Raises CourseError for a file that is missing or is no Python script, ValueError for
+    It runs in a process of its own, with a terminal if there is one here; its output is not shown.
+    Raises CourseError for a file that is missing or is no Python script, ValueError for
     steps, seconds or ranks below 1, `Interrupted` after Ctrl-C.
     """
     if steps < 1 or seconds < 1 or ranks < 1:
@@ -106,8 +105,8 @@ def examine_script(
                 _add_stress(results, _results(repeated))
         finally:
             if not keep_files:
+                put_back(folder / "again")  # the second run first: it began where the first ended
                 changed = put_back(folder)
-                put_back(folder / "again")
             shutil.rmtree(folder, ignore_errors=True)
     report = _report(subject, args, results, outcome, seconds, changed)
     if outcome.interrupted:
@@ -137,7 +136,7 @@ def _script(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """Let the first Ctrl-C end what runs, and the next ones not disturb the putting back."""
+    """Let the first Ctrl-C end the run; ignore the next ones while files are put back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -160,9 +159,9 @@ def _results(folder: Path) -> list[dict[str, Any]]:
 
 
 def _updates_for_stress(results: list[dict[str, Any]]) -> int:
-    """Return after how many updates another run can give one an inf; 0 if there is no need.
+    """Return after how many updates another run can inject an inf; 0 or less if it should not.
 
-    Where most updates were skipped, none with finite gradients would be left.
+    If most updates were skipped, none with finite gradients would be left.
     """
     if any(one.get("stressed") for one in results):
         return 0
@@ -172,12 +171,13 @@ def _updates_for_stress(results: list[dict[str, Any]]) -> int:
 
 
 def _add_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> None:
-    """Add to the results of a run what an inf did in another run of the same script."""
+    """Add to the results of a run what an inf did in another run of the script."""
     stressed = {one["rank"]: one for one in again if one.get("stressed")}
     for one in results:
         other = stressed.get(one.get("rank"))
         if other and one["passes"]:
-            one["findings"] += [it for it in other["findings"] if it["name"] in UNDER_STRESS]
+            found = other["findings"]
+            one["findings"] += [data for data in found if data["name"] in _UNDER_STRESS]
             one["stressed"] = True
 
 
@@ -189,29 +189,30 @@ def _report(
     seconds: float,
     changed: tuple[list[str], list[str]],
 ) -> Report:
+    """Combine the results of all processes into one report."""
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"] and one["optimizers"]]
-    named = [
+    found = [
         reasons.placed(finding_of(one), result) for result in results for one in result["findings"]
     ]
+    # If the doctor ended one process, others may have failed for want of a partner.
     if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):
-        # others fail for want of a partner
-        named = [one for one in named if one.name != "script-raises"]
+        found = [one for one in found if one.name != "script-raises"]
     raised = [one["error"] for one in results if one["error"] and not one["passes"]]
-    # a child's, told by its parent
+    # The exception of a child, which its parent reports
     if raised and any(one["ended"] == "exit" and one["code"] for one in trained):
-        named.append(finding("script-raises", f"the script raised {raised[0]}"))
+        found.append(finding("script-raises", f"the script raised {raised[0]}"))
         trained[0]["ended"] = "error"
-    named += check_ranks(trained)
+    found += check_ranks(trained)
     sharded = any(one["sharded"] for one in results)
     if sharded:
-        named = [one for one in named if one.name != "script-raises"]
-    faults, advice = by_grade(named)
+        found = [one for one in found if one.name != "script-raises"]
+    faults, advice = by_grade(found)
     findings = in_order(faults)
     names = {one.name for one in findings}
     advice += [finding_of(one) for result in trained for one in result["advice"]]
-    # which says it too
+    # The finding "ranks-drift" says that the wrapper is not called.
     left_out = names | ({"wrapper-not-called"} if "ranks-drift" in names else set())
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     overwritten, made = changed
@@ -245,8 +246,5 @@ def _report(
 
 
 def _files(paths: Sequence[str]) -> str:
-    return listed([*map(_short, paths[:3]), *["more"] * (len(paths) > 3)])
-
-
-def _short(path: str) -> str:
-    return f"`{os.path.relpath(path)}`"
+    names = [f"`{os.path.relpath(path)}`" for path in paths[:3]]
+    return listed([*names, "more"] if len(paths) > 3 else names)

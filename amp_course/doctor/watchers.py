@@ -1,4 +1,4 @@
-"""All that watches the training of one process: a script's, or a step's in place."""
+"""Everything that watches the training of one process: a script's, or a single step's."""
 
 from __future__ import annotations
 
@@ -14,59 +14,61 @@ from torch.optim.swa_utils import AveragedModel
 
 from amp_course.diagnosis.rules import errors
 from amp_course.watching import taps
-from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.counting import CountingWatch
 from amp_course.watching.fp32_shadow import Fp32Shadow
 from amp_course.watching.hidden_overflow import HiddenOverflow
-from amp_course.watching.modules import ModulesSeen
-from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
+from amp_course.watching.modules import CalledModules
+from amp_course.watching.process import Calls, CreatedObjects, RaisedErrors, Ranks, SavedStates
 from amp_course.watching.ranges import RangeWatch, watch_ranges
-from amp_course.watching.records import Intervention, Region, Training, Update, weights_of
+from amp_course.watching.records import Intervention, Region, Training, Update
 from amp_course.watching.script import Script, ScriptObserver
 from amp_course.watching.taps import Original
+from amp_course.watching.weights import weights_of
 
-MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
+MOST_OPTIMIZERS = 16  # that are followed: each costs time after every backward pass
 
 
 class Watchers:
-    """Observing begins with a region or backward pass, and again with each new optimizer.
+    """All watchers of a process. They start to observe at the first region or backward pass, and
+    again after each new optimizer.
 
-    complete: is called after each update, as `ScriptObserver` calls it
+    complete: called after each update, as `ScriptObserver` calls it
     """
 
     def __init__(self, complete: Callable[[Update], Intervention | None]) -> None:
         self._complete = complete
-        self.watch = DoctorsWatch()
-        self.made = Made(self.watch, self._new_phase)
+        self.watch = CountingWatch()
+        self.made = CreatedObjects(self.watch, self._new_phase)
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was seen, but for the objects that were made."""
-        self.raised = Raised(errors.described)
+        """Forget everything but the objects that were made."""
+        self.raised = RaisedErrors(errors.describe_with_line)
         self.calls = Calls(self.watch)
-        self.saved = Saved()
+        self.saved = SavedStates()
         self.ranks = Ranks(self._updates)
-        self.modules = ModulesSeen()
+        self.modules = CalledModules()
         self.hidden = HiddenOverflow(self.watch)
         self.shadow = Fp32Shadow(self.out_of_sight)
         self.ranges: RangeWatch | None = None
         self.script = Script()
         self.observer: ScriptObserver | None = None
-        self.began = 0.0  # the training
+        self.began = 0.0  # when the training did
         self.averages: set[AveragedModel] = set()  # that were called
         self.averaged: set[int] = set()  # numbers of the updates, from 0, in which an average moved
-        # Layer → with gradients? → dtypes of autocast. It keeps no layer alive.
+        # Layer → with gradients? → dtypes of autocast. Weak, so that no layer is kept alive.
         self.precisions = WeakKeyDictionary[nn.Module, dict[bool, set[torch.dtype]]]()
-        self.sharded = False  # weights are DTensors, which only a collective can look at
-        # entered: the event, and matmuls in 16 bits before it
+        self.sharded = False  # weights are DTensors, which only a collective can read
+        # For each open region: its event, and how many 16-bit matmuls had run before it
         self._regions: list[tuple[Region | None, int]] = []
         self._stepping: torch.optim.Optimizer | None = None  # whose closure may run a backward pass
         self._stack = contextlib.ExitStack()
-        for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.hidden):
-            self._stack.enter_context(taps.listening(one))
-        self._stack.enter_context(self.shadow.hooks())
+        records = self.made, self.raised, self.calls, self.saved, self.ranks
+        for listener in (self, *records, self.hidden, self.shadow):
+            self._stack.enter_context(taps.listening(listener))
 
     def end(self) -> None:
-        """Take off all but the watch over ops."""
+        """Remove all but the watch over ops."""
         self._stack.close()
         if self.observer is not None:
             self.observer.__exit__()
@@ -75,13 +77,13 @@ class Watchers:
 
     @property
     def training(self) -> Training:
-        """The one that is observed."""
+        """The training that is observed."""
         assert self.observer is not None
         return self.observer.training
 
     @contextlib.contextmanager
     def out_of_sight(self) -> Iterator[None]:
-        """Do something that neither the watch nor the observer sees."""
+        """Hide what runs inside from the watch and the observer."""
         observer, paused = self.observer, self.observer is not None and self.observer.paused
         if observer is not None:
             observer.paused = True
@@ -93,7 +95,7 @@ class Watchers:
                 observer.paused = paused
 
     def drift(self) -> dict[str, str]:
-        """Say what makes ranks drift apart: a variant of that finding, and its place."""
+        """Return what makes ranks drift apart: a variant of that finding, and its place."""
         ranks, weights = self.ranks, [p for one in self.made.optimizers for p in weights_of(one)]
         with contextlib.suppress(Exception), self.watch.aside():
             if ranks.not_called(weights) or ranks.inner is not None:
@@ -105,17 +107,17 @@ class Watchers:
     # ---- where observing begins and ends ----
 
     def _observe(self) -> bool:
-        """Begin to observe; return True if that began just now."""
+        """Start to observe, if not started yet; return True if this call did it."""
         if self.observer is not None or not self.made.optimizers or not torch.is_grad_enabled():
             return False
         made = self.made.optimizers
-        alive = [one for one in made if any(p.requires_grad for p in weights_of(one))]
-        alive = alive or made  # of frozen weights alone
-        if any(_is_sharded(p) for one in alive for p in weights_of(one)):
+        trained = [one for one in made if any(p.requires_grad for p in weights_of(one))]
+        trained = trained or made  # all weights may be frozen
+        if any(_is_sharded(p) for one in trained for p in weights_of(one)):
             self.sharded = True
             return False
         scalers = [one for one in self.made.scalers if one.is_enabled()]
-        parts = alive[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
+        parts = trained[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
         training = Training(lambda: None, [], *parts)
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()
@@ -133,10 +135,10 @@ class Watchers:
             self.modules.reset()
 
     def _updates(self) -> int:
-        complete = self.observer is not None and self.observer._is_complete()
+        complete = self.observer is not None and self.observer.is_complete()
         return len(self.script.summaries) + complete
 
-    # ---- what it listens to ----
+    # ---- what the watchers listen to ----
 
     def enter_region(self, original: Original, region: Any) -> Any:
         if region._enabled:
@@ -148,7 +150,7 @@ class Watchers:
         return result
 
     def leave_region(self, original: Original, region: Any, *args: Any) -> Any:
-        """Note whether autocast acted in it."""
+        """Note whether autocast ran matmuls in 16 bits inside."""
         event, before = self._regions.pop() if self._regions else (None, 0)
         if event is not None:
             event.casts = self._low_matmuls() > before
@@ -183,29 +185,29 @@ class Watchers:
             self.averaged.add(len(self.script.summaries))
         return original(*args)
 
-    def _passes(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def clip_norm(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    clip_norm = clip_value = _passes  # listened to from the start: scripts import these by name
+    clip_value = clip_norm  # patched before the script imports them by name
 
     def module_begins(self, module: nn.Module, *_: Any) -> None:
-        """Note which modules run, in which precision; measure ranges of the first that trains."""
-        if self.watch._aside:
+        """Note which modules run, and in which precision; measure the ranges of the first model."""
+        if self.watch.paused:
             return
         if isinstance(module, AveragedModel):
             self.averages.add(module)
         own = [p for p in module._parameters.values() if p is not None]
         if any(p.requires_grad for p in own):
-            seen = self.precisions.setdefault(module, {True: set(), False: set()})
+            dtypes = self.precisions.setdefault(module, {True: set(), False: set()})
             kind = own[0].device.type
             on = torch.is_autocast_enabled(kind)
             dtype = torch.get_autocast_dtype(kind) if on else torch.float32
-            seen[torch.is_grad_enabled()].add(dtype)
+            dtypes[torch.is_grad_enabled()].add(dtype)
         if not torch.is_grad_enabled():
             return
         self.ranks.forward(module)
         self.modules.called(module)
-        if self.watch._open or self.ranges is not None or not self.made.optimizers:
+        if self.watch.modules.running or self.ranges is not None or not self.made.optimizers:
             return
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         if any(p.requires_grad and not _is_sharded(p) for p in inner.parameters()):

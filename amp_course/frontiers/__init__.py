@@ -10,7 +10,7 @@ from amp_course.frontiers.block_formats import (
     NVFP4,
     BlockFormat,
 )
-from amp_course.frontiers.quantizing import Blocks, blocks_of, quantize
+from amp_course.frontiers.quantizing import blocks_of, quantize
 
 __all__ = [
     "BLOCK_FORMATS",
@@ -21,7 +21,6 @@ __all__ = [
     "MXFP8_E5M2",
     "NVFP4",
     "BlockFormat",
-    "Blocks",
     "blocks_of",
     "quantize",
 ]

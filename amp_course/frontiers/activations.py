@@ -1,5 +1,5 @@
-"""Keep activations for the backward pass in a few bits, by autograd's hooks for saved tensors;
-weights stay as they are.
+"""Keep activations for the backward pass in a few bits, by autograd's saved-tensor hooks; weights
+stay as they are.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from amp_course.frontiers.packing import Packed, can_be_compressed, check_sizes, compress
 
-# What autograd calls views and casts: seen through, a transposed weight and autocast's copy of one
-# are weights.
+# Autograd's views and casts: a transposed weight, and autocast's copy of one, are weights, too.
 _NAMES = (
     "T Transpose Permute View UnsafeView ReshapeAlias ToCopy Alias Expand Unsqueeze Squeeze Select "
     "Slice AsStrided Clone"
 )
 _VIEWS_AND_CASTS = {f"{name}Backward{number}" for name in _NAMES.split() for number in (0, 1)}
-SMALLEST = 1024  # numbers of a tensor that is compressed
+SMALLEST = 1024  # numbers in a tensor that is compressed
 
 
 class CompressedActivations:
@@ -30,17 +29,17 @@ class CompressedActivations:
     group:     numbers that share a smallest and a step
     generator: of the random numbers
 
-    Kept as they are: tensors of fewer than 1,024 numbers, integers, fp8, weights and what holds inf
-    or NaN.
+    Tensors of fewer than 1,024 numbers, integers, fp8, weights, and tensors with inf or NaN are
+    kept unchanged.
     Run the model inside, and the loss outside. Gradients are right on average where they are linear
     in what was saved: those of weights in linear layers and convolutions, and of a ReLU from 2 bits
-    on. Through a norm, a GELU or a tanh they are nearly so. What divides by a saved number, or
-    exponentiates it, is not for this: softmax, attention, logarithms and roots. A frozen weight is
-    recognized as an `nn.Parameter` or a view of one, but not autocast's copy of it, which looks
-    like any other tensor without a gradient.
+    on. Through a norm, a GELU or a tanh they are nearly so. Not for functions that divide by a
+    saved number or exponentiate it: softmax, attention, logarithms and roots. A frozen weight is
+    recognized as an `nn.Parameter` or a view of one; autocast's copy of it is not, as it looks like
+    any other tensor without a gradient.
 
-    kept, whole: bytes of what was compressed, and what it would take otherwise, since the `with`
-                 was entered; what several ops save of one tensor is kept, and counted, once
+    kept, whole: bytes of what was compressed, and of the originals, since the `with` was entered; a
+                 tensor that several ops save is kept, and counted, once
     Example: with CompressedActivations() as saved: out = model(x)
              cross_entropy(out, y).backward()
     """
@@ -72,14 +71,13 @@ class CompressedActivations:
         small = tensor.numel() < SMALLEST or tensor.element_size() == 1  # one byte: fp8, masks
         if small or not tensor.is_floating_point() or is_weight(tensor):
             return tensor
-        # subtle: the weak reference keeps the storage's address from being given to another tensor,
-        #         but not its bytes
+        # subtle: the weak reference keeps the storage's address from being reused, not its bytes
         storage = StorageWeakRef(tensor.untyped_storage())
         place = (storage.cdata, tensor.storage_offset(), tensor.dtype, tensor._version)
         layout: tuple[Any, ...] = () if tensor.is_contiguous() else (tensor.shape, tensor.stride())
         key = (*place, tensor.numel(), *layout)
         if key not in self._known:
-            # an overflow is for the scaler to see: it comes out as it went in
+            # an overflow has to reach the scaler, so it stays unchanged
             if not can_be_compressed(tensor):
                 return tensor
             self._known[key] = storage, compress(tensor, self.bits, self.group, self.generator)
@@ -94,7 +92,7 @@ class CompressedActivations:
 
 def is_weight(tensor: Tensor) -> bool:
     """Return True if a tensor is a parameter, or a view or a cast of one."""
-    if any(isinstance(one, nn.Parameter) for one in (tensor, tensor._base)):
+    if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
         return True
     if tensor.is_leaf:
         return tensor.requires_grad

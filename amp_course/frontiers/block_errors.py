@@ -1,8 +1,7 @@
-"""Measure what block formats do to numbers: to a row of them, to one block, and to whole tensors in
-every format.
+"""Measure what block formats do to a row of numbers, to one block, and to whole tensors.
 
-Nothing is drawn here, and nothing is rounded here either: tensors by `quantize`, a row exactly and
-without torch, so that it can be shown where torch is not.
+Tensors are rounded by `quantize`, rows exactly and without torch, so that a page without torch can
+show them.
 """
 
 from __future__ import annotations
@@ -24,24 +23,21 @@ from amp_course.kit.threads import one_thread
 
 # The integers from −127 to 127: with a single exponent bit, the spacing is the same everywhere.
 INT8 = FloatFormat("int8", 1, 6, -5, "finite")
-# Drawn once like a linear layer's weights at the start, with GPT-2's standard deviation of 0.02; in
-# millionths.
-# fmt: off
-_WEIGHTS = (
-    -46208, -7465, -21216, 19990, -17681, -25511, -12464, -17329, -25913, 30473, 6473, 40355, 22715,
-    -24538, 1428, 6760, 3070, -12665, -25218, -14539, -399, 4206, 3544, -16610, 20224, -4854,
-    -15460, -31904, -13740, 29761, -8968, -17820, -1835, 11126, -189, -24354, -25309, -22391, 23330,
-    18525, 13078, 2964, -22922, 37456, -6198, 4804, -26975, 4888, -62906, -2275, 33924, -13304,
-    -11744, 56642, 18080, 18957, -27619, -41095, 952, -7711, -5501, 17732, 29715, -157,
-)
-# fmt: on
+# in millionths, drawn once with the standard deviation of GPT-2's initial weights, 0.02
+_WEIGHTS = """
+    -46208 -7465 -21216 19990 -17681 -25511 -12464 -17329 -25913 30473 6473 40355 22715 -24538 1428
+    6760 3070 -12665 -25218 -14539 -399 4206 3544 -16610 20224 -4854 -15460 -31904 -13740 29761
+    -8968 -17820 -1835 11126 -189 -24354 -25309 -22391 23330 18525 13078 2964 -22922 37456 -6198
+    4804 -26975 4888 -62906 -2275 33924 -13304 -11744 56642 18080 18957 -27619 -41095 952 -7711
+    -5501 17732 29715 -157
+"""
 
 
 @dataclass(frozen=True)
 class RowErrors:
-    """What a block format makes of a row of numbers.
+    """A row of numbers, rounded to a block format.
 
-    scales: of each number's block, the tensor's scale included
+    scales: of each number's block, multiplied by the tensor's scale
     """
 
     block_format: BlockFormat
@@ -57,15 +53,13 @@ class RowErrors:
 
     @cached_property
     def zeroed(self) -> list[bool]:
-        """Which numbers became 0; one that was 0 did not become it."""
+        """Which numbers became 0, and were not 0 before."""
         pairs = zip(self.values, self.rounded, strict=True)
         return [after == 0 != before for before, after in pairs]
 
     @cached_property
     def clipped(self) -> list[bool]:
-        """Which numbers are too large for their block: more than half a step above the largest that
-        it holds.
-        """
+        """Which numbers are too large for their block, by more than half a step."""
         element = self.block_format.element
         room = element.max + 2.0**element.max_exponent * element.eps / 2
         parts = zip(self.values, self.rounded, self.scales, strict=True)
@@ -84,13 +78,11 @@ class RowErrors:
     def grid(self) -> list[float]:
         """All numbers that the first block can hold with its scale, ascending."""
         element = self.block_format.element
-        numbers = [decode(one, element) * self.scales[0] for one in range(element.max_pattern + 1)]
-        return [*(-one for one in numbers[:0:-1]), *numbers]
+        numbers = [decode(n, element) * self.scales[0] for n in range(element.max_pattern + 1)]
+        return [*(-number for number in numbers[:0:-1]), *numbers]
 
     def block(self, place: int) -> range:
-        """Return the places that share a scale with a place:
-        place 9 in blocks of 8 → range(8, 16).
-        """
+        """Return the places that share a scale with a place: 9 in blocks of 8 → range(8, 16)."""
         size = self.block_format.size
         start = place // size * size
         return range(start, min(start + size, len(self.values)))
@@ -100,14 +92,14 @@ class RowErrors:
 
     def error(self, without: int | None = None) -> float:
         """Return the relative root-mean-square error of the row, or of all its numbers but one."""
-        kept = [place for place in range(len(self.values)) if place != without]
-        exact, rounded = ([of[place] for place in kept] for of in (self.values, self.rounded))
+        places = [place for place in range(len(self.values)) if place != without]
+        exact, rounded = ([of[place] for place in places] for of in (self.values, self.rounded))
         norm = math.hypot(*exact)
         return math.dist(exact, rounded) / norm if norm else 0.0
 
     def zeroed_neighbours(self, place: int) -> int:
         """Return how many of the other numbers in a number's block became 0."""
-        return sum(self.zeroed[one] for one in self.block(place) if one != place)
+        return sum(self.zeroed[other] for other in self.block(place) if other != place)
 
     def _largest(self, places: range) -> float:
         return max(abs(self.values[place]) for place in places)
@@ -118,14 +110,14 @@ def row_errors(
     block_format: BlockFormat,
     draw: Callable[[], float] | None = None,
 ) -> RowErrors:
-    """Round a row of numbers to a block format and keep what became of each.
+    """Round a row of numbers to a block format.
 
     draw: as in `quantize_block`
 
-    Raises ValueError for inf, NaN, and no numbers at all.
+    Raises ValueError for inf, NaN, and an empty row.
     Example: row_errors([6.0, 0.2], MXFP4).zeroed → [False, True]
     """
-    row = [float(one) for one in values]
+    row = [*map(float, values)]
     if not row or not all(map(math.isfinite, row)):
         raise ValueError("a row has at least one number, and no inf or NaN")
     whole, size = fp32_scale(row, block_format), block_format.size
@@ -138,14 +130,12 @@ def row_errors(
 
 
 def weight_row(count: int = 64) -> list[float]:
-    """Return up to 64 numbers drawn like the weights of a layer, always the same ones."""
-    return [one / 1e6 for one in _WEIGHTS[:count]]
+    """Return up to 64 numbers drawn like the weights of a layer, always the same."""
+    return [int(number) / 1e6 for number in _WEIGHTS.split()[:count]]
 
 
 def with_outlier(values: Sequence[float], place: int, size: float) -> list[float]:
-    """Return a copy of a row in which one number is `size` times the standard deviation of the
-    others.
-    """
+    """Return a row with the number at `place` set to `size` standard deviations of the others."""
     return [*values[:place], size * spread(values, place), *values[place + 1 :]]
 
 
@@ -164,9 +154,9 @@ class FormatError:
     """How well a format holds a tensor.
 
     tensor:   its name, "weights"
-    format:   "MXFP4"; "int8 per tensor" where the whole tensor shares one
-    rounding: of the scale; None if the scale is not a power of two, and so is rounded to nearest
-    bits:     a number, scales included
+    format:   "MXFP4"; "int8 per tensor" where the whole tensor shares one scale
+    rounding: of the scale; None if it is not a power of two, and so is rounded to nearest
+    bits:     per number, scales included
     error:    relative root-mean-square error
     zeroed:   share of the numbers other than 0 that became 0
     """
@@ -182,14 +172,14 @@ class FormatError:
 
 @one_thread()
 def format_errors(
-    tensors: Mapping[str, Tensor], formats: Sequence[BlockFormat] = BLOCK_FORMATS
+    tensors: Mapping[str, Tensor],
 ) -> tuple[FormatError, ...]:
-    """Round tensors to block formats, with each rounding of the scale, and to fp8 E4M3 and int8
+    """Round tensors to BLOCK_FORMATS, with each rounding of the scale, and to fp8 E4M3 and int8
     with one scale for a tensor.
 
-    tensors: name → numbers of any shape; blocks lie along the last dimension, so give a
+    tensors: name → numbers of any shape; blocks lie along the last dimension, so pass a
              convolution's weight as (out channels, the rest)
-    returns: for each tensor, in the order of `formats`, and "down", "nearest", "up" where the scale
+    returns: for each tensor, in the order of the formats; "down", "nearest", "up" where the scale
              is a power of two
 
     Raises ValueError for inf and NaN, TypeError for integers.
@@ -202,7 +192,7 @@ def format_errors(
                 f"x.isfinite() first"
             )
         exact = tensor.detach()
-        for fmt in formats:
+        for fmt in BLOCK_FORMATS:
             if fmt.two_level:
                 found.append(_format_error(name, exact, fmt, None))
                 continue
@@ -215,19 +205,16 @@ def format_errors(
 
 
 def relative_error(exact: Tensor, rounded: Tensor) -> float:
-    """Return |rounded − exact| / |exact|, of the whole tensors' norms: [3, 4], [3, 3] → 0.2.
-    It is 0.0 for nothing but zeros.
-    """
+    """Return ‖rounded − exact‖ / ‖exact‖, or 0.0 for zeros: [3, 4], [3, 3] → 0.2."""
     norm = float(exact.double().norm())
     return float((rounded.double() - exact.double()).norm()) / norm if norm else 0.0
 
 
 def one_scale(element: FloatFormat, count: int) -> BlockFormat:
-    """Return a format in which `count` numbers, a whole tensor, share one scale: amax / the largest
+    """Return a format in which all `count` numbers of a tensor share one scale: amax / the largest
     element.
 
-    With a single block the block's scale is always E4M3's largest number, and the tensor's fp32
-    scale decides.
+    The single block's scale is always E4M3's largest number, so the tensor's fp32 scale decides.
     """
     return BlockFormat(f"{element.name} per tensor", element, count, FP8_E4M3)
 
@@ -235,10 +222,9 @@ def one_scale(element: FloatFormat, count: int) -> BlockFormat:
 def _format_error(
     name: str, exact: Tensor, fmt: BlockFormat, rounding: ScaleRounding | None
 ) -> FormatError:
-    from amp_course.frontiers.quantizing import quantize  # torch's, which a page lacks
+    from amp_course.frontiers.quantizing import quantize  # needs torch, which a page lacks
 
-    rounded = quantize(exact, fmt)
-    there = exact != 0
-    zeroed = int(((rounded == 0) & there).sum()) / max(1, int(there.sum()))
+    rounded, nonzero = quantize(exact, fmt), exact != 0
+    zeroed = int(((rounded == 0) & nonzero).sum()) / max(1, int(nonzero.sum()))
     error, bits = relative_error(exact, rounded), float(fmt.bits)
     return FormatError(name, fmt.name, fmt.element.name, rounding, bits, error, zeroed)

@@ -1,6 +1,4 @@
-"""The figures of block formats: number lines of one block, and errors by format. Data in, Figure
-out.
-"""
+"""The figures of block formats: number lines of one block, and errors by format."""
 
 from __future__ import annotations
 
@@ -28,61 +26,60 @@ _CAPTIONS = {
 
 
 def block_line_figure(lines: Sequence[RowErrors]) -> Figure:
-    """Draw the numbers that a block can hold in each format as ticks,
-    and its values falling on them; one format a row.
+    """Draw, a row for each format, the numbers that the block can hold as ticks, and its values
+    falling on them.
     """
-    said = []
-    for drawn in lines:
-        said.append(
-            f"{drawn.block_format.name} has {len(drawn.grid)} numbers up to "
-            f"{drawn.grid[-1]:.3g}; values that become 0: {sum(drawn.zeroed)}"
-        )
+    summary = "; ".join(
+        f"{line.block_format.name} has {len(line.grid)} numbers up to {line.grid[-1]:.3g}; values "
+        f"that become 0: {sum(line.zeroed)}"
+        for line in lines
+    )
     alt = (
         f"Number lines of one block of {len(lines[0].values)} values, rounded to each format: "
-        f"{'; '.join(said)}."
+        f"{summary}."
     )
     options = {"rows": len(lines), "sharex": True, "squeeze": False}
     figure, axes = new_figure(7.6, 0.4 + 0.95 * len(lines), alt=alt, dots=FEWER_DOTS, **options)
-    reach = 1.06 * max(abs(one) for drawn in lines for one in (*drawn.values, *drawn.grid))
-    for axis, drawn in zip(axes[:, 0], lines, strict=True):
-        element = drawn.block_format.element.name
-        axis.vlines(drawn.grid, -0.28, 0.28, color=FORMAT_COLOURS.get(element, INK), lw=1.1)
-        for exact, rounded, lost in zip(drawn.values, drawn.rounded, drawn.zeroed, strict=True):
-            colour, line = (ZONES["lost"][0], "o--") if lost else (FAINT, "o-")
-            axis.plot([exact, rounded], [1, 0.3], line, color=colour, lw=0.8, ms=3, markevery=[0])
+    reach = 1.06 * max(abs(number) for line in lines for number in (*line.values, *line.grid))
+    for axis, line in zip(axes[:, 0], lines, strict=True):
+        element = line.block_format.element.name
+        axis.vlines(line.grid, -0.28, 0.28, color=FORMAT_COLOURS.get(element, INK), lw=1.1)
+        for exact, rounded, lost in zip(line.values, line.rounded, line.zeroed, strict=True):
+            colour, style = (ZONES["lost"][0], "o--") if lost else (FAINT, "o-")
+            axis.plot([exact, rounded], [1, 0.3], style, color=colour, lw=0.8, ms=3, markevery=[0])
         axis.set_xlim(-reach, reach)
         axis.set_ylim(-0.4, 1.15)
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)
-        title(axis, drawn.block_format.name)
-        told = f"{len(drawn.grid)} numbers, scale {_scale_text(drawn.scales[0])}"
+        title(axis, line.block_format.name)
+        note = f"{len(line.grid)} numbers, scale {_scale_text(line.scales[0])}"
         at_right = {"transform": axis.transAxes, "ha": "right", "va": "bottom"}
-        axis.text(1, 1.06, told, fontsize=8, color=FAINT, **at_right)
+        axis.text(1, 1.06, note, fontsize=8, color=FAINT, **at_right)
     return figure
 
 
 def format_error_figure(errors: Sequence[FormatError]) -> Figure:
-    """Draw each format's relative error and the share of numbers that became 0:
-    one column a tensor, one row a format.
+    """Draw each format's relative error, and the share of numbers that became 0; a column for each
+    tensor, a row for each format.
     """
-    tensors = list(dict.fromkeys(one.tensor for one in errors))
-    formats = list(dict.fromkeys(one.format for one in errors))
-    alt, high = _errors_in_words(errors, tensors), 1.6 + 0.5 * len(formats)
+    tensors = list(dict.fromkeys(result.tensor for result in errors))
+    formats = list(dict.fromkeys(result.format for result in errors))
+    alt, high = _errors_in_words(errors, tensors, formats), 1.6 + 0.5 * len(formats)
     options: dict[str, Any] = {"sharey": True, "sharex": "row", "squeeze": False}
     figure, axes = new_figure(8, high, len(tensors), 2, alt=alt, dots=FEWER_DOTS, **options)
-    bits = {one.format: one.bits for one in errors}
-    positive = [100 * one.error for one in errors if one.error] or [1.0, 100.0]
+    bits = {result.format: result.bits for result in errors}
+    positive = [100 * result.error for result in errors if result.error] or [1.0, 100.0]
     labels = [f"{name} · {bits[name]:.3g} bits" for name in formats]
     for column, tensor in enumerate(tensors):
-        of = [one for one in errors if one.tensor == tensor]
+        results = [result for result in errors if result.tensor == tensor]
         for axis, field in ((axes[0][column], "error"), (axes[1][column], "zeroed")):
-            for one in of:
-                percent = 100 * getattr(one, field)
+            for result in results:
+                percent = 100 * getattr(result, field)
                 if field == "error" and not percent:
                     percent = math.nan  # a log axis has no 0
-                y = formats.index(one.format) + _SHIFTS[one.rounding]
-                (mark,) = axis.plot(percent, y, _MARKS[one.rounding], ms=5, mfc="none", mew=1.2)
-                mark.set(color=FORMAT_COLOURS.get(one.element, INK), clip_on=False)
+                y = formats.index(result.format) + _SHIFTS[result.rounding]
+                (mark,) = axis.plot(percent, y, _MARKS[result.rounding], ms=5, mfc="none", mew=1.2)
+                mark.set(color=FORMAT_COLOURS.get(result.element, INK), clip_on=False)
             for row in range(len(formats)):
                 axis.axhline(row, color="#e5e5e5", lw=0.6, zorder=0)
             axis.set_yticks(range(len(formats)), labels, fontsize=8)
@@ -91,14 +88,14 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
         axes[0][column].set_xscale("log")
         axes[0][column].set_xlim(min(positive) / 1.4, max(positive) * 1.4)
         axes[0][column].xaxis.set_major_formatter(lambda percent, _: f"{percent:g}")
-        most = max(1.0, 104 * max(one.zeroed for one in errors))
+        most = max(1.0, 104 * max(result.zeroed for result in errors))
         axes[1][column].set_xlim(-0.04 * most, most)
         title(axes[0][column], tensor, "relative error, %, log scale")
         title(axes[1][column], "", "became 0, % of the numbers")
-    used = {one.rounding for one in errors}
-    look: dict[str, Any] = {"color": INK, "mfc": "none", "ls": "", "ms": 5.5}
+    used = {result.rounding for result in errors}
+    style: dict[str, Any] = {"color": INK, "mfc": "none", "ls": "", "ms": 5.5}
     handles = [
-        Line2D([], [], marker=mark, label=_CAPTIONS[rounding], **look)
+        Line2D([], [], marker=mark, label=_CAPTIONS[rounding], **style)
         for rounding, mark in _MARKS.items()
         if rounding in used
     ]
@@ -106,20 +103,20 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
     return figure
 
 
-def _errors_in_words(errors: Sequence[FormatError], tensors: Sequence[str]) -> str:
-    said = []
+def _errors_in_words(
+    errors: Sequence[FormatError], tensors: Sequence[str], formats: Sequence[str]
+) -> str:
+    summaries = []
     for tensor in tensors:
-        best: dict[str, FormatError] = {}
-        for one in errors:
-            if one.tensor == tensor:
-                best[one.format] = min(best.get(one.format, one), one, key=lambda each: each.error)
-        listed = ", ".join(
-            f"{name} {one.error:.2%}, {one.zeroed:.1%} became 0" for name, one in best.items()
-        )
-        said.append(f"{tensor}: {listed}")
+        listed = []
+        for name in formats:
+            results = [r for r in errors if (r.tensor, r.format) == (tensor, name)]
+            best = min(results, key=lambda r: r.error)
+            listed.append(f"{name} {best.error:.2%}, {best.zeroed:.1%} became 0")
+        summaries.append(f"{tensor}: {', '.join(listed)}")
     return (
         f"Relative error of each format, with the rounding of the scale that suits it best: "
-        f"{'; '.join(said)}."
+        f"{'; '.join(summaries)}."
     )
 
 

@@ -1,5 +1,5 @@
-"""Block formats as data: how a number is stored, how many share a scale,
-and how the scale is stored and rounded.
+"""Block formats as data: how a number is stored, how many numbers share a scale, and how the scale
+is stored and rounded.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class BlockFormat:
     size:     how many share a scale
     scale:    the format of the scale; None for E8M0, a power of two from 2^-127 to 2^127, or NaN
     rounding: of a power-of-two scale, with amax the largest magnitude of its block:
-              "down":    2^(floor(log2 amax) - the largest exponent of an element): what lies above
-              the largest element becomes it
+              "down":    2^(floor(log2 amax) - the largest exponent of an element); scaled numbers
+              above the largest element are clipped to it
               "nearest": as "down", after amax was rounded to the significand bits of an element
-              "up":      the smallest one with which no number lies above the largest element
+              "up":      the smallest scale that clips nothing
 
-    A scale that is no power of two is amax / the largest element, rounded to nearest. Where its
-    format has a narrower range than fp32, one fp32 number for the whole tensor brings the scales
-    into it. Raises ValueError for sizes below 1 and unknown roundings.
+    A scale that is no power of two is amax / the largest element, rounded to nearest. If its format
+    has a narrower range than fp32, one fp32 scale for the whole tensor brings the scales into that
+    range. Raises ValueError for sizes below 1 and unknown roundings.
     Source: OCP Microscaling Formats v1.0, sections 5 and 6.3 ("down"); torchao's
             `ScaleCalculationMode` FLOOR, EVEN, RCEIL; for NVFP4: NVIDIA, "Pretraining Large
             Language Models with NVFP4", 2025 (arXiv:2509.25149), appendix.
@@ -62,19 +62,19 @@ class BlockFormat:
 
     @property
     def bits(self) -> Fraction:
-        """Bits a number, its share of the scale included: 17/4 for MXFP4."""
+        """Bits per number, its share of the scale included: 17/4 for MXFP4."""
         return self.element.bits + Fraction(8 if self.scale is None else self.scale.bits, self.size)
 
     @property
     def two_level(self) -> bool:
-        """Whether the whole tensor has a scale of its own, too."""
+        """True if the whole tensor has a scale, too."""
         return self.scale is not None and self.scale.max_exponent < FP32.max_exponent
 
     def with_size(self, size: int) -> BlockFormat:
         return replace(self, size=size)
 
     def rounding_scale(self, rounding: ScaleRounding) -> BlockFormat:
-        """Return the same format with its scale rounded in another way."""
+        """Return the format with another rounding of the scale."""
         return replace(self, rounding=rounding)
 
 

@@ -1,8 +1,8 @@
 """Compute a character GPT as a training engine and as an inference engine do: same weights, same
-format, another order.
+format, different order of operations.
 
-The 16-bit arithmetic is emulated: operands and results of matmuls are rounded, sums are fp32's. So
-every format runs at the same speed on every machine. `mismatch.measure_with_torch` uses torch's own
+The 16-bit arithmetic is emulated: operands and results of matmuls are rounded, sums are in fp32. So
+every format runs at the same speed on every machine. `mismatch.measure_with_torch` uses torch's
 16-bit kernels instead.
 """
 
@@ -24,20 +24,19 @@ PIECES = 4
 
 
 class Policy:
-    """A GPT as one engine computes it in one format; its weights are rounded once, when it is made.
+    """A GPT as one engine computes it in one format; its weights are rounded once, at construction.
 
-    inference: whether the order is that of an inference engine, which is the same function in exact
-               arithmetic. Each dot product of a linear layer is cut into 4 stretches, as split-K
-               kernels do; each stretch's sum is rounded to the format before they are added, the
-               last first, as cuBLAS may
+    inference: whether the order is that of an inference engine, which computes the same function in
+               exact arithmetic. Each dot product of a linear layer is cut into 4 pieces, as split-K
+               kernels do; each piece's sum is rounded to the format before they are added, the last
+               first, as cuBLAS may do
                (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and its fp16
                twin, on by default). Attention keeps its scores in fp32, rounds exp(score − largest)
                and divides last, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135). A
-               training engine rounds scores and softmax each.
+               training engine rounds both scores and softmax.
 
-    Gradients reach the model's fp32 weights as if nothing had been rounded; inside
-    `torch.no_grad()` there are none. Activations between blocks are added in fp32, as under
-    autocast.
+    Gradients reach the model's fp32 weights as if nothing had been rounded. Activations between
+    blocks are added in fp32, as under autocast.
     Example: Policy(model, BF16).logits(ids).shape → (32, 64, 99) for ids of (32, 64)
     """
 
@@ -52,8 +51,7 @@ class Policy:
         format.
 
         ids:   (sequences, tokens)
-        cache: keys and values of the tokens before these, which grows: pass the same one each time,
-               at first an empty dict
+        cache: keys and values of earlier tokens, which is extended; an empty dict at first
         Raises ValueError for more tokens than the model has positions.
         """
         start = cache[0][0].shape[2] if cache else 0
@@ -113,8 +111,8 @@ class Policy:
 
 
 def rounded(x: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return `round_to(x, fmt)` of a float32 tensor, for fp16 and bf16 by torch's own casts,
-    which take a third of the time.
+    """Return `round_to(x, fmt)` of a float32 tensor; for fp16 and bf16 by torch's casts, which are
+    three times as fast.
     """
     if fmt == FP32:
         return x

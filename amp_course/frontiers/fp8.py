@@ -1,5 +1,5 @@
-"""Matmuls of fp8 numbers with one scale a tensor, by torch's own `scaled_mm` where it works;
-and where the scales come from.
+"""Matmuls of fp8 tensors with one scale each, by torch's `scaled_mm` where it works, and ways to
+choose the scales.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def fp8_format(dtype: torch.dtype) -> FloatFormat:
-    """Return the format of an fp8 dtype; ValueError for any other dtype,
-    and for the fnuz variants, which are not taught here.
-    """
+    """Return the format of an fp8 dtype; ValueError for any other dtype, the fnuz variants too."""
     if dtype not in (E4M3, E5M2):
         raise ValueError(
             f"{dtype} is not an fp8 dtype of this chapter: choose torch.float8_e4m3fn or "
@@ -29,8 +27,7 @@ def fp8_format(dtype: torch.dtype) -> FloatFormat:
 
 
 def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
-    """Store `tensor / scale` in fp8, rounded to nearest. Finite numbers past the largest become the
-    largest.
+    """Store `tensor / scale` in fp8, rounded to nearest; too large finite numbers are clipped.
 
     tensor: any shape, any floating dtype
     scale:  one number, or one that broadcasts
@@ -46,7 +43,7 @@ def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
             f"convert it with .float()"
         )
     scaled = tensor.detach().float() / scale
-    # said here, for versions of torch cast inf in different ways
+    # explicit, as versions of torch cast inf in different ways
     infinite = scaled if fmt.specials == "ieee" else torch.nan
     return torch.where(tensor.detach().isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
 
@@ -66,29 +63,29 @@ def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class CurrentScaling(nn.Module):
-    """Takes the scale from the tensor itself: always right, and it reads the tensor once more."""
+    """Takes the scale from the tensor itself: always right, but it reads the tensor once more."""
 
     @torch.no_grad()
     def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
-        """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
+        """Return the tensor in fp8, and the scale to multiply its numbers by."""
         scale = scale_for(tensor.abs().amax(), dtype)
         return to_fp8(tensor, scale, dtype), scale
 
 
 class DelayedScaling(nn.Module):
-    """Takes the scale from the largest amax of the tensors before, at most `window` of them.
+    """Takes the scale from the largest amax of the last `window` tensors.
 
-    The tensor is read once, and its own amax counts from the next one on. So a tensor that is
-    larger than all in the window is clipped, and the first is stored with a scale of 1. An amax
-    that is inf or NaN is not kept. In evaluation mode the history stays as it is.
+    The tensor is read once, and its own amax counts from the next tensor on. So a tensor larger
+    than all in the window is clipped, and the first is stored with a scale of 1. An amax of inf or
+    NaN is not recorded. In evaluation mode the history does not change.
 
     history: float32, [window], the latest first, zeros at first; it is saved with the model
-    clipped: how many finite numbers were past the largest of the format, so far
+    clipped: how many finite numbers were clipped so far
     Raises ValueError for a window below 1.
-    Not for layers inside `torch.utils.checkpoint`: run again, they would take another scale.
+    Not for layers inside `torch.utils.checkpoint`, which when recomputed would take another scale.
     Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and
-            margin 0. There a window of zeros, or one with an inf in it, keeps the scale of before,
-            and a window is 1,024 long by default.
+            margin 0. There a window of zeros, or with an inf, keeps the previous scale, and a
+            window is 1,024 long by default.
     """
 
     history: Tensor
@@ -103,7 +100,7 @@ class DelayedScaling(nn.Module):
 
     @torch.no_grad()
     def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
-        """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
+        """Return the tensor in fp8, and the scale to multiply its numbers by."""
         scale, size = scale_for(self.history.max(), dtype), tensor.abs()
         if self.training and bool(size.isfinite().all()):
             self.history = self.history.roll(1)
@@ -124,12 +121,11 @@ def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Return `(a * scale_a) @ (b * scale_b)` in float32, of fp8 matrices [m, k] and [k, n] with one
     scale each.
 
-    By `torch.nn.functional.scaled_mm` where `simulated_because` finds nothing against it, else by
-    an fp32 matmul of the same numbers. Products of two fp8 numbers are exact in fp32; only their
-    sum is rounded.
+    By `torch.nn.functional.scaled_mm` if `simulated_because` returns "", else by an fp32 matmul of
+    the same numbers. Products of two fp8 numbers are exact in fp32; only their sum is rounded.
     """
     if simulated_because(a.device.type, *a.shape, b.shape[1]):
-        # it would take these matmuls for the model's
+        # autocast must not run this matmul in 16 bits
         with torch.autocast(a.device.type, enabled=False):
             return (a.float() @ b.float()) * (scale_a * scale_b)
     return _scaled_mm(a, b, scale_a, scale_b)
@@ -146,10 +142,10 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor
 
 
 def simulated_because(device: str = "cpu", *sizes: int) -> str:
-    """Say why fp8 matmuls are simulated here, or return "" where they are torch's own.
+    """Say why fp8 matmuls are simulated here; "" where they are torch's.
 
-    device: the type, "cpu" or "cuda"
-    sizes:  of the matrices: on a GPU, each has to be a multiple of 16
+    device: "cpu" or "cuda"
+    sizes:  of the matrices; a GPU needs multiples of 16
     """
     if device != "cpu" and any(size % 16 for size in sizes):
         return "on a GPU, scaled_mm takes sizes that are multiples of 16"
@@ -158,9 +154,7 @@ def simulated_because(device: str = "cpu", *sizes: int) -> str:
 
 @functools.cache
 def _problem(device: str) -> str:
-    """Try `scaled_mm` once, on numbers whose product is exact,
-    in the three pairs of dtypes that training needs.
-    """
+    """Try `scaled_mm` once with each pair of dtypes that training needs, on an exact product."""
     if not hasattr(torch.nn.functional, "scaled_mm"):
         return f"torch {torch.__version__} has no torch.nn.functional.scaled_mm"
     whole = torch.arange(256.0, device=device).view(16, 16).remainder(7) - 3
@@ -176,12 +170,12 @@ def _problem(device: str) -> str:
 
 
 def product_error_bound(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-    """Return how far `multiply` may be from the exact product, element by element, in float64.
+    """Bound, element by element, how far `multiply` is from the exact product, in float64.
 
     A sum of k numbers in fp32, in any order, is off by at most (k - 1)u / (1 - (k - 1)u) times the
-    sum of their magnitudes, with u = 2^-24; the two scales add three roundings, and the result's
-    own subnormal spacing a last one. It holds where sums are in fp32, as on a CPU; the tensor cores
-    of Hopper GPUs add up with about 14 bits (DeepSeek-V3's report, section 3.3.2).
+    sum of their magnitudes, with u = 2^-24; the two scales add three roundings, and a subnormal
+    result a last one. It holds where sums are in fp32, as on a CPU; the tensor cores of Hopper GPUs
+    accumulate with about 14 bits (DeepSeek-V3's report, section 3.3.2).
     Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2.
     """
     unit, k = FP32.eps / 2, a.shape[1]

@@ -1,6 +1,4 @@
-"""A linear layer whose three matmuls run in fp8: E4M3 forward,
-E5M2 for the gradients that come back.
-"""
+"""A linear layer whose three matmuls run in fp8: E4M3 forward, E5M2 for gradients."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from amp_course.frontiers.fp8 import E4M3, E5M2, CurrentScaling, Scaling, multip
 
 
 class Fp8Linear(nn.Linear):
-    """`nn.Linear` with inputs, weights and output gradients in fp8, each tensor with one scale. The
-    weights stay as they are.
+    """`nn.Linear` that multiplies inputs, weights and output gradients in fp8, each tensor with one
+    scale. The stored weights keep their dtype.
 
-    scaling:        makes the scaling of each of the three tensors: `CurrentScaling`, or
-                    `DelayedScaling`
-    For the backward pass it keeps the inputs in fp8: 1 byte a number. The bias and its gradient are
-    not in fp8. The result has the dtype of the input; the sums are in fp32. Where torch has no
+    scaling: makes the scaling of each of the three tensors: `CurrentScaling` or `DelayedScaling`
+
+    For the backward pass it keeps the inputs in fp8, 1 byte per number. The bias and its gradient
+    are not in fp8. The result has the dtype of the input; the sums are in fp32. Where torch has no
     `scaled_mm`, see `amp_course.frontiers.fp8.simulated_because`.
     Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning" (arXiv:2209.05433): E4M3
             forward, E5M2 for gradients.
@@ -36,22 +34,15 @@ class Fp8Linear(nn.Linear):
         *,
         scaling: Callable[[], Scaling] = CurrentScaling,
         device: Any = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        super().__init__(in_features, out_features, bias, device=device)
         self.input_scaling, self.weight_scaling, self.gradient_scaling = (
             scaling() for _ in range(3)
         )
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Fp8Linear:
-        """Return an fp8 layer that shares the weight and bias of another;
-        TypeError for anything but an `nn.Linear`.
-        """
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(
-                f"only an nn.Linear becomes an Fp8Linear, and this is a {type(linear).__name__}"
-            )
+        """Return an fp8 layer that shares the weight and bias of a linear layer."""
         sizes = linear.in_features, linear.out_features, linear.bias is not None
         layer = cls(*sizes, device="meta", **options)  # draws no numbers
         layer.weight, layer.bias = linear.weight, linear.bias

@@ -1,5 +1,5 @@
-"""Rotate tensors by a Hadamard matrix: an outlier is spread over its whole block,
-and in a product the rotation cancels.
+"""Rotate tensors by a Hadamard matrix: an outlier is spread over its whole block, and the rotations
+of two factors cancel in their product.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 def hadamard(size: int) -> Tensor:
-    """Return the normalised Hadamard matrix, float32: symmetric, orthogonal, all entries ± 1/√size:
-    2 → [[1, 1], [1, -1]]/√2.
+    """Return the normalised Hadamard matrix, float32: symmetric, orthogonal, entries ± 1/√size: 2 →
+    [[1, 1], [1, -1]]/√2.
 
     Raises ValueError for a size that is not a power of two.
     Source: Sylvester's construction.
@@ -28,24 +28,22 @@ def hadamard(size: int) -> Tensor:
 
 @functools.cache
 def _signs_of(size: int) -> list[list[float]]:
-    """Return the matrix times √size. Entry (i, j) is -1 where i and j have an odd number of bits in
-    common.
-    """
+    """Return the matrix times √size: -1 where i and j have an odd number of bits in common."""
     return [[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)]
 
 
 def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None = None) -> Tensor:
-    """Multiply each `size` numbers in a row along a dimension by their signs, then by the Hadamard
+    """Multiply each block of `size` numbers along a dimension by signs, then by the Hadamard
     matrix.
 
     tensor: any shape, floating; where its size is no multiple of `size`, the rest is rotated by
             smaller matrices: 40 = 32 + 8
-    signs:  [size], of 1 and -1; without them, no sign changes
+    signs:  [size], of 1 and -1; None for none
     returns: the same shape and dtype, with the same norm
     Raises TypeError for a tensor of integers, ValueError for a size that is not a power of two,
     IndexError for a dimension that does not exist.
     If both operands of a product are rotated alike along the dimension that is summed over, the
-    product stays the same but for rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
+    product is the same up to rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
     Source: the random Hadamard transform of QuaRot (arXiv:2404.00456), for MXFP4 training Tseng et
             al. 2025 (arXiv:2502.20586).
     """
@@ -54,12 +52,7 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
             f"only floating-point tensors are rotated, and this one is {tensor.dtype}: convert it "
             f"with .float()"
         )
-    hadamard(size)  # refuses other sizes
-    if signs is not None and signs.shape != (size,):
-        raise ValueError(
-            f"signs have the shape {tuple(signs.shape)}: {size} numbers in a row need {size} of "
-            f"them"
-        )
+    hadamard(size)  # raises for other sizes
     last = tensor.movedim(dim, -1)
     parts, start = [], 0
     with torch.autocast(tensor.device.type, enabled=False):  # the result keeps the tensor's dtype

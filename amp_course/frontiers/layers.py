@@ -1,6 +1,6 @@
-"""Linear layers and convolutions whose operands are rounded in all three products: forward, for the
-input, for the weight. And how an operand is rounded: to a format as it is, with one scale for all,
-by blocks, or rotated before.
+"""Linear layers and convolutions whose operands are rounded in all three products (the output, and
+the gradients of input and weight), and ways to round an operand: unscaled, with one scale, in
+blocks, or after a rotation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from amp_course.frontiers.fp8 import Scaling
 from amp_course.frontiers.hadamard import random_signs, rotate
 from amp_course.frontiers.quantizing import ElementRounding, quantize
 
-# a tensor, and the dimension that the product sums over → what is multiplied
+# (tensor, the dimension that the product sums over) → the rounded tensor
 Operand = Callable[[Tensor, int], Tensor]
 
 
 @dataclass
 class Unscaled:
-    """Round to a format as it is: bf16, for a matmul in bf16."""
+    """Round to a format without a scale: to bf16, for a matmul in bf16."""
 
     element: FloatFormat
 
@@ -50,7 +50,7 @@ class OneScale:
 class ByBlocks:
     """Round to a block format along the dimension that is summed over.
 
-    seed: of the draws, if the rounding is stochastic
+    seed: of stochastic rounding
     """
 
     block_format: BlockFormat
@@ -84,9 +84,9 @@ class Rotated:
 class Operands:
     """How the operands of a layer are rounded.
 
-    by_dimension: whether that depends on the dimension that a product sums over, as with blocks
-                  along it. Each tensor is then rounded twice, from the original; otherwise once,
-                  and the backward pass keeps the result
+    by_dimension: whether rounding depends on the dimension that a product sums over, as in blocks.
+                  Then each original tensor is rounded twice; otherwise once, and the backward pass
+                  uses the result
     """
 
     inputs: Operand
@@ -96,33 +96,27 @@ class Operands:
 
 
 class Rounded(nn.Module):
-    """A linear layer or a convolution in fp32 arithmetic, on operands that were rounded, those of a
-    convolution along channels, and for its weight along the batch.
+    """A linear layer or a convolution in fp32 arithmetic on rounded operands. A convolution's are
+    rounded along channels, or along the batch for the weight's gradient.
 
-    It shares the parameters of the one it replaces. Raises ValueError for a convolution in groups,
-    or padded by a name or by anything but zeros.
+    It shares the parameters of the layer it replaces. Not for convolutions in groups, or padded by
+    a name or by anything but zeros.
     """
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, operands: Operands) -> None:
         super().__init__()
         self.weight, self.bias, self.operands = layer.weight, layer.bias, operands
         every = (operands.inputs, operands.weights, operands.gradients)
-        # so that they move and are saved with the layer
-        self.scalings = nn.ModuleList(one.scaling for one in every if isinstance(one, OneScale))
+        # as submodules, they move and are saved with the layer
+        self.scalings = nn.ModuleList(
+            operand.scaling for operand in every if isinstance(operand, OneScale)
+        )
         self.geometry = None
         if isinstance(layer, nn.Conv2d):
-            named = isinstance(layer.padding, str)
-            if layer.groups != 1 or layer.padding_mode != "zeros" or named:
-                raise ValueError(
-                    "only convolutions of one group, padded by a number of zeros, can be rounded "
-                    "here"
-                )
             self.geometry = (layer.stride, layer.padding, layer.dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x @ weight.T + bias` for x of [..., in_features], or the convolution of x,
-        [batch, channels, height, width].
-        """
+        """Return the output for x, [..., in_features] or [batch, channels, height, width]."""
         if self.geometry is None:
             rows = x.reshape(-1, x.shape[-1])
             product = _Product.apply(rows, self.weight, self.operands, None)
@@ -136,21 +130,21 @@ class Rounded(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """Inputs [batch, in, …] times weights [out, in, …]: a matmul, or a convolution if there is a
-    geometry (stride and so on).
+    """Inputs [batch, in, …] times weights [out, in, …]: a matmul, or a convolution if `geometry`
+    (stride, padding, dilation) is given.
 
-    Forward sums over `in`, dimension 1 of both; the input's gradient over `out`, dimension 1 of the
-    gradient and 0 of the weight; the weight's gradient over the batch, dimension 0 of both.
+    The output sums over `in`, dimension 1 of both; the input's gradient over `out`, dimension 1 of
+    the gradient and 0 of the weight; the weight's gradient over the batch, dimension 0 of both.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, operands: Operands, geometry: tuple[Any, ...] | None
     ) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # which is on in here, too
+        with torch.autocast(x.device.type, enabled=False):
             rounded_x, rounded_weight = operands.inputs(x, 1), operands.weights(weight, 1)
-            kept = (x, weight) if operands.by_dimension else (rounded_x, rounded_weight)
-            ctx.save_for_backward(*kept)
+            saved = (x, weight) if operands.by_dimension else (rounded_x, rounded_weight)
+            ctx.save_for_backward(*saved)
             ctx.operands, ctx.geometry, ctx.dtypes = operands, geometry, (x.dtype, weight.dtype)
             if geometry is None:
                 return rounded_x @ rounded_weight.t()
@@ -186,12 +180,12 @@ class _Product(torch.autograd.Function):
 
 
 def replace_layers(model: nn.Module, make: Callable[[nn.Linear | nn.Conv2d], nn.Module]) -> None:
-    """Put another layer in the place of each linear layer and convolution of a model.
+    """Replace each linear layer and convolution of a model.
 
-    make: a layer → its replacement; asked once for one that is used in several places
+    make: a layer → its replacement; called once for a layer that is used in several places
     """
     modules = list(model.modules())
-    made = {one: make(one) for one in modules if isinstance(one, nn.Linear | nn.Conv2d)}
+    made = {layer: make(layer) for layer in modules if isinstance(layer, nn.Linear | nn.Conv2d)}
     for module in modules:
         for name, child in module._modules.items():
             if child in made:

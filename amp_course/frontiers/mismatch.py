@@ -1,12 +1,11 @@
-"""Measure how far two engines disagree on the probabilities of the same tokens, though both have
-the same weights.
+"""Measure how far two engines with the same weights disagree on the probabilities of tokens.
 
 In reinforcement learning for language models one engine samples the tokens and another computes the
 gradients. The importance ratio of a token, exp(log p of training − log p of inference), would be 1
-in exact arithmetic; what rounding makes of it is the training–inference mismatch. Qi et al. 2025,
-"Defeating the Training-Inference Mismatch via FP16" (arXiv:2510.26788), see its root in bf16's few
-bits: with fp16 in both engines it all but goes away, they report, and training is more stable. The
-first half is measured here, on a small policy; `policy_gradient` looks at the second.
+in exact arithmetic; rounding causes the training–inference mismatch. Qi et al. 2025, "Defeating the
+Training-Inference Mismatch via FP16" (arXiv:2510.26788), blame bf16's few bits: with fp16 in both
+engines, they report, it all but vanishes, and training is more stable. The first claim is measured
+here, on a small policy; `policy_gradient` examines the second.
 
 fp16 has three more bits in the significand: log-ratios get about 2³ = 8 times smaller, and a
 divergence, which is quadratic in them, about 64 times.
@@ -19,18 +18,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from amp_course.bits import FloatFormat, find_format
 from amp_course.frontiers.engines import Cache, Policy
-from amp_course.kit.data import CharText, documentation_text, text_batches
+from amp_course.frontiers.experiments.training import pretrained_gpt
 from amp_course.kit.models import CharGPT
 from amp_course.kit.threads import one_thread
 
 
 @dataclass(frozen=True, eq=False)
 class Mismatch:
-    """What two engines said of the same tokens.
+    """How far two engines disagree on the same tokens.
 
     format:     of both, "bf16"
     log_ratios: log p of training − log p of inference for each token, (sequences, tokens) float64;
@@ -57,8 +55,8 @@ class Mismatch:
 
     @property
     def divergence(self) -> float:
-        """An estimate of the divergence KL(inference ‖ training) of a token, in nats: the mean of r
-        − 1 − log r, never negative.
+        """The estimated divergence KL(inference ‖ training) of a token, in nats: the mean of
+        r − 1 − log r, never negative.
 
         Source: J. Schulman, "Approximating KL Divergence", 2020, estimator k3.
         """
@@ -67,23 +65,14 @@ class Mismatch:
 
 @one_thread()
 def small_policy(seed: int = 0, steps: int = 100, context: int = 128) -> CharGPT:
-    """Return a character GPT of 2 layers and width 64, trained for a moment in fp32 on Python's
+    """Return a character GPT of 2 layers and width 64, trained briefly in fp32 on Python's
     documentation.
 
-    100 steps take 1 to 3 s. The global random state stays as it was.
+    100 steps take 1 to 3 s. The global random state does not change.
     Raises ValueError for fewer than 1 step.
     """
-    text = CharText(documentation_text())
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = CharGPT(len(text.vocabulary), context, layers=2, heads=4, width=64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for ids, targets in text_batches(text, batch_size=4, context=context, steps=steps, seed=seed):
-        loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model
+        return pretrained_gpt(context, 4, steps, seed)
 
 
 @torch.no_grad()
@@ -93,9 +82,8 @@ def sample(
     """Sample with an inference engine, token by token with a cache of keys and values, at
     temperature 1.
 
-    returns: ids (sequences, tokens + 1), of which the first is the vocabulary's first, 0; and the
-             log-probabilities that the engine gave to the others as it drew them, (sequences,
-             tokens) float64
+    returns: ids (sequences, tokens + 1), the first of which is 0; and the log-probabilities of the
+             others as the engine drew them, (sequences, tokens) float64
     """
     policy = Policy(model, fmt, inference=True)
     generator = torch.Generator().manual_seed(seed)
@@ -110,8 +98,7 @@ def sample(
 
 
 def log_probs(policy: Policy, ids: Tensor) -> Tensor:
-    """Return the log-probability of each token after the first, all computed at once, as training
-    does.
+    """Return the log-probability of each token after the first, computed at once, as in training.
 
     ids: (sequences, tokens + 1) → (sequences, tokens) float64
     """
@@ -123,9 +110,9 @@ def log_probs(policy: Policy, ids: Tensor) -> Tensor:
 def measure(
     model: CharGPT, fmt: FloatFormat, *, sequences: int = 32, tokens: int = 127, seed: int = 0
 ) -> Mismatch:
-    """Sample with one engine, score with the other, both in a format, emulated as `engines` says.
+    """Sample with one engine, score with the other, both in a format, emulated as in `engines`.
 
-    32 sequences of 127 tokens take about half a second; each seed draws other ones.
+    32 sequences of 127 tokens take about half a second; each seed draws others.
     Example: measure(small_policy(), BF16).mean → 0.003, and 0.0004 with FP16
     """
     ids, sampled = sample(model, fmt, sequences, tokens, seed)
@@ -135,17 +122,17 @@ def measure(
 @one_thread()
 @torch.no_grad()
 def measure_with_torch(
-    model: CharGPT, dtype: torch.dtype, *, sequences: int = 8, tokens: int = 127, seed: int = 0
+    model: CharGPT, dtype: torch.dtype, *, sequences: int = 8, tokens: int = 127
 ) -> Mismatch:
-    """Score the same tokens twice with this machine's own kernels: under autocast, and with the
-    whole model cast to the dtype.
+    """Score the same tokens twice with this machine's kernels: under autocast, and with the whole
+    model cast to the dtype.
 
-    Nothing is emulated here but the sampling. The first is how many RL libraries train, the second
-    how inference engines run: norms, softmax and the sums between blocks are rounded, too.
+    Only the sampling is emulated. Many RL libraries train in the first way; inference engines run
+    in the second, where norms, softmax and the sums between blocks are rounded, too.
     dtype: torch.bfloat16, torch.float16, or torch.float32, in which both are the same
     """
     fmt = find_format(dtype)
-    ids, _ = sample(model, fmt, sequences, tokens, seed)
+    ids, _ = sample(model, fmt, sequences, tokens, seed=0)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         trained = _chosen(model(ids[:, :-1]), ids)
     inferred = _chosen(copy.deepcopy(model).to(dtype)(ids[:, :-1]), ids)

@@ -1,4 +1,4 @@
-"""The figures of chapter 12 on the mismatch between training and inference."""
+"""The figure of the mismatch between training and inference."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ _POINTS = 200  # of a curve
 
 
 def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
-    """Draw how large log-ratios of tokens are, a curve for each of some formats, and next to them
-    the importance ratios of sequences.
+    """Draw the sizes of tokens' log-ratios, a curve for each format, next to the importance ratios
+    of sequences.
     """
-    tokens = [one.log_ratios.abs().flatten() for one in found]
-    ratios = [one.sequence_ratios for one in found]
-    said = "; ".join(
-        f"{one.format} {one.mean:.1e}, ratios {each.min():.3f} to {each.max():.3f}"
-        for one, each in zip(found, ratios, strict=True)
+    ratios = [mismatch.sequence_ratios for mismatch in found]
+    summary = "; ".join(
+        f"{mismatch.format} {mismatch.mean:.1e}, ratios {each.min():.3f} to {each.max():.3f}"
+        for mismatch, each in zip(found, ratios, strict=True)
     )
     alt = (
         f"Mismatch of training and inference: mean size of a token's log-ratio, and ratios of "
-        f"sequences. {said}."
+        f"sequences. {summary}."
     )
     figure, (curves, dots) = new_figure(8, 3.2, columns=2, width_ratios=[3, 2], alt=alt)
-    for place, one in enumerate(found):
-        name, colour = one.format, FORMAT_COLOURS.get(one.format, INK)
-        largest_first = tokens[place].sort(descending=True).values
-        every = largest_first[:: max(1, len(largest_first) // _POINTS)]
-        shares = torch.arange(1, len(every) + 1) / len(every)
-        shown = every > 0  # a log-ratio of 0 has no place on a log scale
+    for place, mismatch in enumerate(found):
+        name, colour = mismatch.format, FORMAT_COLOURS.get(mismatch.format, INK)
+        sizes = mismatch.log_ratios.abs().flatten().sort(descending=True).values
+        sizes = sizes[:: max(1, len(sizes) // _POINTS)]
+        shares = torch.arange(1, len(sizes) + 1) / len(sizes)
+        nonzero = sizes > 0  # a log scale has no 0
         line = _LINES.get(name, ":")
-        curves.plot(every[shown], shares[shown], line, color=colour, lw=1.6, label=name)
+        curves.plot(sizes[nonzero], shares[nonzero], line, color=colour, lw=1.6, label=name)
         across = place + torch.linspace(-0.25, 0.25, len(ratios[place]))
         dots.plot(across, ratios[place], _MARKERS.get(name, "^"), color=colour, ms=3, ls="")
     curves.set_xscale("log")
@@ -46,7 +45,7 @@ def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
     curves.legend(fontsize=8, frameon=False)
     title(curves, "A token", "share of tokens whose log-ratio is at least this large")
     dots.axhline(1, color=FAINT, lw=0.8)
-    dots.set_xticks(range(len(found)), [one.format for one in found], fontsize=8)
+    dots.set_xticks(range(len(found)), [mismatch.format for mismatch in found], fontsize=8)
     dots.ticklabel_format(axis="y", useOffset=False)
     count = found[0].log_ratios.shape[1]
     title(dots, "A sequence", f"importance ratio over {count} tokens, a mark for each")

@@ -1,6 +1,4 @@
-"""Numbers of 1, 2 or 4 bits, several to a byte; and tensors rounded to so few levels,
-group by group.
-"""
+"""Pack numbers of 1, 2 or 4 bits into bytes, and round tensors to so few levels, group by group."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ BITS = (1, 2, 4, 8)
 
 
 def pack(codes: Tensor, bits: int = 2) -> Tensor:
-    """Put codes side by side into bytes, the first in the lowest bits: [1, 2, 3, 0] of 2 bits →
-    [0b00111001].
+    """Pack codes into bytes, the first in the lowest bits: [1, 2, 3, 0] of 2 bits → [0b00111001].
 
     codes:   integers from 0 to 2^bits - 1, any shape
-    returns: uint8, flat; the last byte is filled up with zeros
-    Raises ValueError for a number of bits other than 1, 2, 4 and 8, and for codes that do not fit.
+    returns: uint8, flat; the last byte is padded with zeros
+    Raises ValueError for bits other than 1, 2, 4 and 8, and for codes that do not fit.
     """
     per_byte = _per_byte(bits)
     if codes.is_floating_point():
@@ -29,8 +26,8 @@ def pack(codes: Tensor, bits: int = 2) -> Tensor:
             f"codes of {bits} bits go from 0 to {2**bits - 1}, and these from {int(flat.min())} to "
             f"{int(flat.max())}"
         )
-    filled = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte))
-    rows = filled.view(-1, per_byte)
+    padded = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte))
+    rows = padded.view(-1, per_byte)
     packed = torch.zeros(len(rows), dtype=torch.uint8, device=codes.device)
     for place in range(per_byte):
         packed |= rows[:, place] << (bits * place)
@@ -38,7 +35,7 @@ def pack(codes: Tensor, bits: int = 2) -> Tensor:
 
 
 def unpack(packed: Tensor, count: int, bits: int = 2) -> Tensor:
-    """Return the first `count` codes of bytes that `pack` made, flat, as uint8."""
+    """Return the first `count` codes in bytes from `pack`, flat, uint8."""
     room = packed.numel() * _per_byte(bits)
     if not 0 <= count <= room:
         raise ValueError(f"{packed.numel()} bytes hold {room} codes of {bits} bits, not {count}")
@@ -48,13 +45,12 @@ def unpack(packed: Tensor, count: int, bits: int = 2) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor in few bits: for each group of numbers in a row its smallest and its step, for each
-    number a code.
+    """A tensor in few bits: a smallest number and a step for each group of numbers, and a code for
+    each number.
 
     codes:       uint8, packed
-    least, step: one for each group, in bf16: value = least + code * step
-    zeros:       whether code 0 means 0, and the others count from 1: value = least + (code - 1) *
-                 step
+    least, step: of each group, in bf16: value = least + code * step
+    zeros:       whether code 0 means 0, and others count from 1: value = least + (code - 1) * step
     """
 
     codes: Tensor
@@ -85,12 +81,12 @@ def compress(
 ) -> Packed:
     """Round a tensor to 2^bits levels, group by group, at random and right on average.
 
-    tensor: for which `can_be_compressed` is true
-    group:  numbers that share a smallest and a step; the last group may be filled up
-    Where the smallest number of all is 0, as after a ReLU, code 0 is kept for zeros, if there are 2
-    bits or more: what is above 0 stays above it, and a ReLU's gradient passes where it should.
+    tensor: one for which `can_be_compressed` returns True
+    group:  numbers that share a smallest and a step; the last group may be padded
+    If the smallest number of all is 0, as after a ReLU, code 0 is reserved for zeros from 2 bits
+    on: numbers above 0 stay above it, and a ReLU's gradient passes where it should.
     The ends of a group are rounded to bf16, outwards, so that each number lies between two levels
-    and is right on average. Raises ValueError as `check_sizes`.
+    and is right on average. Raises ValueError as `check_sizes` does.
     Source: Chen et al. 2021, "ActNN" (arXiv:2104.14129), section 4: per-group quantisation with
             stochastic rounding.
     """
@@ -99,7 +95,7 @@ def compress(
     rows = torch.cat([flat, flat[-1:].expand(-flat.numel() % group)]).view(-1, group)
     zeros = bits > 1 and float(flat.min()) == 0.0
     low, high = rows.aminmax(dim=1)
-    if zeros:  # the smallest above 0; a group of nothing but zeros takes its 0
+    if zeros:  # the smallest number above 0; a group of zeros takes 0
         above = torch.where(rows > 0, rows, torch.inf).amin(1)
         low = torch.where(above.isinf(), 0.0, above)
     least = _outwards(low, up=False)
@@ -116,9 +112,7 @@ def compress(
 
 
 def can_be_compressed(tensor: Tensor) -> bool:
-    """Return True if the smallest and the largest number of a tensor are finite in fp32,
-    and their difference is in bf16.
-    """
+    """Return True if a tensor's numbers are finite, and its range is finite in bf16."""
     least, largest = tensor.detach().float().aminmax()
     return bool((largest - least).bfloat16().isfinite())
 

@@ -1,6 +1,4 @@
-"""`BlockExplorer`: drag an outlier through a row of numbers,
-and see which of its neighbours pay for it.
-"""
+"""`BlockExplorer`: drag an outlier through a row of numbers; see which neighbours pay for it."""
 
 from __future__ import annotations
 
@@ -38,19 +36,18 @@ _SCALES: dict[str, dict[str, Any]] = {  # what the menu says → the fields of a
 
 
 class BlockExplorer(Panel):
-    """Size and place of an outlier by slider, block size, element, scale and rounding by menu;
-    every number is rounded live.
+    """Size and place of an outlier by slider, block size, element, scale and rounding by menu; all
+    numbers are rounded live.
 
-    tensor: numbers of your own, 8 or more, of which the first 64 are shown; None: 64 numbers drawn
-            like weights
+    tensor: your own numbers, at least 8, of which the first 64 are shown; None: 64 numbers drawn
+            like weights. The number at the outlier's place is replaced
 
     `panel.outlier.value = 100` drives it in a test; `panel.row` and `panel.whole` are what it
-    shows, in blocks and with one scale for all, and `panel.other` is what the verdict compares
-    with. The number at the outlier's place is replaced.
+    shows, in blocks and with one scale for all; the verdict compares with `panel.other`.
 
     Raises TypeError for anything but a tensor of floating-point numbers; ValueError for fewer than
-    8 numbers, inf, NaN, and numbers that are nearly all equal: an outlier is measured in standard
-    deviations of the others.
+    8 numbers, inf, NaN, and nearly equal numbers: an outlier is measured in standard deviations of
+    the others.
     """
 
     title = "BlockExplorer: who pays for an outlier?"
@@ -121,10 +118,8 @@ class BlockExplorer(Panel):
         return row_errors(values, block_format, draw)
 
     def _comparison(self) -> BlockFormat | None:
-        """Return the choice that teaches most next to the current one: smaller blocks, or an
-        element with more range.
-
-        Where no neighbour became 0, it is one that might lose some: E2M1, or one scale for all.
+        """Return the most instructive alternative: smaller blocks, or an element with more range;
+        where no neighbour became 0, one that might lose some: E2M1, or one scale for all.
         """
         size, element = self.size.value, self.element.value
         if self.row.zeroed_neighbours(self.place.value):

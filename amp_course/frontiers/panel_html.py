@@ -1,5 +1,5 @@
-"""Draw what `BlockExplorer` shows, as HTML: a verdict, the row before and after rounding,
-and a table of measurements.
+"""What `BlockExplorer` shows, as HTML: a verdict, the row before and after rounding, and a table of
+measurements.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from amp_course.bits.formats import FloatFormat
 from amp_course.frontiers.block_errors import RowErrors
 from amp_course.frontiers.block_formats import BLOCK_FORMATS
 from amp_course.kit.colours import ZONES
+from amp_course.kit.panel_parts import cells, scrolling, status, table, view
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 
+# colour and hatch by what became of a number
 FATES = {"kept": ZONES["normal"], "became 0": ZONES["lost"], "clipped": ZONES["overflow"]}
 _LEAST_ERROR = 1e-3  # the bottom of the logarithmic axis of errors, which ends at 1
 _WIDTH, _LEFT, _RIGHT = 660, 58, 650
@@ -30,20 +32,16 @@ def block_view(
     """Return the panel's HTML.
 
     row, whole: the row as chosen, and with one scale for all of it
-    other:      what the verdict compares with, in blocks of another size or with other elements;
-                None: nothing
+    other:      with another block size or element, for the verdict to compare with, if any
     place:      of the outlier
     unit:       the standard deviation of the other numbers
     """
-    return (
-        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
-        f'style="margin-bottom:6px">{verdict(row, other, place, unit)}</div>'
-        f"{_picture(row, place, unit)}{_legend()}{_table(row, whole, place)}</div>"
-    )
+    said = status(verdict(row, other, place, unit), "margin-bottom:6px")
+    return view(said, _picture(row, place, unit), _legend(), _table(row, whole, place))
 
 
 def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) -> str:
-    """Say in plain words what the outlier does to its neighbours, and whether it is clipped."""
+    """Say what the outlier does to its neighbours, and whether it is clipped."""
     block = row.block(place)
     count, neighbours, lost = len(block), len(block) - 1, row.zeroed_neighbours(place)
     size = _deviations(row.values[place], unit)
@@ -53,17 +51,17 @@ def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) ->
             f"scale. {_some(lost, neighbours).capitalize()} of its {neighbours} neighbours "
             f"became 0."
         )
-    said = f"The outlier sets the scale of <b>{count} numbers</b>: "
-    said += f"<b>{_some(lost, neighbours)}</b> of its {neighbours} neighbours became 0."
+    text = f"The outlier sets the scale of <b>{count} numbers</b>: "
+    text += f"<b>{_some(lost, neighbours)}</b> of its {neighbours} neighbours became 0."
     if other is not None:
         others = len(other.block(place)) - 1
         would = _some(other.zeroed_neighbours(place), others)
         of = "" if would == "all" else "of the "
-        said += f" With {_difference(other, row)}, {would} {of}{others} would."
+        text += f" With {_difference(other, row)}, {would} {of}{others} would."
     if row.clipped[place]:
-        kept = _deviations(row.rounded[place], unit)
-        said += f" The scale is too small for the outlier itself: {size} is clipped to {kept}."
-    return said
+        clipped = _deviations(row.rounded[place], unit)
+        text += f" The scale is too small for the outlier itself: {size} is clipped to {clipped}."
+    return text
 
 
 def name_text(row: RowErrors) -> str:
@@ -116,8 +114,8 @@ def _picture(row: RowErrors, place: int, unit: float) -> str:
     block = row.block(place)
     left, high = _LEFT + block.start * wide, _ERRORS_FLOOR - _TOP
     parts = [box(left, _TOP, len(block) * wide, high, _INSIDE), *_axes(count, size, wide)]
-    for one in range(count):
-        parts += _number(row, one, _LEFT + one * wide, wide, unit)
+    for number in range(count):
+        parts += _number(row, number, _LEFT + number * wide, wide, unit)
     exact, rounded = (_deviations(of[place], unit) for of in (row.values, row.rounded))
     x = _LEFT + (place + 0.5) * wide
     anchor = "start" if x < 160 else "end" if x > _RIGHT - 120 else "middle"
@@ -153,8 +151,8 @@ def _axes(count: int, size: int, wide: float) -> list[str]:
 
 
 def _number(row: RowErrors, place: int, x: float, wide: float, unit: float) -> list[str]:
-    """Draw a number as a grey bar, what it became as a dash,
-    and its error as a bar of its fate's colour.
+    """Draw a number as a grey bar, its rounded value as a dash, and its error as a bar whose
+    colour shows its fate.
     """
     exact, rounded = (of[place] / unit for of in (row.values, row.rounded))
     error = row.errors[place]
@@ -189,11 +187,11 @@ def _signed_text(deviations: float) -> str:
 
 def _legend() -> str:
     fates = "".join(
-        f'<span style="margin-right:1.6em;white-space:nowrap">{swatch(*look)} {name}</span>'
-        for name, look in FATES.items()
+        f'<span style="margin-right:1.6em;white-space:nowrap">{swatch(*style)} {name}</span>'
+        for name, style in FATES.items()
     )
-    told = "bar: before, dash: after rounding; σ: standard deviation of the others"
-    return f'<div style="margin:2px 0 6px">{fates}<span style="color:{FAINT}">{told}</span></div>'
+    note = "bar: before, dash: after rounding; σ: standard deviation of the others"
+    return f'<div style="margin:2px 0 6px">{fates}<span style="color:{FAINT}">{note}</span></div>'
 
 
 # ---- the table ----
@@ -215,17 +213,8 @@ def _table(row: RowErrors, whole: RowErrors, place: int) -> str:
         for side in sides
     ]
     head, *body = ((name, *(column[name] for column in columns)) for name in columns[0])
-    heads = "".join(f'<th scope="col" style="{_CELL}">{cell}</th>' for cell in head)
-    lines = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>"
-        for cells in body
-    )
-    return (
-        '<div style="overflow-x:auto"><table aria-label="measured" '
-        'style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid {GRID}">{heads}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>"
-    )
+    lines = (cells(contents, _CELL) for contents in body)
+    return scrolling(table("measured", head, lines, _CELL))
 
 
 def _filled_text(row: RowErrors) -> str:

@@ -1,15 +1,14 @@
 """Train a small policy by REINFORCE where one engine samples and another computes the gradients, in
 one format.
 
-At this size the mismatch does no harm that can be told from luck: policies learn the task in fp32,
-fp16 and bf16, and seeds differ more than formats do. `gradient_gap` says why: the mismatch changes
-the gradient of a batch by about half a percent in fp16 and 3 to 6 % in bf16, and another batch
-changes it by about 100 %. Such a bias can matter only where it adds up, over more steps, longer
-sequences and larger models: there Qi et al. 2025 (arXiv:2510.26788) report that fp16 is more
-stable.
+At this size the mismatch does no visible harm: policies learn the task in fp32, fp16 and bf16, and
+seeds differ more than formats do. `gradient_gap` shows why: the mismatch changes the gradient of a
+batch by about half a percent in fp16 and 3 to 6 % in bf16, and another batch changes it by about
+100 %. Such a bias can matter only where it adds up, over more steps, longer sequences and larger
+models: there Qi et al. 2025 (arXiv:2510.26788) report that fp16 is more stable.
 
-Gradients are not rounded here, so fp16's small range does no harm; in real fp16 training a loss
-scale takes care of it.
+Gradients are not rounded here, so fp16's small range does no harm; real fp16 training needs a loss
+scale.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from amp_course.kit.threads import one_thread
 
 @dataclass(frozen=True)
 class GradientGap:
-    """How much a policy gradient is changed by the mismatch, and by chance, both relative to its
-    length.
+    """How much the mismatch, and chance, change a policy gradient, relative to its norm.
 
     mismatch: ‖gradient without importance weights − with them‖ / ‖with them‖, on the same batch
     chance:   ‖gradient of this batch − of another‖ / ‖of this batch‖
@@ -42,8 +40,8 @@ class GradientGap:
 
 
 def alternation(ids: Tensor) -> Tensor:
-    """Return a reward for each sequence: the share of its characters that repeat the last but one,
-    but not the last.
+    """Return a reward for each sequence: the share of its characters that repeat the one before the
+    last, but not the last.
 
     ids: (sequences, tokens + 1), the first of which is not counted → (sequences,), from 0 to 1
     Example: "·ababab" → 1.0, "·aaaaaa" → 0.0
@@ -62,18 +60,17 @@ def reinforce(
     steps: int = 40,
     sequences: int = 32,
     tokens: int = 16,
-    learning_rate: float = 0.01,
 ) -> list[float]:
     """Train a copy of a policy to alternate two characters, without correcting for the mismatch,
     and return the mean reward of each step's batch, from 0 to 1.
 
     Each step samples with the inference engine, takes the batch's mean reward as baseline, and
-    differentiates through the training engine; Adam updates fp32 weights; the norm of the gradient
-    is clipped to 1. 40 steps take 1 to 2 s.
+    differentiates through the training engine; Adam updates fp32 weights at a rate of 0.01; the
+    norm of the gradient is clipped to 1. 40 steps take 1 to 2 s.
     Example: reinforce(small_policy(steps=60), BF16)[-1] → 1.0, or less where a seed is unlucky
     """
     model = copy.deepcopy(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     rewards = []
     for step in range(steps):
         batch = _Batch.draw(model, fmt, sequences, tokens, seed * steps + step)
@@ -87,15 +84,15 @@ def reinforce(
 
 @one_thread()
 def gradient_gap(
-    model: CharGPT, fmt: FloatFormat, *, seed: int = 0, sequences: int = 32, tokens: int = 127
+    model: CharGPT, fmt: FloatFormat, *, sequences: int = 32, tokens: int = 127
 ) -> GradientGap:
     """Compare what the mismatch does to the first gradient of `reinforce` with what chance does.
 
-    Importance weights, one a sequence, make the estimate of training's policy gradient right on
-    average; without them it is that of neither engine. Takes about half a second.
+    Importance weights, one per sequence, make the estimate of training's policy gradient right on
+    average; without them it is right for neither engine. Takes about half a second.
     """
     model = copy.deepcopy(model)
-    batch, other = (_Batch.draw(model, fmt, sequences, tokens, 2 * seed + n) for n in range(2))
+    batch, other = (_Batch.draw(model, fmt, sequences, tokens, seed) for seed in range(2))
     plain = _gradient(model, batch, torch.ones(sequences))
     weighted = _gradient(model, batch, batch.mismatch.sequence_ratios.float())
     another = _gradient(model, other, other.mismatch.sequence_ratios.float())
@@ -122,7 +119,7 @@ class _Batch:
         return cls(alternation(ids), log_p, Mismatch(fmt.name, log_p.detach() - sampled))
 
     def loss(self, weights: Tensor) -> Tensor:
-        """Return what has the policy gradient as its gradient, times −1."""
+        """Return a loss whose gradient is minus the policy gradient."""
         advantage = self.reward - self.reward.mean()
         return -(weights * advantage * self.log_p.sum(1)).mean()
 

@@ -1,6 +1,4 @@
-"""Round tensors to block formats, as they would come back from memory;
-and the parts that lie there.
-"""
+"""Round tensors to block formats and back, and return the stored elements and scales."""
 
 from __future__ import annotations
 
@@ -28,37 +26,37 @@ def quantize(
     rounding: ElementRounding = "nearest",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Round a tensor to a block format and back: what is left of its numbers.
+    """Round a tensor to a block format and back.
 
     tensor:    any shape, any floating dtype
     dim:       along which blocks lie; where the size is no multiple of a block, the last block is
                shorter
-    rounding:  of the elements: to nearest, ties to even, or up or down at random. That is right on
-               average but for what is clipped: the largest number of a block where the scale was
-               rounded down, as in the formats' own rule and in NVFP4
+    rounding:  of the elements: to nearest, ties to even, or up or down at random, which is right on
+               average unless a number is clipped: the largest of a block may be if the scale was
+               rounded down, as in the formats' rule and in NVFP4
     generator: of the random numbers
     returns:   the same shape, in float32, or in float64 if the tensor is
 
-    A block that holds inf or NaN becomes NaN, all of it, as its scale does (OCP MX v1.0 has a NaN
-    among the scales for that). For inf this is one choice of several: gfloat keeps it in its place.
-    Gradients pass straight through, as with `round_to`.
+    A block with inf or NaN becomes all NaN, as its scale does (OCP MX v1.0 has a NaN scale for
+    that). For inf this is one of several choices: gfloat keeps it in its place. Gradients pass
+    straight through, as with `round_to`.
 
     Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
     Example: quantize(torch.tensor([6.0, 0.4]), MXFP4) → tensor([6.0000, 0.5000])
     """
     if isinstance(tensor, Tensor) and not tensor.dim():
         return quantize(tensor[None], block_format, rounding=rounding, generator=generator)[0]
-    result: Tensor = _StraightThrough.apply(tensor, block_format, dim, rounding, generator)
+    options = {"rounding": rounding, "generator": generator}
+    result: Tensor = _StraightThrough.apply(tensor, block_format, dim, options)
     return result
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What is stored of a tensor: `elements` in the element's format, [..., blocks, size], and
-    their scales, [..., blocks].
+    """The stored parts of a tensor.
 
-    elements:     float32 or float64; the last block is filled up with zeros
-    scales:       the block's scale times the tensor's; NaN for a block that holds inf or NaN
+    elements:     [..., blocks, size], float32 or float64; the last block is padded with zeros
+    scales:       [..., blocks], a block's scale times the tensor's; NaN for a block with inf or NaN
     tensor_scale: 1.0 for formats without one
     """
 
@@ -75,7 +73,7 @@ def blocks_of(
     rounding: ElementRounding = "nearest",
     generator: torch.Generator | None = None,
 ) -> Blocks:
-    """Take a tensor apart as `quantize` does; the dimension that blocks lie along comes last."""
+    """Return the factors in `quantize`'s result, with the dimension of the blocks last."""
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(
             f"unknown rounding {rounding!r} of the elements: choose “nearest” or “stochastic”; for "
@@ -87,7 +85,7 @@ def blocks_of(
         dtype = torch.float64  # so that a quotient is rounded only once
     values = _in_blocks(tensor.detach().to(dtype), block_format.size, dim)
     amax = values.abs().amax(dim=-1)
-    amax = torch.where(amax.isfinite(), amax, torch.nan)  # amax is NaN already if one of them is
+    amax = torch.where(amax.isfinite(), amax, torch.nan)
     tensor_scale = 1.0
     if block_format.scale is None:
         one = torch.ones_like(amax, dtype=torch.float64)
@@ -97,7 +95,7 @@ def blocks_of(
         tensor_scale = _tensor_scale(amax, block_format)
         block_scales = round_to(amax / (element.max * tensor_scale), block_format.scale)
         scales = block_scales.to(dtype) * tensor_scale
-    divisors = torch.where(scales > 0, scales, 1.0)[..., None]  # a scale of 0 or NaN decides alone
+    divisors = torch.where(scales > 0, scales, 1.0)[..., None]  # a scale of 0 or NaN wins anyway
     scaled = torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors
     scaled = scaled.clamp(-element.max, element.max)
     if rounding == "nearest":
@@ -108,9 +106,7 @@ def blocks_of(
 
 
 def _tensor_scale(amax: Tensor, block_format: BlockFormat) -> float:
-    """Return the fp32 scale of a whole tensor, from the largest magnitudes of its blocks:
-    with it, the largest scale fits.
-    """
+    """Return the fp32 scale of a whole tensor, by which the largest block scale fits its format."""
     finite = amax[amax.isfinite()]
     if block_format.scale is None or not block_format.two_level or not finite.numel():
         return 1.0
@@ -122,10 +118,9 @@ def _tensor_scale(amax: Tensor, block_format: BlockFormat) -> float:
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, block_format: BlockFormat, dim: int, rounding: ElementRounding,
-        generator: torch.Generator | None,
-    ) -> Tensor:  # fmt: skip
-        parts = blocks_of(tensor, block_format, dim, rounding=rounding, generator=generator)
+        ctx: Any, tensor: Tensor, block_format: BlockFormat, dim: int, options: Any
+    ) -> Tensor:
+        parts = blocks_of(tensor, block_format, dim, **options)
         ctx.dtype = tensor.dtype
         values = (parts.elements * parts.scales[..., None]).flatten(-2)
         whole = values[..., : tensor.shape[dim]].movedim(-1, dim)
@@ -134,11 +129,11 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients[0].to(ctx.dtype), None, None, None, None
+        return gradients[0].to(ctx.dtype), None, None, None
 
 
 def _in_blocks(values: Tensor, size: int, dim: int) -> Tensor:
-    """Return [..., blocks, size], with `dim` last, filled up with zeros."""
+    """Return [..., blocks, size], with `dim` last, padded with zeros."""
     last = values.movedim(dim, -1)
     blocks = -(-last.shape[-1] // size)
     return pad(last, (0, blocks * size - last.shape[-1])).unflatten(-1, (blocks, size))
@@ -147,16 +142,16 @@ def _in_blocks(values: Tensor, size: int, dim: int) -> Tensor:
 def _exponents(amax: Tensor, block_format: BlockFormat) -> Tensor:
     """Return the exponents of power-of-two scales, int32."""
     element = block_format.element
-    known = torch.where(amax > 0, amax, 1.0).double()  # room for all exponents on the way
+    largest = torch.where(amax > 0, amax, 1.0).double()  # float64 has all exponents that may occur
     if block_format.rounding == "nearest":
-        known = _to_bits(known, element.significand_bits)
-    exponents = torch.frexp(known).exponent - 1 - element.max_exponent
+        largest = _to_bits(largest, element.significand_bits)
+    exponents = torch.frexp(largest).exponent - 1 - element.max_exponent
     if block_format.rounding == "up":
-        exponents = exponents + (torch.ldexp(known, -exponents) > element.max)
+        exponents = exponents + (torch.ldexp(largest, -exponents) > element.max)
     return torch.where(amax > 0, exponents.clamp(LEAST_SCALE, LARGEST_SCALE), LEAST_SCALE)
 
 
 def _to_bits(values: Tensor, bits: int) -> Tensor:
-    """Round positive numbers to so many significand bits, ties to even, whatever their exponent."""
+    """Round positive numbers to `bits` significand bits, ties to even."""
     significand, exponent = torch.frexp(values)  # from 0.5 to 1
     return torch.ldexp((significand * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent)

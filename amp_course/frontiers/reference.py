@@ -1,5 +1,5 @@
-"""One block, rounded slowly and obviously, with exact fractions: what `quantize` is held against,
-and what `BlockExplorer` shows.
+"""One block, rounded slowly and obviously, with exact fractions: the reference for `quantize`, and
+what `BlockExplorer` shows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def quantize_block(
 
     values:       of one block, all finite
     tensor_scale: of the whole tensor, from `fp32_scale`; 1.0 for formats without one
-    draw:         gives numbers from 0 to 1, which decide whether an element is rounded up or down,
-                  so that the mean is right; None rounds to nearest, ties to even
+    draw:         returns random numbers from 0 to 1 for stochastic rounding; None rounds to
+                  nearest, ties to even
     """
     scale = block_scale(values, block_format, tensor_scale)
     if scale == 0:
         return [0.0 * value for value in values]
-    scaled = [_saturated(Fraction(value) / scale, block_format.element, draw) for value in values]
+    rounded = (_saturated(Fraction(value) / scale, block_format.element, draw) for value in values)
     return [
-        math.copysign(float(scale * Fraction(one)), value)
-        for one, value in zip(scaled, values, strict=True)
+        math.copysign(float(scale * Fraction(element)), value)
+        for element, value in zip(rounded, values, strict=True)
     ]
 
 
@@ -48,7 +48,7 @@ def fp32_scale(values: Sequence[float], block_format: BlockFormat) -> float:
 def block_scale(
     values: Sequence[float], block_format: BlockFormat, tensor_scale: float = 1.0
 ) -> Fraction:
-    """Return what the elements of a block are multiplied by. `values` are finite."""
+    """Return the factor of a block's elements. `values` are finite."""
     element, amax = block_format.element, Fraction(max(map(abs, values)))
     if block_format.scale is not None:
         wanted = amax / Fraction(element.max) / Fraction(tensor_scale)
@@ -68,7 +68,7 @@ def block_scale(
 def _saturated(
     value: Fraction, element: FloatFormat, draw: Callable[[], float] | None
 ) -> float | Fraction:
-    """Round to an element; what lies above the largest becomes the largest."""
+    """Round to an element; larger values become the largest element."""
     largest = Fraction(element.max)
     value = min(max(value, -largest), largest)
     if draw is None:

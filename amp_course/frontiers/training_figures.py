@@ -1,6 +1,4 @@
-"""The figures of trainings below 16 bits: losses step by step, and what each variant reached,
-seed by seed.
-"""
+"""The figures of trainings below 16 bits: losses step by step, and scores seed by seed."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _COLOURS = {  # the first word of a variant → its colour
     "AdamW": FORMAT_COLOURS["fp32"],
 }
 _LINES = ("-", "--", "-.", ":")
-_SMOOTH = 10  # steps that a point of a curve is the mean of
+_SMOOTH = 10  # steps averaged in a point of a curve
 
 
 def loss_figure(runs: Sequence[Run]) -> Figure:
@@ -38,8 +36,8 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
         starts = range(0, len(run.losses), _SMOOTH)
         steps = [min(start + _SMOOTH, len(run.losses)) for start in starts]
         means = [fmean(run.losses[start : start + _SMOOTH]) for start in starts]
-        look = {"color": _colour(run.variant), "lw": 1.6, "ls": _LINES[number % len(_LINES)]}
-        axis.plot(steps, means, label=f"{run.variant}: {run.last_loss:.2f}", **look)
+        style = {"color": _colour(run.variant), "lw": 1.6, "ls": _LINES[number % len(_LINES)]}
+        axis.plot(steps, means, label=f"{run.variant}: {run.last_loss:.2f}", **style)
     axis.set_xlabel("step", fontsize=8)
     axis.legend(
         fontsize=8, frameon=False, title="the last 20 steps", title_fontsize=8, alignment="left"
@@ -49,10 +47,10 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
 
 
 def score_figure(table: TrainingTable) -> Figure:
-    """Draw what each variant reached, a dot for each seed and a line at their mean; a band spans
-    the first variant's seeds.
+    """Draw each variant's scores, a dot for each seed and a line at their mean; a band spans the
+    seeds of the first variant, with which the others are compared.
 
-    The first variant is what the others are compared with. GPT: less is better; ResNet: more is.
+    GPT: less is better; ResNet: more is.
     """
     groups = list(table.groups().items())
     workload = table.runs[0].workload
@@ -62,19 +60,19 @@ def score_figure(table: TrainingTable) -> Figure:
         f"{variant}, rate {rate:g}" if several_rates else variant for (variant, rate), _ in groups
     ]
     scores = [[factor * run.score for run in runs] for _, runs in groups]
-    drawn = list(zip(names, scores, strict=True))
-    means = "; ".join(f"{name} {fmean(each):.3g}" for name, each in drawn)
+    rows = list(zip(names, scores, strict=True))
+    means = "; ".join(f"{name} {fmean(values):.3g}" for name, values in rows)
     better = "less is better" if workload == "gpt" else "percent, more is better"
     low, high = min(scores[0]), max(scores[0])
     band = f"A band from {low:.3g} to {high:.3g} spans the seeds of {names[0]}."
     alt = f"{SCORES[workload].capitalize()}, mean over seeds: {means}. {band}"
     figure, axis = new_figure(8, 0.9 + 0.26 * len(groups), alt=alt, dots=FEWER_DOTS)
     axis.axvspan(low, high, color=FORMAT_COLOURS["fp32"], alpha=0.12, lw=0)
-    for place, (name, each) in enumerate(drawn):
-        axis.plot(each, [-place] * len(each), "o", color=_colour(name), ms=4, alpha=0.8)
-        axis.plot([fmean(each)] * 2, [-place - 0.3, -place + 0.3], color=INK, lw=1.4)
+    for place, (name, values) in enumerate(rows):
+        axis.plot(values, [-place] * len(values), "o", color=_colour(name), ms=4, alpha=0.8)
+        axis.plot([fmean(values)] * 2, [-place - 0.3, -place + 0.3], color=INK, lw=1.4)
     _label_rows(axis, names)
-    seeds = max(len(each) for each in scores)
+    seeds = max(map(len, scores))
     if seeds > 1:
         better += f"; dots: {seeds} seeds, line: their mean, band: the seeds of “{names[0]}”"
     title(axis, SCORES[workload].capitalize(), better)
@@ -82,20 +80,24 @@ def score_figure(table: TrainingTable) -> Figure:
 
 
 def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
-    """Draw how far each variant's gradient is from fp32's:
-    of one draw as a ring, of the mean of all draws as a dot.
+    """Draw how far each variant's gradient is from fp32's: a ring for one draw, a dot for the mean
+    of all draws.
     """
-    said = "; ".join(f"{one.variant} {one.single:.3f} and {one.mean:.3f}" for one in errors)
-    alt = f"Error of the gradient relative to fp32's, of one draw and of the mean of all. {said}."
+    summary = "; ".join(
+        f"{error.variant} {error.single:.3f} and {error.mean:.3f}" for error in errors
+    )
+    alt = (
+        f"Error of the gradient relative to fp32's, of one draw and of the mean of all. {summary}."
+    )
     figure, axis = new_figure(8, 1.1 + 0.26 * len(errors), alt=alt, dots=FEWER_DOTS)
-    for place, one in enumerate(errors):
-        colour = _colour(one.variant)
-        axis.plot([one.mean, one.single], [-place, -place], color=colour, lw=1.2)
-        axis.plot(one.single, -place, "o", mfc="white", mec=colour, ms=7, mew=1.4)
-        axis.plot(one.mean, -place, "o", color=colour, ms=4)
+    for place, error in enumerate(errors):
+        colour = _colour(error.variant)
+        axis.plot([error.mean, error.single], [-place, -place], color=colour, lw=1.2)
+        axis.plot(error.single, -place, "o", mfc="white", mec=colour, ms=7, mew=1.4)
+        axis.plot(error.mean, -place, "o", color=colour, ms=4)
     axis.set_xlim(left=0)
     axis.set_ylim(0.5 - len(errors), 0.5)
-    _label_rows(axis, [one.variant for one in errors])
+    _label_rows(axis, [error.variant for error in errors])
     title(
         axis,
         "Error of the gradient",

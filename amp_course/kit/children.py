@@ -1,8 +1,8 @@
 """Run child processes: in a session of their own, for a limited time, ended with all they started.
 
-Every process of a family has the child's token in its environment, by which it is found even where
-it has a session of its own, as torchrun gives to each rank, or where its parent is gone. Finding
-them needs psutil; without it, the child's process group is ended.
+All that a child starts inherits a token in its environment, by which it is found even if it has a
+session of its own, as torchrun gives to each rank, or if its parent has ended. This needs psutil;
+without it, the child's process group is ended.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
 
 
 class ChildError(CourseError):
-    """A process was not started, or did not get to its end; the message says why."""
+    """A process could not be started, or failed; the message says why."""
 
 
 class ChildTimeout(ChildError):
-    """The process was ended because its time was up."""
+    """A process was ended because its time was up."""
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process that is ended together with all that it started.
+    """A process that can be ended together with all that it started.
 
-    environment: all of its variables; by default those of this process
-    streams:     what else `subprocess.Popen` takes; stdin is empty by default
+    environment: all its variables; by default those of this process
+    streams:     other arguments of `subprocess.Popen`; stdin is empty by default
     Raises ChildError if it cannot be started.
     """
 
@@ -56,7 +56,7 @@ class Child(subprocess.Popen[bytes]):
 
     def end(self, patience: float = 1.0) -> None:
         """Ask it and all that it started to end; kill what is left after `patience` seconds."""
-        found: set[Any] = set()  # one that is about to end has no environment any more
+        found: set[Any] = set()  # a process that is about to end has no environment any more
         for number, seconds in ((signal.SIGTERM, patience), (_KILL, 5.0)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number) if os.name == "posix" else self.kill()
@@ -74,10 +74,10 @@ class Child(subprocess.Popen[bytes]):
 
 
 def family(token: str) -> list[Any]:
-    """Return the `psutil.Process` of each running process with this token, but for this one."""
+    """Return the `psutil.Process` of each other running process with this token."""
     try:
         import psutil
-    except ImportError:  # in a reader's own environment
+    except ImportError:  # in a user's own environment
         return []
     found = []
     for process in psutil.process_iter():
@@ -89,7 +89,7 @@ def family(token: str) -> list[Any]:
 
 
 def _runs(process: Any) -> bool:
-    """Return whether a `psutil.Process` has not ended; a zombie has."""
+    """Return True if a `psutil.Process` has not ended; a zombie has."""
     import psutil
 
     try:
@@ -101,12 +101,12 @@ def _runs(process: Any) -> bool:
 def run_python(
     code: str, *, environment: Mapping[str, str] | None = None, seconds: float = 60
 ) -> str:
-    """Return the last line that `code` prints in a new process, for what must be set before torch.
+    """Return the last line that `code` prints in a new process, as for what is set before torch.
 
-    Raises ChildError with the last line of its errors, or with what kept it from running.
+    Raises ChildError with the last line of its errors, or with the reason why it did not run.
     Example: run_python("print(6 * 7)") → "42"
     """
-    # Files, not pipes: a pipe stays open for as long as anything that the child started does.
+    # Files, not pipes: a pipe stays open as long as anything that the child started.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
         child = Child([sys.executable, "-c", code], environment, stdout=printed, stderr=errors)
         try:
@@ -116,10 +116,10 @@ def run_python(
         finally:
             child.end(0.0)
         lines = last_words(errors if exit_code else printed)
-    if exit_code or not lines:
-        raise ChildError(
-            lines[-1] if lines else f"the new process ended with exit code {exit_code}"
-        )
+    if not lines:
+        raise ChildError(f"the new process ended with exit code {exit_code}")
+    if exit_code:
+        raise ChildError(lines[-1])
     return lines[-1]
 
 

@@ -1,8 +1,8 @@
-"""One colour and a second cue for each recipe, format, field and zone, for figures and for HTML;
-needs no package.
+"""One colour and a second cue for each recipe, format, field and zone, for figures and for HTML.
+Imports nothing.
 """
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch is a second cue.
+# Okabe and Ito's palette, made for colour-blind people; the hatch is a second cue.
 COLOURS = {
     "fp32": "#0072B2",
     "tf32": "#56B4E9",
@@ -59,13 +59,13 @@ FIELDS = {  # the parts of a bit pattern: fill, and the letter that is the secon
     "exponent": ("#009E73", "e"),
     "significand": ("#0072B2", "m"),
 }
-ZONES = {  # what becomes of a number in a format
+ZONES = {  # what happens to a number in a format
     "lost": ("#D55E00", "xx"),
     "subnormal": ("#E69F00", "//"),
     "normal": ("#009E73", ""),
     "overflow": ("#CC79A7", ".."),
 }
-PARTS = {  # the parts of a step's memory, from the ground up
+PARTS = {  # the parts of a step's memory, from the bottom up
     "parameters": ("#0072B2", ""),
     "gradients": ("#56B4E9", "//"),
     "optimizer_state": ("#CC79A7", "xx"),

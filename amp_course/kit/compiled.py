@@ -1,6 +1,4 @@
-"""Run compiled code as it was written, and notice that there was some:
-modules, functions, methods, losses.
-"""
+"""Run compiled code uncompiled, and detect it: modules, functions, methods, losses."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ COMPILED = (
 )
 
 
-_open: list[list[bool]] = []  # of each run that is going on: the calls of compiled code
-_eager = ExitStack()  # what the first of them began, and the last one ends
+_open: list[list[bool]] = []  # for each run in progress, its calls of compiled code
+_eager = ExitStack()  # entered by the first of them, closed by the last
 
 
 @contextmanager
 def uncompiled_run() -> Iterator[Callable[[], bool]]:
-    """Run compiled code uncompiled inside, and give a function that tells whether any was called.
+    """Run compiled code uncompiled inside; yield a function that returns True if any was called.
 
     Two runs may overlap, and end in any order.
     """
@@ -35,22 +33,21 @@ def uncompiled_run() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(calls)
     finally:
-        _open[:] = [one for one in _open if one is not calls]
+        _open[:] = [run for run in _open if run is not calls]
         if not _open:
             _eager.close()
 
 
 @contextmanager
 def _eagerly() -> Iterator[None]:
-    # Imported here, for it takes long; and before the trace, for PyTorch loads it when needed, and
-    # then runs ops of its own.
+    # Imported here, for it takes long; and before the trace, for importing it runs ops of its own.
     eval_frame: Any = import_module("torch._dynamo.eval_frame")
-    # Each call of compiled code asks this private function what to do; for what is merely kept from
-    # the compiler, `callback` is None. If PyTorch renames it, code still runs uncompiled, and
-    # modules are still recognized by `is_compiled`.
+    # Each call of compiled code calls this private function; `callback` is None for code that is
+    # excluded from compiling. If PyTorch renames it, code still runs uncompiled, and `is_compiled`
+    # still recognizes modules.
     original = getattr(eval_frame, "_callback_from_stance", None)
 
-    def asked(callback: Any) -> Any:
+    def recording(callback: Any) -> Any:
         if callback is not None and callback is not False:
             for calls in _open:
                 calls.append(True)
@@ -58,7 +55,7 @@ def _eagerly() -> Iterator[None]:
 
     with torch.compiler.set_stance("force_eager"):
         if original is not None:
-            eval_frame._callback_from_stance = asked
+            eval_frame._callback_from_stance = recording
         try:
             yield
         finally:
@@ -76,13 +73,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` wrapped; any other as it is."""
-    wrapped = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith(
-        "torch._dynamo"
-    )
-    return module._orig_mod if wrapped else module  # type: ignore[return-value]
+    """Return the module that `torch.compile` wrapped; any other module unchanged."""
+    kind = type(module)
+    wraps = kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
+    return module._orig_mod if wraps else module  # type: ignore[return-value]
 
 
 def _compiled_function(function: Any) -> bool:
-    kept = getattr(function, "_torchdynamo_disable", False)
-    return hasattr(function, "_torchdynamo_orig_callable") and not kept
+    disabled = getattr(function, "_torchdynamo_disable", False)
+    return hasattr(function, "_torchdynamo_orig_callable") and not disabled

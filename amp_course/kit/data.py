@@ -1,8 +1,8 @@
-"""Load the course's data: handwritten digits, real prose, random vectors; and cut it into batches.
+"""Load the course's data (handwritten digits, real prose, random vectors) in batches.
 
-Nothing is downloaded: the digits come with scikit-learn, the prose is the documentation that ships
-inside Python. Batches are drawn by a generator of their own, so the global random state is neither
-used nor changed, and two recipes given the same seed see the same batches in the same order.
+Nothing is downloaded: the digits come with scikit-learn, the prose with Python, as documentation.
+Batches are drawn by a generator of their own, so the global random state is neither used nor
+changed, and two recipes with the same seed get the same batches in the same order.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Hold pictures of digits, split in two: x (n, 1, 8, 8) float32 in [0, 1], y (n,) int64."""
+    """Pictures of digits, split in two: x (n, 1, 8, 8) float32 in [0, 1], y (n,) int64."""
 
     train_x: Tensor
     train_y: Tensor
@@ -27,13 +27,13 @@ class Digits:
 
 
 def digits() -> Digits:
-    """Load scikit-learn's 1,797 digits, shuffled, and split: four in five are for training.
+    """Load scikit-learn's 1,797 digits, shuffled and split: four in five are for training.
 
     Example: digits().train_x.shape → (1437, 1, 8, 8)
     Source: sklearn.datasets.load_digits, from the UCI "Optical Recognition of Handwritten Digits"
             test set.
     """
-    from sklearn.datasets import load_digits  # late, for it takes a second to import
+    from sklearn.datasets import load_digits  # here: it takes a second to import
 
     bunch = load_digits()
     x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16  # grey levels are 0 … 16
@@ -45,10 +45,10 @@ def digits() -> Digits:
 
 
 def documentation_text() -> str:
-    """Return the text of Python's own language reference: prose and code, some 465,000 characters.
+    """Return the text of Python's language reference: prose and code, some 465,000 characters.
 
     It differs a little between Python versions, and so does what a model learns from it.
-    Source: pydoc_data.topics, what `help("topics")` shows.
+    Source: pydoc_data.topics, which `help("topics")` shows.
     """
     from pydoc_data.topics import topics
 
@@ -57,8 +57,7 @@ def documentation_text() -> str:
 
 @dataclass(frozen=True, eq=False)
 class CharText:
-    """Turn a text into ids, one a character, and split it by position: the first nine tenths are
-    for training.
+    """A text as ids, one a character, split by position: the first nine tenths are for training.
 
     Example: CharText("banana").encode("ban") → tensor([1, 0, 2]), since the vocabulary is "abn"
     """
@@ -88,8 +87,7 @@ class CharText:
         ValueError for a character not in the vocabulary.
         """
         id_of = {character: i for i, character in enumerate(self.vocabulary)}
-        unknown = sorted(set(text) - id_of.keys())
-        if unknown:
+        if unknown := sorted(set(text) - id_of.keys()):
             raise ValueError(
                 f"no id for {unknown[:5]}: the text this vocabulary was made from has no such "
                 "character. Leave it out, or make the CharText from a text that has it."
@@ -98,9 +96,7 @@ class CharText:
 
 
 class Batches:
-    """Give the same batches, in the same order, each time it is iterated over;
-    `len` says how many.
-    """
+    """The same batches in the same order, each time it is iterated over; `len` says how many."""
 
     def __init__(self, length: int, make: Callable[[], Iterator[Batch]]) -> None:
         self._length = length
@@ -122,13 +118,12 @@ def digit_batches(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Batches:
-    """Cut the training digits into (x, y) batches on `device`: x (batch_size, 1, 8, 8), y
-    (batch_size,).
+    """Cut the training digits into batches on `device`: x (batch_size, 1, 8, 8), y (batch_size,).
 
-    Every epoch is a new shuffle; the pictures left over at its end, fewer than a batch, are
-    dropped. Give either `steps` or `epochs`.
+    Every epoch is a new shuffle; at its end, fewer pictures than a batch are dropped. Give either
+    `steps` or `epochs`.
 
-    Raises ValueError for a batch size above the data set's, both or neither length.
+    Raises ValueError for a batch larger than the data set, and for both lengths or neither.
     Example: len(digit_batches(digits(), 64, epochs=2)) → 44, twice 1437 // 64
     """
     if (steps is None) == (epochs is None):
@@ -163,8 +158,8 @@ def text_batches(
     device: torch.device | str = "cpu",
     split: Literal["train", "validation"] = "train",
 ) -> Batches:
-    """Draw stretches of text at random: inputs and targets (batch_size, context), targets one
-    character on.
+    """Draw pieces of text at random: inputs and targets (batch_size, context), targets one
+    character later.
 
     Raises ValueError for a context too long for the text.
     Example: inputs "the cat sa", targets "he cat sat"
@@ -191,10 +186,10 @@ def text_batches(
 def random_batches(
     width: int, batch_size: int, steps: int, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Batches:
-    """Draw inputs and targets (batch_size, width) from the standard normal distribution, for
-    SimpleNet.
+    """Draw inputs and targets (batch_size, width) for SimpleNet from the standard normal
+    distribution.
 
-    All are drawn at once, so that taking one costs nothing in a timed loop. They hold steps ×
+    All are drawn at once, so that taking one costs no time in a timed loop. They take steps ×
     batch_size × width × 8 bytes.
 
     Source: the data of Paddle's mixed precision tutorial, 50 batches of (512, 4096).

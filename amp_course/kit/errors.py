@@ -1,6 +1,4 @@
-"""What the course says when something outside of it fails:
-its one exception, and the words for an OSError.
-"""
+"""The course's exception, and words for failures outside of it, such as an OSError."""
 
 from __future__ import annotations
 
@@ -9,21 +7,16 @@ import os
 
 
 class CourseError(RuntimeError):
-    """Something is wrong that the reader can put right:
-    the message is one line, with the cause and the fix.
-    """
+    """Something that the user can fix; the message is one line, with the cause and the fix."""
 
 
-_DISTRIBUTIONS = {
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-    "jupyter_core": "jupyterlab",
-}  # where the names differ
+# Packages whose modules have other names.
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "jupyter_core": "jupyterlab"}
 
 
 def describe_missing(error: ModuleNotFoundError) -> str:
-    """Say in one sentence what has to be installed. Raises the error again if it is about a module
-    of the course.
+    """Say in one sentence what has to be installed. Raises the error again for a module of the
+    course.
     """
     name = (error.name or "").partition(".")[0]
     if name in ("", "amp_course"):
@@ -35,8 +28,7 @@ def describe_missing(error: ModuleNotFoundError) -> str:
     )
 
 
-# errno → (cause, fix); {path} is the file or folder that the system named. Not every system has
-# every name.
+# errno's name → (cause, fix); {path} is the file or folder that the system named.
 _CAUSES: dict[str, tuple[str, str]] = {
     "ENOSPC": ("the disk is full", "delete something from it"),
     "EDQUOT": ("your disk quota is used up", "delete some of your files"),
@@ -78,8 +70,7 @@ _CAUSES: dict[str, tuple[str, str]] = {
 _BY_NUMBER = {
     getattr(errno, name): words for name, words in _CAUSES.items() if hasattr(errno, name)
 }
-# Windows reports a file that another program holds as EACCES, with one of these in `winerror`
-_IN_USE = (32, 33)
+_IN_USE = (32, 33)  # `winerror` of a file that another program has open; its errno is EACCES
 
 
 def cause_and_fix(error: OSError) -> tuple[str, str]:

@@ -1,6 +1,4 @@
-"""Write the reader's files so that nothing is ever lost:
-whole or not at all, one writer at a time, never over another file.
-"""
+"""Write the learner's files so that nothing is lost: whole or not at all, one writer at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path to write to; when the block ends, move it to `path` in one step.
+    """Yield a temporary path to write to; when the block ends, move it to `path` in one step.
 
     A kill at any moment leaves the old file or the new one, whole. An exception leaves the old one,
     and no temporary file. A symbolic link stays a link: the file it points to is replaced. A
-    replaced file keeps its permissions. What a kill leaves behind is called like the file with
-    ".part" at the end, and the next write goes over it; so the caller holds `locked`, or is the
-    only writer.
+    replaced file keeps its permissions. A kill leaves a file that ends in ".part", which the next
+    write replaces; so the caller holds `locked`, or is the only writer.
 
     Example: with replacing("progress.json") as part: part.write_text("{}")
     """
@@ -28,13 +25,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield part
         with open(part, "rb+") as file:
-            os.fsync(file.fileno())  # or a power cut may keep the new name and lose the bytes
+            os.fsync(file.fileno())  # else a power cut may keep the new name and lose the bytes
         if target.exists():
             shutil.copymode(target, part)
         os.replace(part, target)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (part, str(part)):
-            error.filename = str(target)  # the name that the reader knows
+            error.filename = str(target)  # the name that the user knows
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
@@ -48,13 +45,14 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float = 5.0) -> Iterator[None]:
-    """Keep other processes that ask for the same lock out until the block ends; the lock is a file
+    """Keep out other processes that use the same lock until the block ends; the lock is the file
     `.NAME.lock` next to `path`.
 
-    Raises TimeoutError when another process holds it for longer than `seconds`. On a file system
-    without locks, or one that cannot be written, the block runs unlocked: what it writes will tell.
+    Raises TimeoutError if another process holds it for longer than `seconds`. On a file system
+    without locks, or one that cannot be written, the block runs unlocked; if it cannot write, it
+    will raise.
     """
-    from filelock import FileLock, Timeout  # here: what only reads needs no package for it
+    from filelock import FileLock, Timeout  # here: reading does not need this package
 
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
@@ -72,10 +70,10 @@ def locked(path: Path, seconds: float = 5.0) -> Iterator[None]:
 
 
 def unused_name(path: Path, word: str) -> Path:
-    """Return a name in the same folder that no file has: 06_loop.ipynb, "new-2026-11-21" →
+    """Return an unused name in the same folder: 06_loop.ipynb, "new-2026-11-21" →
     06_loop.new-2026-11-21.ipynb.
 
-    Hold `locked` until the name is used, or another process may be given the same.
+    Hold `locked` until the name is used, or another process may get the same.
     """
     candidate, count = path.with_name(f"{path.stem}.{word}{path.suffix}"), 1
     while candidate.exists():

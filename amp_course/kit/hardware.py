@@ -1,6 +1,4 @@
-"""Report what this machine computes with, and what its number formats are good for,
-in words too.
-"""
+"""Report what this machine computes with, and what its number formats are good for."""
 
 import os
 import platform
@@ -19,7 +17,7 @@ from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.report import Block, Page, Table
 
-# "200000 100000": two cores' worth of time; "max 100000": no limit
+# "200000 100000": the time of two cores; "max 100000": no limit
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?"}
 
@@ -27,7 +25,7 @@ MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?
 def pick_device() -> torch.device:
     """Return the device to train on: CUDA, XPU or MPS, the first that works here, else the CPU."""
     with warnings.catch_warnings():
-        # torch warns of too old a driver, and then says "not available"
+        # torch warns if the driver is too old, and then says "not available"
         warnings.simplefilter("ignore")
         for name in ("cuda", "xpu", "mps"):
             if _works(name):
@@ -41,19 +39,18 @@ def _works(name: str) -> bool:
         return False
     try:
         return (torch.ones(1, device=name) + 1).item() == 2
-    except (RuntimeError, AssertionError):
-        # this build has no kernels for it, or another process holds it
+    except (RuntimeError, AssertionError):  # no kernels in this build, or another process has it
         return False
 
 
 @dataclass(frozen=True, repr=False)
 class MachineReport(Page):
-    """Hold what to know of a machine before its timings are believed; it prints as a table."""
+    """What to know of a machine before believing its timings; prints as a table."""
 
     device: str
     device_name: str
     compute_capability: str | None  # of an NVIDIA GPU, as "9.0"
-    memory_bytes: int | None  # the device's; None if the system does not tell
+    memory_bytes: int | None  # the device's; None if unknown
     cpu_cores: int  # that this process may use
     threads: int  # that torch uses within an op
     torch_version: str
@@ -77,9 +74,7 @@ class MachineReport(Page):
 
     @property
     def explanation(self) -> str:
-        """Why formats are slow here, where they are not, and what is true anyway;
-        "" if none is emulated.
-        """
+        """Why formats are slow here, as `explain_emulated` puts it; "" if none is emulated."""
         return explain_emulated(self.dtypes)
 
     columns = 100
@@ -94,20 +89,15 @@ class MachineReport(Page):
             yield self.explanation
 
     def _facts(self) -> list[tuple[str, str]]:
-        memory = bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"
-        capability = (
-            f", compute capability {self.compute_capability}" if self.compute_capability else ""
-        )
-        cuda = (
-            f" (built for CUDA {self.cuda_version})"
-            if self.cuda_version
-            else " (built without CUDA)"
-        )
+        device = f"{self.device}: {self.device_name}"
+        if self.compute_capability:
+            device += f", compute capability {self.compute_capability}"
+        cuda = f"for CUDA {self.cuda_version}" if self.cuda_version else "without CUDA"
         return [
-            ("device", f"{self.device}: {self.device_name}{capability}"),
-            ("memory", memory),
+            ("device", device),
+            ("memory", bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"),
             ("CPU", f"cores for this process: {self.cpu_cores}; threads of torch: {self.threads}"),
-            ("torch", self.torch_version + cuda),
+            ("torch", f"{self.torch_version} (built {cuda})"),
             ("Python", f"{self.python_version} on {self.platform}"),
         ]
 
@@ -125,15 +115,11 @@ class MachineReport(Page):
 
 
 def _times(times: float) -> str:
-    return (
-        f"{times:.2f}×" if times < 1.995 else f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"
-    )
+    return f"{times:.{2 if times < 1.995 else 1 if times < 9.95 else 0}f}×"
 
 
 def _sentence(support: DtypeSupport) -> str:
-    """Say in words what a format's row means; nothing about fp32,
-    nor about tf32 where there is none.
-    """
+    """Say what a format's row means; "" for fp32, and for tf32 where there is none."""
     name, times = support.name, support.times_fp32
     if name == "fp32" or (name == "tf32" and support.state != "native"):
         return ""
@@ -152,8 +138,8 @@ def _sentence(support: DtypeSupport) -> str:
 
 
 def machine_report(device: torch.device | str | None = None) -> MachineReport:
-    """Describe `device`, the one to train on unless told, and try out its formats; takes a second
-    or two.
+    """Describe a device, by default the one to train on, and time its formats; takes a second or
+    two.
 
     Example: machine_report("cpu").dtypes[0].name → "fp32"
     """
@@ -176,10 +162,9 @@ def machine_report(device: torch.device | str | None = None) -> MachineReport:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity, and a container's quota."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    """Return how many cores this process may use, by its affinity and a container's quota."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     try:
         quota, period = _CPU_MAX.read_text(encoding="ascii").split()
         if quota != "max":
@@ -212,15 +197,11 @@ def _memory_bytes(device: torch.device) -> int | None:
 
 
 def _cpu_name() -> str:
-    """Return the model name of the CPU where the system tells,
-    else the name of its architecture.
-    """
+    """Return the model name of the CPU if it can be found out, else the architecture's name."""
     try:
         if sys.platform == "darwin":
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(
-                command, capture_output=True, text=True, check=True
-            ).stdout.strip()
+            return subprocess.check_output(command, stderr=subprocess.PIPE, text=True).strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":

@@ -1,7 +1,6 @@
 """Render the little Markdown that messages use, `code` and **bold**: as HTML, and as plain text.
 
-A whole Markdown library would take the underscores of `__init__` and the stars of a formula for
-emphasis.
+A Markdown library would take the underscores of `__init__` and the stars of a formula for emphasis.
 """
 
 import html
@@ -14,9 +13,7 @@ _CODES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-
 
 
 def inline_html(text: str) -> str:
-    """Return a line as HTML. Example: "`a<b` is **not** c" → "<code>a&lt;b</code> is <b>not</b>
-    c"
-    """
+    """Return a line as HTML: "`a<b` is **not** c" → "<code>a&lt;b</code> is <b>not</b> c"."""
     return "".join(
         f"<code>{part}</code>" if is_code else _BOLD.sub(r"<b>\1</b>", part)
         for part, is_code in _parts(html.escape(text, quote=False))
@@ -24,23 +21,19 @@ def inline_html(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Return a text without the stars of **bold**; backticks stay,
-    which set code apart in plain text, too.
-    """
+    """Return a text without the stars of **bold**; backticks stay, for they mark code."""
     return "".join(
         f"`{part}`" if is_code else _BOLD.sub(r"\1", part) for part, is_code in _parts(text)
     )
 
 
 def without_codes(text: str) -> str:
-    """Return a text without the codes by which a terminal shows colours. Example:
-    "\\x1b[31mred\\x1b[0m" → "red"
-    """
+    """Return a text without a terminal's colour codes: "\\x1b[31mred\\x1b[0m" → "red"."""
     return _CODES.sub("", text)
 
 
 def counted(number: int, what: str) -> str:
-    """Write a number of things. Example: 2, "minute" → "2 minutes" """
+    """Write a number of things: 2, "minute" → "2 minutes"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 

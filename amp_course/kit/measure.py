@@ -1,13 +1,13 @@
 """Time training steps so that the number is true: warmed up, synchronised, many, with their spread.
 
-An accelerator works behind the program's back: an op returns when it is queued, not when it is
-done. So the clock starts on an idle device and stops once the device is idle again. `time_step`
-does this round a function; `StepTimer` inside a training loop, on CUDA by events, which cost the
-loop no wait. For single ops use torch.utils.benchmark.
+An accelerator works asynchronously: an op returns when it is queued, not when it is done. So the
+clock starts on an idle device and stops once the device is idle again. `time_step` does this around
+a function, `StepTimer` inside a training loop, on CUDA by events, for which the loop does not wait.
+For single ops use torch.utils.benchmark.
 
 On a machine that other programs keep busy, a time says more about them than about the code. Linux
-counts how long each thread waits for a CPU. `CpuWait` reads that; code that claims something from a
-time asks `too_busy` first.
+counts how long each thread waits for a CPU, and `CpuWait` reads that. Code that claims something
+from a time calls `too_busy` first.
 """
 
 import multiprocessing
@@ -25,16 +25,15 @@ from amp_course.kit.markup import counted
 T = TypeVar("T")
 Mark = Any  # a moment: seconds on a CPU's clock, or a torch.cuda.Event
 TOO_BUSY = "This machine was too busy to tell"
-BUSY = 0.2  # of the time spent waiting for a CPU: above it, nothing is claimed from a time
+BUSY = 0.2  # share of the time spent waiting for a CPU above which a time proves nothing
 
 
 def read_waits() -> dict[str, int] | None:
-    """Return how long each thread of this process, and each worker process, waited for a CPU so
-    far.
+    """Return how long each thread of this process, and each worker process, has waited for a CPU.
 
     In nanoseconds, by the thread's folder in /proc. A waiting thread is ready to run and has no
-    CPU: one that sleeps, or waits for a disk, does not count. None where the system does not say:
-    not on Linux, or a kernel that does not count.
+    CPU; one that sleeps, or waits for a disk, does not count. None if the system is not Linux, or
+    its kernel does not count.
     """
     ran, waits = 0, {}
     try:
@@ -54,10 +53,10 @@ def read_waits() -> dict[str, int] | None:
 
 
 class CpuWait:
-    """Find the share of some stretches of time in which this process waited for a CPU.
+    """Find the share of the time in its `with` blocks that this process waited for a CPU.
 
     What counts is the thread that waited the longest, because an op is done when its slowest thread
-    is. Waiting for other programs and for threads and workers of one's own looks the same.
+    is. It may have waited for other programs, or for threads and workers of this one.
 
     Example: wait = CpuWait(); with wait: train(); wait.share → 0.03, or None if it is not known
     """
@@ -75,10 +74,9 @@ class CpuWait:
         if before is None or after is None:
             self._known = False
             return
+        waits = [waited - before.get(thread, 0) for thread, waited in after.items()]
         self._seconds += seconds
-        self._waited += (
-            max(waited - before.get(thread, 0) for thread, waited in after.items()) / 1e9
-        )
+        self._waited += max(waits) / 1e9
 
     @property
     def share(self) -> float | None:
@@ -89,17 +87,15 @@ class CpuWait:
 
 
 def too_busy(*shares: float | None) -> bool:
-    """Return True if any of these shares is more than a fifth;
-    None is a share that is not known.
-    """
+    """Return True if any of these shares is more than a fifth; None is unknown."""
     return any(share is not None and share > BUSY for share in shares)
 
 
 def busy_text(*shares: float | None) -> str:
-    """Say that nothing can be told from a time, and why; "" unless `too_busy`."""
+    """Say that a time proves nothing, and why; "" unless `too_busy`."""
     if not too_busy(*shares):
         return ""
-    most = max(share for share in shares if share is not None)
+    most = max(share or 0.0 for share in shares)
     return (
         f"{TOO_BUSY}: this process waited for a CPU {most:.0%} of the time. Close other programs, "
         "or use fewer threads and workers, and run this again."
@@ -114,9 +110,7 @@ def synchronize(device: torch.device | str) -> None:
 
 
 def clock(work: Callable[[], object], device: torch.device | str, calls: int = 1) -> float:
-    """Return the seconds of one call of `work`: of `calls` in a row,
-    from idle device to idle device.
-    """
+    """Return the seconds of one of `calls` calls of `work`, from idle device to idle device."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(calls):
@@ -136,13 +130,13 @@ def best_seconds(
 
 
 def order_of_round(names: Iterable[T], number: int) -> list[T]:
-    """Return the order in which sides take their turns in a round: in twice as many rounds as there
-    are sides, each has every place twice.
+    """Return the order in which the sides of a comparison take turns in a round: in twice as many
+    rounds as there are sides, each has every place twice.
     """
-    listed = list(names)
-    turns, shift = divmod(number, len(listed))
-    order = listed[shift:] + listed[:shift]
-    return order[::-1] if turns % 2 else order
+    order = list(names)
+    cycles, shift = divmod(number, len(order))
+    order = order[shift:] + order[:shift]
+    return order[::-1] if cycles % 2 else order
 
 
 def _seconds_unit(seconds: float) -> tuple[float, str]:
@@ -165,9 +159,9 @@ def seconds_text(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Timing:
-    """Hold the times of several steps, in seconds.
+    """The times of several steps, in seconds.
 
-    waited: the share of that time in which the process waited for a CPU; None if that is not known
+    waited: the share of that time in which the process waited for a CPU; None if unknown
 
     Example: str(Timing((0.012, 0.0123, 0.013))) → "12.3 ms (quartiles 12.2 to 12.7, 3 steps)"
     """
@@ -197,11 +191,11 @@ class Timing:
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from these times; "" on a quiet machine."""
+        """Why these times prove nothing; "" on a quiet machine."""
         return busy_text(self.waited)
 
     def compared_with(self, other: "Timing") -> str:
-        """Say how long a step takes next to another, as far as this machine can show it.
+        """Compare the time of a step with another, as far as this machine can show a difference.
 
         Example: Timing((0.010, 0.011)).compared_with(Timing((0.020, 0.021))) → "0.51 times as long"
         """
@@ -228,13 +222,12 @@ def time_step(
     repeats: int = 20,
     max_seconds: float | None = None,
 ) -> Timing:
-    """Run `step()` `warmup` times, then `repeats` times clocked, each from idle device to idle
-    device.
+    """Run `step()` `warmup` times, then time `repeats` calls, each from idle device to idle device.
 
-    The first steps are slower than the rest (memory is allocated, kernels are chosen and loaded):
-    that is what warm-up is for. `max_seconds` is a limit for all steps together, warm-up included:
-    a step begins only if it would end in time at the pace of the fastest so far. The first one
-    always runs; if the limit ends the warm-up, the last step is the sample.
+    The warm-up is for what makes the first steps slower: allocating memory, choosing and loading
+    kernels. `max_seconds` limits all steps together, warm-up included: a step begins only if it
+    would end in time at the pace of the fastest so far. The first one always runs; if the limit
+    ends the warm-up, the last step is the sample.
 
     Raises TypeError for a step that cannot be called.
     Example: time_step(lambda: x @ x, device="cpu").median → 0.0013
@@ -247,7 +240,7 @@ def time_step(
     taken: list[float] = []
     with CpuWait() as wait:
         while len(taken) < warmup + repeats:
-            pace = min(taken[1:], default=0.0)  # the first step is too slow to judge the others by
+            pace = min(taken[1:], default=0.0)  # the first step is slower than the others
             if taken and max_seconds is not None and sum(taken) + pace > max_seconds:
                 break
             taken.append(clock(step, device))
@@ -255,16 +248,15 @@ def time_step(
 
 
 class StepTimer:
-    """Clock the steps of a training loop from within, for next to nothing.
+    """Time the steps of a training loop from within, at almost no cost.
 
-    `start()` before the step, `stop()` after it, `seconds()` at the end. On CUDA both put an event
-    into the queue and go on; the one wait is in `seconds()`. On a CPU they read the clock; on other
-    devices they synchronise first. `waited` is then the share of the time, from the first `start()`
-    to the first `seconds()`, in which the process waited for a CPU; None if that is not known.
+    `start()` before the step, `stop()` after it, `seconds()` at the end. On CUDA the first two
+    queue an event and return; only `seconds()` waits. On a CPU they read the clock; on other
+    devices they synchronise first. `waited` is the share of the time, from the first `start()` to
+    the first `seconds()`, in which the process waited for a CPU; None if unknown.
 
     Example: timer = StepTimer("cpu"); timer.start(); train_one_step(); timer.stop();
-             timer.seconds() →
-    [0.0163]
+             timer.seconds() → [0.0163]
     Raises RuntimeError for a `stop()` without `start()`, or a second `start()`.
     """
 
@@ -293,9 +285,7 @@ class StepTimer:
         self._started = None
 
     def wait(self, steps: int) -> None:
-        """Wait until a GPU is at most `steps` steps behind the program;
-        elsewhere a stopped step is done already.
-        """
+        """Wait until a GPU is at most `steps` steps behind the program; does nothing elsewhere."""
         if self.device.type == "cuda" and len(self._marks) > steps:
             self._marks[-1 - steps][1].synchronize()
 

@@ -1,13 +1,13 @@
-"""Count the bytes of a training step exactly, on any device: what is held, what autograd saves, and
+"""Count the bytes of a training step exactly, on any device: weights, states, what autograd saves,
 the peak.
 
-A tensor's memory is its storage; views share one, so bytes are counted by storage, each once.
-`step_memory` runs one real step and follows every tensor through it.
+A tensor's memory is its storage; views share one, so each storage counts once. `step_memory` runs
+one real step and follows every tensor through it.
 
-What it does not see: the workspace an op takes and gives back inside itself (convolutions, and bf16
-matmuls on a CPU, take some), and the rounding and caching of the allocator. So the peak is that of
-the tensors; the CUDA allocator's own figure is shown with it where there is one. Under
-torch.compile ops are fused and their temporaries gone: measure the eager model.
+It does not see the workspace that an op allocates and frees inside itself (as convolutions do, and
+bf16 matmuls on a CPU), nor the rounding and caching of the allocator. So the peak is that of the
+tensors, and the CUDA allocator's own figure comes next to it. torch.compile fuses ops and drops
+their temporaries: measure the eager model.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
 
 
 def masters_of(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
-    """Return what the optimizer owns and the model does not have: fp32 copies of 16-bit weights."""
+    """Return the optimizer's parameters that are not the model's: fp32 copies of 16-bit weights."""
     own = {id(parameter) for parameter in model.parameters()}
     owned = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return [parameter for parameter in owned if id(parameter) not in own]
@@ -56,47 +56,37 @@ def bytes_text(count: float) -> str:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Say where the bytes of one training step are; each number is the most there was at one
-    time.
-    """
+    """The bytes of one training step; each number is the maximum over the step."""
 
     parameters: int
     buffers: int
     gradients: int
     optimizer_state: int
-    # saved by autograd for the backward pass, the batch included where it is saved
-    activations: int
-    # low-precision weights made by autocast, kept until its region or backward ends
-    cast_copies: int
-    # of all tensors together, so also of the temporary ones; on the device of the parameters
-    peak: int
+    activations: int  # what autograd saves for the backward pass, also of the batch
+    cast_copies: int  # low-precision weights made by autocast, until its region or backward ends
+    peak: int  # of all tensors together, temporary ones included, on the device of the parameters
     cuda_peak: int | None  # the CUDA allocator's figure for the same step; None on another device
     masters: int = 0  # fp32 copies of 16-bit weights, which the optimizer owns
 
     @property
     def total(self) -> int:
-        """The parts added up; not all need be there at one time, so the peak may be below this,
-        or above.
-        """
+        """The sum of the parts, which need not exist at one time: the peak may be less, or more."""
         return self.kept + self.buffers + self.activations + self.cast_copies
 
     @property
     def kept(self) -> int:
-        """Weights, masters, gradients and optimizer state:
-        what each parameter costs, whatever the batch.
-        """
+        """Weights, masters, gradients and optimizer state: what does not depend on the batch."""
         return self.parameters + self.masters + self.gradients + self.optimizer_state
 
     def to_dict(self) -> dict[str, int | None]:
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
-        rows = {
-            name.replace("_", " "): count
+        return "\n".join(
+            f"{name.replace('_', ' '):<16}{bytes_text(count):>10}"
             for name, count in self.to_dict().items()
             if count is not None
-        }
-        return "\n".join(f"{name:<16}{bytes_text(count):>10}" for name, count in rows.items())
+        )
 
 
 def step_memory(
@@ -104,16 +94,16 @@ def step_memory(
 ) -> StepMemory:
     """Run `step()` once (forward, backward, optimizer.step) and count its bytes.
 
-    The step is a real one: weights and random state move on. The first step of Adam or of SGD with
-    momentum also makes their state; run one before, to see the steps that follow. `batch` holds the
-    tensors that wait on the device for the whole step: part of the peak. One that is left out is
-    still found as soon as an op reads it.
+    The step is a real one: weights and random state change. The first step of Adam or of SGD with
+    momentum also creates their state; run one before, to measure the following ones. `batch` holds
+    the tensors that are on the device for the whole step, and so in the peak. If one is left out,
+    it is found as soon as an op reads it.
 
-    How it counts: gradients when autograd has accumulated them, so it does not matter whether the
-    step clears them, or whether a GradScaler skips `optimizer.step()`; activations from the moment
-    autograd saves them to the moment it lets go, parameters, buffers and cast copies left out. What
-    torch.utils.checkpoint or save_on_cpu keep for themselves is not among them. Of the CUDA
-    allocator's peak, what was allocated before for anything but this training is taken off.
+    Gradients are counted when autograd has accumulated them, even if the step clears them or a
+    GradScaler skips `optimizer.step()`; activations from the moment autograd saves them until it
+    frees them, without parameters, buffers and cast copies. What torch.utils.checkpoint or
+    save_on_cpu keep is not counted. The CUDA allocator's peak is reduced by what was allocated
+    before for anything but this training.
 
     Raises ValueError for a model without parameters, TypeError for a step that cannot be called.
     Example: SimpleNet(w) in fp32, batch b, MSE → activations 20bw: x, two ReLU outputs, y and the
@@ -142,9 +132,8 @@ def step_memory(
     with ExitStack() as stack:
         for parameter in parameters:
             if parameter.requires_grad:
-                stack.callback(
-                    parameter.register_post_accumulate_grad_hook(watch.note_gradient).remove
-                )
+                hook = parameter.register_post_accumulate_grad_hook(watch.note_gradient)
+                stack.callback(hook.remove)
         stack.enter_context(watch)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack))
         step()

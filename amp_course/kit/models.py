@@ -1,9 +1,8 @@
 """Build the course's three models: a stack of linear layers, a small ResNet, a character GPT.
 
-Each is plain PyTorch with nothing about precision in it: what AMP changes is changed from outside.
-Each has a size for a CPU (a step of some tens of milliseconds on two cores) and one for a GPU
-(large enough to keep tensor cores busy), from `for_device`; `batch_size_for` gives the batch that
-goes with it.
+Each is plain PyTorch without anything about precision: AMP is applied from outside. `for_device`
+builds the size for a CPU (a step takes some tens of milliseconds on two cores) or for a GPU (large
+enough to keep tensor cores busy); `batch_size_for` returns the batch size that goes with it.
 """
 
 from typing import Self
@@ -58,7 +57,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # No bias: the batch norm that follows would subtract it again.
+        # No bias: the following batch norm would subtract it again.
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -73,8 +72,8 @@ class ResidualBlock(nn.Module):
 class DigitsResNet(nn.Module):
     """Classify 8x8 digits: (batch, 1, 8, 8) → logits (batch, 10).
 
-    A 3x3 stem, one residual block at 8x8, a max pool, one block at 4x4, then the mean over the
-    picture and a linear head.
+    A 3x3 stem, a residual block at 8x8, a max pool, a block at 4x4, the mean over the picture and a
+    linear head.
 
     Example: DigitsResNet(32)(torch.rand(64, 1, 8, 8)).shape → (64, 10)
     """
@@ -105,8 +104,8 @@ class DigitsResNet(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Add causal self-attention, then a perceptron, each of a layer norm:
-    (batch, context, width) kept.
+    """Add causal self-attention, then a perceptron, each after a layer norm:
+    (batch, context, width) → the same shape.
     """
 
     def __init__(self, heads: int, width: int) -> None:
@@ -138,16 +137,15 @@ class TransformerBlock(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """Predict the next character everywhere: ids (batch, context) → logits (batch, context,
+    """Predict the next character at every position: ids (batch, context) → logits (batch, context,
     vocab_size).
 
-    Pre-norm blocks, learned positions looked up by an integer index, an untied head.
+    Pre-norm blocks, learned position embeddings, an untied head.
 
-    Raises ValueError for `width` that `heads` do not divide and, in the forward pass, for more than
+    Raises ValueError if `heads` does not divide `width` and, in the forward pass, for more than
     `context` ids.
     Example: CharGPT(99, context=64, layers=4, heads=4, width=128)(ids).shape → (16, 64, 99) for ids
-             of (16,
-    64)
+             of (16, 64)
     Source: the shape of GPT-2 as in karpathy/nanoGPT, without dropout.
     """
 
@@ -156,7 +154,7 @@ class CharGPT(nn.Module):
         if width % heads:
             raise ValueError(
                 f"width {width} cannot be split among {heads} heads: choose a multiple of heads as "
-                f"width."
+                "width."
             )
         self.vocab_size = vocab_size
         self.context = context
@@ -165,8 +163,8 @@ class CharGPT(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(heads, width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
-        # As in GPT-2: torch's own embeddings, from N(0, 1), drown what the blocks add, and training
-        # starts slower.
+        # As in GPT-2: what the blocks add is tiny next to torch's own embeddings, from N(0, 1), and
+        # training starts slowly.
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

@@ -1,5 +1,5 @@
-"""Copy and compare nested states: dicts, lists and tuples of tensors and plain values,
-as `state_dict()` gives them.
+"""Copy and compare nested states, such as a `state_dict()`: dicts, lists and tuples of tensors and
+plain values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def copied(value: Any) -> Any:
 
 
 def first_difference(one: Any, other: Any) -> str | None:
-    """Return the place of the first difference and both values, or None: tensors are equal to the
-    last bit, NaN is like NaN.
+    """Return the place of the first difference and both values, or None. Tensors are compared to
+    the last bit, and NaN equals NaN.
 
     Example: first_difference({"a": [1, 2]}, {"a": [1, 3]}) → "['a'][1]: 2 became 3"
     """
@@ -32,8 +32,8 @@ def first_difference(one: Any, other: Any) -> str | None:
             only = "one" if place in leaves else "the other"
             return f"{pytree.keystr(place)} is only in {only}".strip()
         if not _equal(leaves[place], others[place]):
-            said = f"{_short(leaves[place])} became {_short(others[place])}"
-            return f"{pytree.keystr(place)}: {said}" if place else said
+            change = f"{_short(leaves[place])} became {_short(others[place])}"
+            return f"{pytree.keystr(place)}: {change}" if place else change
     return None
 
 

@@ -2,7 +2,7 @@
 
 A chapter's panel makes its controls and, whenever one changes, sets `html` and `message`. Nothing
 here needs torch, NumPy, matplotlib or ipywidgets: `panel_widgets` shows a panel in JupyterLab,
-`panel_page` writes it as a web page, and in the book the same Python runs in the reader's browser.
+`panel_page` writes it as a web page, and in the book the same Python runs in the browser.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PHOTOGRAPHS = "AMP_COURSE_PHOTOGRAPHS"  # set where notebooks are run to be stor
 
 
 class Control:
-    """Something that a reader sets. Setting `value` lets its panel react, as the reader's choice
-    does; what the panel itself sets while it reacts is no choice.
+    """Something that a user sets. Setting `value` makes its panel react, unless the panel does so
+    while it reacts.
 
-    label, tip: its name, and what it means; tip is shown under the mouse and read to screen readers
+    label, tip: its name, and what it means, shown under the mouse and read by screen readers
     width:      in JupyterLab and on a wide page, as CSS
     """
 
@@ -45,30 +45,30 @@ class Control:
         """Raise ValueError for a value that cannot be set."""
 
     def take(self, text: str) -> None:
-        """Set the value from what a web page sends."""
+        """Set the value from a web page's text."""
         self.value = text
 
 
 class Menu(Control):
-    """One of some options, each a value or a pair of its text and its value.
+    """A choice of options, each a value or a pair of its text and its value.
 
     Raises ValueError for a value that is no option.
     """
 
     def __init__(
-        self, value: Any, options: Iterable[Any], label: str, tip: str = "", **options_of_all: Any
+        self, value: Any, options: Iterable[Any], label: str, tip: str = "", **more: Any
     ) -> None:
-        super().__init__(value, label, tip, **options_of_all)
+        super().__init__(value, label, tip, **more)
         self.options = options
 
     @property
     def options(self) -> Any:
-        """The values to choose from; a value that is not among new ones becomes the first."""
+        """The values to choose from. Where new ones lack the current value, the first is chosen."""
         return self._values
 
     @options.setter
     def options(self, options: Iterable[Any]) -> None:
-        pairs = [one if isinstance(one, tuple) else (str(one), one) for one in options]
+        pairs = [item if isinstance(item, tuple) else (str(item), item) for item in options]
         self.texts = [text for text, _ in pairs]
         values: Sequence[Any] = [value for _, value in pairs]
         self._values = options if isinstance(options, range) else values
@@ -88,9 +88,9 @@ class Menu(Control):
 
 
 class Slider(Menu):
-    """Options in a row, to slide through.
+    """Options to slide through.
 
-    late: react when the slider comes to rest, for what takes longer than a tenth of a second
+    late: react when the slider comes to rest, as for what takes longer than a tenth of a second
     """
 
     def __init__(self, *args: Any, late: bool = False, **options: Any) -> None:
@@ -99,7 +99,7 @@ class Slider(Menu):
 
 
 class Text(Control):
-    """A line to type into; `hint` is shown while it is empty."""
+    """A line of text to type; `hint` is shown while it is empty."""
 
     def __init__(self, *args: Any, hint: str = "", **options: Any) -> None:
         super().__init__(*args, **options)
@@ -134,7 +134,7 @@ class Button(Control):
 class Bits(Control):
     """A row of bits, each a button; `value` is the pattern.
 
-    groups: for each field its CSS class, its heading in HTML, and its bits: weight → name
+    groups: for each field its CSS class, its heading in HTML, and its bits as weight → name
     """
 
     def __init__(self, value: int) -> None:
@@ -170,13 +170,13 @@ Row = Control | tuple["Row", ...]
 
 
 class Panel:
-    """A title, controls in rows, a message and a view; `html` and `message` are what is shown.
+    """A title, controls in rows, a message and a view (`html`).
 
-    A chapter's panel sets `title`, passes its rows, and gives `update`. Setting a control's value
-    drives it in a test.
+    A chapter's panel sets `title`, passes its rows, and defines `update`. A test sets the controls'
+    values.
 
-    side_by_side: whether the controls may be left of the view on a wide page
-    css_class:    of the panel, for `style`, a sheet of its own
+    side_by_side: the controls may be left of the view on a wide page
+    css_class:    of the panel, for `style`, its own style sheet
     """
 
     title = ""
@@ -198,7 +198,7 @@ class Panel:
         return list(_flat(self.rows))
 
     def update(self, control: Control | None) -> None:
-        """Set `html` and `message` after a control has changed; None: for the first time."""
+        """Set `html` and `message` after a control has changed, or for the first time (None)."""
         raise NotImplementedError
 
     def react(self, control: Control | None) -> None:
@@ -213,11 +213,11 @@ class Panel:
         self.sync()
 
     def refuse(self, error: object) -> None:
-        """Say that nothing changed, and why; what a panel is given never raises in the notebook."""
+        """Say that nothing changed, and why, in place of raising in the notebook."""
         self.message = f"<b>Nothing changed.</b> {escape(str(error).rstrip('.'))}."
 
     def sync(self) -> None:
-        """Show the state as it is, even in the middle of an update."""
+        """Show the current state, even in the middle of an update."""
         for front in self.fronts:
             front()
 
@@ -227,16 +227,16 @@ class Panel:
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         from amp_course.kit.panel_page import page_of
 
-        words = {"text/plain": repr(self)}
+        text = {"text/plain": repr(self)}
         try:
             from amp_course.kit.panel_widgets import widget_of
-        except ImportError:  # without ipywidgets it is shown as it is
-            return words | {"text/html": page_of(self)}
+        except ImportError:  # without ipywidgets, show a page that does not react
+            return text | {"text/html": page_of(self)}
         bundle = widget_of(self)._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
         page = {"text/html": page_of(self)} if os.environ.get(PHOTOGRAPHS) else {}
-        return {**bundle, **words, **page}
+        return {**bundle, **text, **page}
 
 
 def _flat(rows: Iterable[Row]) -> Iterator[Control]:

@@ -1,7 +1,7 @@
-"""Write a panel as a web page: its controls, its message and its view as they are.
+"""Write a panel as a web page: its controls, its message and its view.
 
-In the book this page is live (docs/book/_static/panel.js); a photograph of it is what a stored
-notebook shows.
+In the book this page is live (docs/book/_static/panel.js); stored notebooks show a photograph of
+it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from amp_course.kit.panel import Bits, Button, Control, Menu, Note, Number, Pane
 
 
 def page_of(panel: Panel) -> str:
-    """Return a panel as HTML, in the frame and with the class names that it has in JupyterLab.
+    """Return a panel as HTML, with the frame and the class names that it has in JupyterLab.
 
-    A control's `data-key` is its place among `panel.controls()`.
+    A control's `data-key` is its index in `panel.controls()`.
     """
     keys = {id(control): str(place) for place, control in enumerate(panel.controls())}
     rows = "".join(_row(row, keys) for row in panel.rows)
@@ -31,49 +31,48 @@ def page_of(panel: Panel) -> str:
 
 def _row(row: Row, keys: dict[int, str]) -> str:
     if isinstance(row, tuple):
-        return f'<div class="amp-row">{"".join(_row(one, keys) for one in row)}</div>'
+        return f'<div class="amp-row">{"".join(_row(part, keys) for part in row)}</div>'
     return "" if row.hidden else _control(row, f'data-key="{keys[id(row)]}"')
 
 
-def _control(one: Control, key: str) -> str:
-    attributes = f'{key} title="{escape(one.tip)}"{" disabled" if one.disabled else ""}'
-    if isinstance(one, Note):
-        return f'<span class="amp-hint">{one.value}</span>'
-    if isinstance(one, Bits):
-        return _field(one, key)
-    if isinstance(one, Button):
-        look = "amp-pick amp-primary" if one.primary else "amp-pick"
-        return f'<button type="button" class="{look}" {attributes}>{escape(one.label)}</button>'
-    if isinstance(one, Slider):
-        text = escape(one.texts[one.place])
-        late = " data-late" if one.late else ""
-        made = (
-            f'<input type="range" min="0" max="{len(one.texts) - 1}" value="{one.place}" '
+def _control(control: Control, key: str) -> str:
+    disabled = " disabled" if control.disabled else ""
+    attributes = f'{key} title="{escape(control.tip)}"{disabled}'
+    label = escape(control.label)
+    if isinstance(control, Note):
+        return f'<span class="amp-hint">{control.value}</span>'
+    if isinstance(control, Bits):
+        return _field(control, key)
+    if isinstance(control, Button):
+        classes = "amp-pick amp-primary" if control.primary else "amp-pick"
+        return f'<button type="button" class="{classes}" {attributes}>{label}</button>'
+    if isinstance(control, Slider):
+        text = escape(control.texts[control.place])
+        late = " data-late" if control.late else ""
+        field = (
+            f'<input type="range" min="0" max="{len(control.texts) - 1}" value="{control.place}" '
             f'aria-valuetext="{text}" {attributes}{late}><output>{text}</output>'
         )
-    elif isinstance(one, Menu):
-        options = "".join(
-            f'<option value="{place}"{" selected" if place == one.place else ""}>{escape(text)}'
-            f"</option>"
-            for place, text in enumerate(one.texts)
-        )
-        made = f"<select {attributes}>{options}</select>"
+    elif isinstance(control, Menu):
+        options = ""
+        for place, text in enumerate(control.texts):
+            selected = " selected" if place == control.place else ""
+            options += f'<option value="{place}"{selected}>{escape(text)}</option>'
+        field = f"<select {attributes}>{options}</select>"
     else:
-        kind = "number" if isinstance(one, Number) else "text"
-        hint = escape(getattr(one, "hint", ""))
-        value = escape(str(one.value))
-        made = f'<input type="{kind}" value="{value}" placeholder="{hint}" {attributes}>'
-    return (
-        f'<label class="amp-control" style="width:{one.width}"><span>{escape(one.label)}</span>'
-        f"{made}</label>"
-    )
+        kind = "number" if isinstance(control, Number) else "text"
+        hint = escape(getattr(control, "hint", ""))
+        value = escape(str(control.value))
+        field = f'<input type="{kind}" value="{value}" placeholder="{hint}" {attributes}>'
+    style = f"width:{control.width}"
+    return f'<label class="amp-control" style="{style}"><span>{label}</span>{field}</label>'
 
 
-def _field(one: Bits, key: str) -> str:
+def _field(bits: Bits, key: str) -> str:
     groups = ""
-    for css_class, head, names in one.groups:
+    for css_class, head, names in bits.groups:
         fours = "".join(
-            f'<div class="amp-nibble">{"".join(_bit(one, w, names[w], key) for w in four)}</div>'
+            f'<div class="amp-nibble">{"".join(_bit(bits, w, names[w], key) for w in four)}</div>'
             for four in Bits.nibbles(names)
         )
         groups += (
@@ -83,11 +82,9 @@ def _field(one: Bits, key: str) -> str:
     return f'<div class="amp-field">{groups}</div>'
 
 
-def _bit(one: Bits, weight: int, name: str, key: str) -> str:
-    is_set = bool(one.value >> weight & 1)
-    state = f'aria-pressed="{str(is_set).lower()}" title="{escape(name)}"'
+def _bit(bits: Bits, weight: int, name: str, key: str) -> str:
+    is_set = bool(bits.value >> weight & 1)
+    name = escape(name)
+    state = f'aria-pressed="{str(is_set).lower()}" title="{name}"'
     classes = "jupyter-button amp-bit" + (" mod-active" if is_set else "")
-    return (
-        f'<button type="button" class="{classes}" {state} {key} value="{weight}">{escape(name)}'
-        f"</button>"
-    )
+    return f'<button type="button" class="{classes}" {state} {key} value="{weight}">{name}</button>'

@@ -1,7 +1,7 @@
 """Show a panel with ipywidgets.
 
-It is redrawn by setting traits (an `HTML.value`), never through an `Output`, so that notebooks
-compare cleanly.
+It is redrawn by setting traits (an `HTML.value`), never by an `Output`, so that notebooks compare
+equal.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import ipywidgets as widgets
 
 from amp_course.kit.panel import Bits, Button, Control, Menu, Note, Number, Panel, Row, Slider, Text
 
-_WIDE = {"description_width": "8em"}  # one width for all labels, so that controls line up
+_WIDE = {"description_width": "8em"}  # of all labels, so that controls line up
 _ARROW = (
     "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
     "%3Cpath fill='%23ddd' d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2-5 5-5-5z'/%3E%3C/svg%3E"
 )
-# ipywidgets draws a menu's arrow in dark grey on every theme. Where there is room, controls stand
-# to the left of the view, each with its label above it: then both fit on a screen.
+# ipywidgets' own menu arrow is dark grey in every theme. Where there is room, controls are left of
+# the view, with their labels above them: then both fit on a screen.
 _SHEET = f"""
 [data-jp-theme-light="false"] .amp-panel {{
   --jp-widgets-dropdown-arrow: url("data:image/svg+xml,{_ARROW}") }}
@@ -43,7 +43,7 @@ _SHEET = f"""
 
 
 def widget_of(panel: Panel) -> widgets.VBox:
-    """Return a new widget of a panel; several of one panel show the same state."""
+    """Return a new widget of a panel; all widgets of one panel show the same state."""
     return _Front(panel).box
 
 
@@ -75,7 +75,7 @@ class _Front:
                 max_width="84em",
             ),
         )
-        self.box.add_class("amp-panel")  # by which our JupyterLab names it for screen readers
+        self.box.add_class("amp-panel")  # our JupyterLab names it for screen readers by this class
         self.sync()
         panel.fronts.append(self.sync)
 
@@ -85,8 +85,8 @@ class _Front:
         try:
             for part in self.parts:
                 part()
-            told = self.panel.message
-            self.message.value = f'<span role="status">{told}</span>' if told else ""
+            text = self.panel.message
+            self.message.value = f'<span role="status">{text}</span>' if text else ""
             self.view.value = self.panel.html
             fixed = [name for name in self.box._dom_classes if name.startswith("amp-panel")]
             self.box._dom_classes = (*fixed, *self.panel.css_class.split())
@@ -95,7 +95,7 @@ class _Front:
 
     def _row(self, row: Row) -> widgets.Widget:
         if isinstance(row, tuple):
-            children = [self._row(one) for one in row]
+            children = [self._row(part) for part in row]
             return widgets.HBox(children, layout=widgets.Layout(flex_flow="row wrap"))
         if isinstance(row, Bits):
             return _Field(self, row).box
@@ -105,11 +105,11 @@ class _Front:
         if isinstance(row, Button):
             widget.on_click(lambda _: row.click())
         else:
-            widget.observe(lambda change: self._took(row, change["new"]), chosen)
+            widget.observe(lambda change: self._take(row, change["new"]), chosen)
         self.parts.append(lambda: _sync(row, widget))
         return widget
 
-    def _took(self, control: Control, new: Any) -> None:
+    def _take(self, control: Control, new: Any) -> None:
         if self.syncing:
             return
         if isinstance(control, Menu) and not isinstance(control.options, range):
@@ -118,13 +118,13 @@ class _Front:
 
 
 def _made(control: Control) -> tuple[widgets.Widget, str]:
-    """Return a control's widget, and which of its traits is the reader's."""
+    """Return a control's widget, and the trait that the user sets."""
     layout = widgets.Layout(width=control.width, max_width="100%")
     shared = {"description": control.label, "tooltip": control.tip}
     styled = {**shared, "style": _WIDE, "layout": layout}
     if isinstance(control, Button):
-        look = "primary" if control.primary else ""
-        return _classed(widgets.Button(**shared, button_style=look), "amp-pick"), ""
+        style = "primary" if control.primary else ""
+        return _classed(widgets.Button(**shared, button_style=style), "amp-pick"), ""
     if isinstance(control, Text):
         field = widgets.Text(**styled, continuous_update=False, placeholder=control.hint)
         return field, "value"
@@ -157,7 +157,7 @@ def _sync(control: Control, widget: widgets.Widget) -> None:
 
 
 class _Field:
-    """The buttons of a row of bits; each is made once, when it is first needed."""
+    """The buttons of a row of bits, each made when it is first needed."""
 
     def __init__(self, front: _Front, control: Bits) -> None:
         self.front, self.control = front, control
@@ -186,10 +186,10 @@ class _Field:
         first = self.buttons[0] if self.buttons else None
         shared = {"layout": first.layout, "style": first.style} if first else {}
         button = _classed(widgets.ToggleButton(**shared), "amp-bit")
-        button.observe(lambda change: self._turned(weight), "value")
+        button.observe(lambda change: self._toggle(weight), "value")
         return button
 
-    def _turned(self, weight: int) -> None:
+    def _toggle(self, weight: int) -> None:
         if not self.front.syncing:
             self.control.toggle(weight)
 

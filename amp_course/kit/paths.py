@@ -1,4 +1,4 @@
-"""Find the course's folder and the reader's. Creates nothing."""
+"""Find the course's folder and the learner's. Creates nothing."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,8 @@ from amp_course.kit.errors import CourseError
 def course_root() -> Path:
     """Return the folder that holds `notebooks/` and `exercises/`.
 
-    It is `AMP_COURSE_ROOT` if that is set; else the folder the package lies in (a clone); else the
-    nearest such folder upward from the current one. Raises CourseError when there is none.
+    It is `AMP_COURSE_ROOT` if that is set; else the clone that the package is in; else the nearest
+    such folder upward from the current one. Raises CourseError if there is none.
     """
     named = os.environ.get("AMP_COURSE_ROOT")
     if named:
@@ -26,7 +26,7 @@ def course_root() -> Path:
         return clone
     here = Path.cwd()
     for folder in (here, *here.parents):
-        # Many a project has a folder notebooks/; with exercises/ next to it, it is this one.
+        # Many projects have a folder notebooks/; with exercises/ next to it, it is the course.
         if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir():
             return folder
     raise CourseError(
@@ -52,8 +52,8 @@ def newest_record(benchmark: str) -> Path:
 
 
 def work_dir() -> Path:
-    """Return the reader's folder: `AMP_COURSE_WORK` if that is set,
-    else `my_work/` in the course's; it need not exist.
+    """Return the learner's folder: `AMP_COURSE_WORK` if that is set,
+    else `my_work/` in the course's folder; it need not exist.
     """
     named = os.environ.get("AMP_COURSE_WORK")
     return (Path.cwd() / Path(named).expanduser()).resolve() if named else course_root() / "my_work"

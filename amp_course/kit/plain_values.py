@@ -1,5 +1,5 @@
-"""Turn what a run wants to remember into tensors and plain values:
-what `torch.load(…, weights_only=True)` gives back equal.
+"""Turn what a checkpoint holds into tensors and plain values, which
+`torch.load(…, weights_only=True)` returns equal.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_KEPT = (bool, type(None), torch.Size, torch.dtype, torch.device)
-# what `.item()` turns into an equal Python value, if it does
+_PLAIN = (bool, type(None), torch.Size, torch.dtype, torch.device)
+# `.item()` turns these into an equal Python value, with few exceptions
 _NUMPY = (np.bool_, np.number, np.str_, np.bytes_)
 
 _BASES: tuple[Any, ...] = (int, float, complex, bytes)
 
 
 def as_plain(value: Any, where: str) -> Any:
-    """Return the value built of tensors and plain types only, equal to what came.
+    """Return an equal value of tensors and plain types only.
 
     NumPy's numbers and texts become Python's, and subclasses of numbers, texts, dicts, lists and
     tuples their base: an IntEnum its int, a defaultdict its dict, a named tuple its tuple. An
     OrderedDict and a Counter stay. Tensors share their memory with the originals; a parameter
     becomes a tensor.
 
-    where: the value's name, for the message. Raises TypeError for all else, with the place of the
-           entry and the fix.
+    where: the value's name, for the message
+    Raises TypeError for anything else, with the place of the entry and the fix.
     Example: as_plain({"losses": [np.float64(0.5)]}, "data") → {"losses": [0.5]}
     """
     kind = type(value)
     if isinstance(value, Tensor):
         return _plain_tensor(value, where)
-    if kind in _KEPT:
+    if kind in _PLAIN:
         return value
     if isinstance(value, np.generic):
         return _plain_scalar(value, where)
@@ -58,7 +58,7 @@ def as_plain(value: Any, where: str) -> Any:
     article = "an" if kind.__name__[0] in "aeiouAEIO" else "a"
     raise TypeError(
         f"{where} is {article} {kind.__name__}, which cannot be loaded without running code: "
-        f"{_cure(value)}."
+        f"{_fix(value)}."
     )
 
 
@@ -68,20 +68,19 @@ def _dict_like(value: dict[Any, Any], pairs: list[tuple[Any, Any]]) -> dict[Any,
     if not isinstance(value, collections.OrderedDict):
         return dict(pairs)
     ordered = collections.OrderedDict(pairs)
-    # the versions of a model's modules
     if isinstance(metadata := getattr(value, "_metadata", None), Mapping):
-        ordered._metadata = dict(metadata)  # type: ignore[attr-defined]
+        ordered._metadata = dict(metadata)  # type: ignore[attr-defined]  # versions of modules
     return ordered
 
 
 def _plain_scalar(value: np.generic, where: str) -> Any:
     plain = value.item()
     known = isinstance(value, _NUMPY) and not isinstance(value, np.timedelta64)
-    if known and not isinstance(plain, np.generic):  # as that of a long double is
+    if known and not isinstance(plain, np.generic):  # as a long double's is
         return plain
     raise TypeError(
         f"{where} is a {type(value).__name__}, which no plain type can hold: save `float(…)` or "
-        f"`str(…)`."
+        "`str(…)`."
     )
 
 
@@ -89,7 +88,7 @@ def _plain_tensor(value: Tensor, where: str) -> Tensor:
     if type(value) not in (Tensor, nn.Parameter, nn.Buffer):
         raise TypeError(
             f"{where} is a {type(value).__name__}, a kind of tensor with code of its own: save an "
-            f"ordinary tensor made from it."
+            "ordinary tensor made from it."
         )
     return value.detach()
 
@@ -106,7 +105,7 @@ def _short(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _cure(value: Any) -> str:
+def _fix(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return "save its `.value` or its `.name`"
     if isinstance(value, os.PathLike):

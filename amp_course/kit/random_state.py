@@ -1,6 +1,4 @@
-"""Remember the state of every random generator that a training draws from, and put it back:
-torch, CUDA, NumPy, Python.
-"""
+"""Save and restore the global random generators of a training: torch, CUDA, NumPy, Python."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ RandomState = dict[str, Any]
 
 
 def random_state() -> RandomState:
-    """Return the states of torch's, NumPy's and Python's global generators, as tensors and plain
-    values.
+    """Return the states of the global generators, as tensors and plain values.
 
-    `torch.save` stores it, and `torch.load(…, weights_only=True)` reads it. CUDA is left out until
+    `torch.load(…, weights_only=True)` reads what `torch.save` stores. CUDA is left out until
     something has used it.
     """
     numpy: Any = np.random.get_state(legacy=True)
@@ -34,12 +31,9 @@ def random_state() -> RandomState:
 def set_random_state(state: RandomState) -> None:
     """Put back what `random_state` returned; CUDA's only on a machine with as many GPUs."""
     torch.set_rng_state(state["torch"])
-    if (
-        state["cuda"]
-        and torch.cuda.is_available()
-        and len(state["cuda"]) == torch.cuda.device_count()
-    ):
-        torch.cuda.set_rng_state_all(state["cuda"])
+    cuda = state["cuda"]
+    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
@@ -54,7 +48,7 @@ def _cuda_states() -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def same_random_state() -> Iterator[None]:
-    """Put the random state back at the end of the block: what it draws leaves no trace."""
+    """Restore the random state at the end of the block, as if nothing had been drawn in it."""
     state = random_state()
     try:
         yield

@@ -1,6 +1,4 @@
-"""Show what was found, paragraphs, tables and lists: as text in a terminal,
-as HTML in a notebook.
-"""
+"""Show paragraphs, tables and lists: as text in a terminal, as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from amp_course.kit.table import html_table, text_table
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, the head first; the columns whose heads are in `right` are aligned at their
-    ends.
+    """Rows of text, the head first; in plain text, columns whose heads are in `right` are
+    right-aligned.
     """
 
     rows: Sequence[Sequence[str]]
@@ -34,12 +32,12 @@ Block = str | Table | Numbered  # a str is a paragraph: `code`, **bold**
 
 
 class Page:
-    """What shows itself: a subclass says what there is to show, once, in `blocks`.
+    """Something that shows itself: a subclass returns its content, once for all forms, in `blocks`.
 
     A dataclass that is a page needs `repr=False`.
     """
 
-    columns: ClassVar[int] = 10**6  # of the text; a terminal wraps what is longer
+    columns: ClassVar[int] = 10**6  # the width of the text
 
     def blocks(self) -> Iterable[Block]:
         """Return what to show, in order."""

@@ -1,7 +1,6 @@
-"""How figures look: one colour and a second cue for each recipe, format and zone; one way to make a
-Figure.
+"""Make figures that all look alike.
 
-Figures are made without pyplot, so nothing is shown twice and nothing piles up. One that is the
+They are made without pyplot, so nothing is shown twice and nothing piles up. A figure that is the
 last value of a cell shows itself, sharp on a dense screen and small enough to be stored in the
 notebook.
 """
@@ -17,31 +16,24 @@ from PIL import Image
 
 from amp_course.kit.colours import FAINT, INK
 
-_DOTS, _SHOWN = 160, 110  # dots per inch in the file, and as the page shows them
+_DOTS, _SHOWN = 160, 110  # dots per inch in the file, and on the page
 FEWER_DOTS = 120
-_FILE_COLOURS = (
-    64  # a few flat colours and their edges: a quarter of the bytes of a full-colour file
-)
+_FILE_COLOURS = 64  # enough for flat colours and their edges, in a quarter of a file's bytes
 
 
 class CourseFigure(Figure):
-    """A Figure that a notebook shows as a small, sharp PNG, with `alt` for readers who cannot see
-    it.
+    """A Figure that a notebook shows as a small, sharp PNG, with an alternative text.
 
-    The alt text goes where IPython's own `Image(alt=…)` puts it, into the output's metadata.
-    nbconvert reads it there; JupyterLab 4 does not, so the course's JupyterLab has a small
-    extension for it (lab_settings/labextensions).
+    Like that of IPython's `Image(alt=…)`, the text goes into the output's metadata, where nbconvert
+    reads it. JupyterLab 4 does not, so the course's has an extension (lab_settings/labextensions).
     """
 
     alt = ""
 
     def draw(self, renderer: Any) -> None:
-        """Draw, with the dollars in names that are not ours as dollars:
-        matplotlib would read formulas between them.
-        """
+        """Draw, without reading formulas between dollars, except those of logarithmic axes."""
         for text in self.findobj(Text):
             words = text.get_text()
-            # matplotlib's own, on a logarithmic axis
             if "$" in words and r"\mathdefault" not in words:
                 text.set_parse_math(False)
         super().draw(renderer)
@@ -51,19 +43,17 @@ class CourseFigure(Figure):
 
 
 def shown_as(figure: Figure) -> dict[str, Any]:
-    """Return what a notebook stores next to a figure's PNG:
-    its size in pixels, and its alt text.
-    """
+    """Return what a notebook stores with a figure's PNG: its size in pixels, and its alt text."""
     width, height = (round(inches * _SHOWN) for inches in figure.get_size_inches())
     return {"width": width, "height": height, "alt": getattr(figure, "alt", "")}
 
 
 def png(figure: Figure) -> bytes:
-    """Return the figure as the bytes of a PNG file of few colours, a few small dots' among them."""
+    """Return the figure as a PNG file of few colours, which include those of single dots."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png")
     with Image.open(full) as image:
-        # The default method spends the colours on edges, and fp32's blue dots come out green.
+        # The default method spends the colours on edges, and turns fp32's blue dots green.
         method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
         few = image.convert("RGB").quantize(_FILE_COLOURS, method, dither=dither)
         few.save(small, "png", optimize=True)
@@ -80,37 +70,32 @@ def new_figure(
     dots: int = _DOTS,
     **options: Any,
 ) -> tuple[Figure, Any]:
-    """Return a white Figure of width × height inches, and its axes (as `Figure.subplots` gives
-    them).
+    """Return a white Figure of width × height inches, and the axes from `Figure.subplots`.
 
-    dots: per inch in the file; a page full of text takes FEWER_DOTS, or it is a third of a
-          notebook's bytes
-    alt:  one sentence that tells a reader who cannot see the figure what it shows
+    dots: per inch in the file; FEWER_DOTS for a page of text, else a third of a notebook's bytes
+    alt:  one sentence on what the figure shows, for those who cannot see it
     """
-    figure = CourseFigure(
-        figsize=(width, height), dpi=dots, layout="constrained", facecolor="white"
-    )
+    size = (width, height)
+    figure = CourseFigure(figsize=size, dpi=dots, layout="constrained", facecolor="white")
     figure.alt = alt
     axes = figure.subplots(rows, columns, **options)
     for axis in figure.axes:
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-        axis.tick_params(which="both", labelsize=8, colors=INK)
-        axis.title.set_fontsize(10)
+        _simplify(axis)
     return figure, axes
 
 
+def _simplify(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(which="both", labelsize=8, colors=INK)
+
+
 def merged_row(axes: Any) -> Any:
-    """Return one axis in the place of a row of axes; they have to be the second row of their
-    figure.
-    """
+    """Replace a row of axes, the second one of its figure, by one axis, and return that."""
     figure, grid = axes[0].figure, axes[0].get_gridspec()
     for axis in axes:
         axis.remove()
     merged = figure.add_subplot(grid[1, :])
-    for side in ("top", "right"):
-        merged.spines[side].set_visible(False)
-    merged.tick_params(which="both", labelsize=8, colors=INK)
+    _simplify(merged)
     return merged
 
 

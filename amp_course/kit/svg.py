@@ -1,8 +1,8 @@
 """Draw small SVG pictures for panels: redrawn in a millisecond, sharp at any size, in the colours
-of the reader's theme.
+of the user's theme.
 
-Strings in, strings out; escaped here, so that nothing that a reader types becomes markup. Figures
-for a page without a kernel are matplotlib's business (`kit.style`).
+Text is escaped here, so that nothing that a user types becomes markup. Figures for a page without
+a kernel are drawn by matplotlib (`kit.style`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _TILES = {
 
 
 def picture(width: float, height: float, *parts: str, label: str) -> str:
-    """Return an SVG of width × height pixels that shrinks with a narrow page;
-    `label` is read out by a screen reader.
-    """
+    """Return an SVG of width × height pixels, less on a narrow page; `label` is its alt text."""
     return (
         f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" '
         f'xmlns="http://www.w3.org/2000/svg" '
@@ -86,7 +84,7 @@ def polyline(
 def box(
     x: float, y: float, width: float, height: float, fill: str, *, hatch: str = "", tip: str = ""
 ) -> str:
-    """Return a filled rectangle, hatched if asked, with `tip` shown under the mouse.
+    """Return a filled rectangle, perhaps hatched, with `tip` shown under the mouse.
 
     fill: a colour "#rrggbb"; hatch: one of matplotlib's "//", "\\\\", "xx", "..", "--", "||", "++"
     """
@@ -94,8 +92,7 @@ def box(
     title = f"<title>{escape(tip)}</title>" if tip else ""
     if not hatch:
         return f'<rect {place} fill="{fill}">{title}</rect>'
-    # A pattern per colour and hatch, defined on the spot: ids are shared by all pictures of a page,
-    # so equal ones agree.
+    # All pictures of a page share ids, so a pattern's id names its colour and hatch.
     name = f"amp-{fill.lstrip('#')}-{list(_TILES).index(hatch)}"
     stroke = "#222222" if is_pale(fill) else "white"
     pattern = (
@@ -107,7 +104,7 @@ def box(
 
 
 def is_pale(fill: str) -> bool:
-    """Return True if white lines would drown on a colour "#rrggbb"."""
+    """Return True if white lines would be hard to see on a colour "#rrggbb"."""
     red, green, blue = (int(fill[place : place + 2], 16) for place in (1, 3, 5))
     return 0.3 * red + 0.6 * green + 0.1 * blue > 180
 

@@ -1,25 +1,21 @@
-"""Write rows of text as a table: in plain text for a terminal, in HTML for a notebook.
-The first row is the head.
-"""
+"""Write rows of text as a table, in plain text or in HTML. The first row is the head."""
 
 import html
 from collections.abc import Collection, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> str:
-    """Return the rows in columns, two spaces apart; the columns whose heads are in `right` are
-    aligned at their ends.
+    """Return the rows with two spaces between columns; those whose heads are in `right` are
+    right-aligned.
 
     Example: [["a", "b"], ["10", "2"]] → "a   b\\n10  2"
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    aligned = [str.rjust if head in right else str.ljust for head in rows[0]]
-    return "\n".join(
-        "  ".join(
-            align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    columns = []
+    for head, *cells in zip(*rows, strict=True):
+        width = max(map(len, [head, *cells]))
+        align = str.rjust if head in right else str.ljust
+        columns.append([align(cell, width) for cell in (head, *cells)])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 # ten columns fit a page 1000 pixels wide

@@ -21,14 +21,20 @@ _NAMES = {
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an output, however it is packed: tuples, dicts, dataclasses, None."""
+    """Yield the tensors in an output, also inside tuples, dicts and dataclasses."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
         elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from tensors_in([getattr(leaf, one.name) for one in fields(leaf)])
+            yield from tensors_in([getattr(leaf, field.name) for field in fields(leaf)])
 
 
 def short(dtype: torch.dtype) -> str:
     """Name a dtype as the course does: torch.bfloat16 → "bf16", torch.int64 → "int64"."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def has_device(kind: str) -> bool:
+    """Return True if this machine has a kind of device, such as "cuda"."""
+    module = getattr(torch, kind, None)
+    return module is None or not hasattr(module, "is_available") or bool(module.is_available())

@@ -1,5 +1,5 @@
-"""Run tiny computations on one thread: below a thousand numbers an op's threads wait for each other
-longer than they work.
+"""Run tiny computations on one thread: for less than a thousand numbers, an op's threads wait for
+each other longer than they work.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread while the body runs;
-    the number of before is put back, also after an exception.
-    """
+    """Let torch compute on one thread while the body runs; restore the number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Read the tables of facts that stand in TOML files, each next to the module that uses it."""
+"""Read the tables of facts in TOML files, each next to the module that uses it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def read_toml(module: str, name: str) -> dict[str, Any]:
-    """Return what a TOML file holds. Example: read_toml(__file__, "cards.toml")["card"]"""
+    """Return the content of a TOML file. Example: read_toml(__file__, "cards.toml")["card"]"""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))

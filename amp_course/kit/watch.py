@@ -1,9 +1,9 @@
-"""Follow every tensor through one training step, from its making to its freeing.
+"""Follow every tensor through one training step, from its allocation until it is freed.
 
-Three things are watched: every tensor an op gives back (a `TorchDispatchMode`), what autograd packs
-for the backward pass (`saved_tensors_hooks`), and when each storage dies (a weak reference to it).
-What an op takes and gives back inside itself is not seen. `amp_course.kit.memory` turns this into
-numbers.
+Three things are watched: every tensor that an op returns (a `TorchDispatchMode`), what autograd
+saves for the backward pass (`saved_tensors_hooks`), and when each storage is freed (a weak
+reference to it). What an op allocates and frees inside itself stays unknown. `kit.memory` turns
+this into numbers.
 """
 
 import weakref
@@ -20,9 +20,7 @@ Saved = tuple[Tensor, list["Token"]]
 
 
 def storages(tensors: Iterable[Tensor | None]) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages under `tensors`; a sparse tensor has two,
-    of its indices and of its values.
-    """
+    """Yield the storages of `tensors`; a sparse tensor has two, for its indices and its values."""
     for tensor in tensors:
         if tensor is None:
             continue
@@ -33,9 +31,7 @@ def storages(tensors: Iterable[Tensor | None]) -> Iterator[torch.UntypedStorage]
 
 
 class LiveBytes:
-    """Add up the bytes of the storages added and not yet freed;
-    `peak` is the most there was at one time.
-    """
+    """The sum of the bytes of all storages that were added and not yet freed, and its peak."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -47,25 +43,19 @@ class LiveBytes:
         return storage._cdata in self._bytes
 
     def add(self, storage: torch.UntypedStorage, owner: object = None) -> None:
-        """Count `storage` until `owner` dies (itself unless told), once,
-        however often it is added.
-        """
-        key = storage._cdata  # its address in C++: no other live storage has it
-        grown = storage.nbytes() - self._bytes.get(key, 0)  # not 0 either if it has been resized
+        """Count `storage` once, until `owner` (by default itself) is freed."""
+        key = storage._cdata  # its address in C++, unique among live storages
+        grown = storage.nbytes() - self._bytes.get(key, 0)  # it may have been resized
         if key not in self._bytes:
-            # subtle: a storage's Python object lives as long as its C++ one, so its end is the
-            #         freeing.
-            self._owners[key] = weakref.ref(
-                storage if owner is None else owner, partial(self._drop, key)
-            )
+            # subtle: a storage's Python object lives as long as its memory.
+            owner = storage if owner is None else owner
+            self._owners[key] = weakref.ref(owner, partial(self._drop, key))
         self._bytes[key] = storage.nbytes()
         self.now += grown
         self.peak = max(self.peak, self.now)
 
     def add_older(self, storage: torch.UntypedStorage) -> int:
-        """Count a storage there from the start, so at the peak too;
-        return the bytes that are new.
-        """
+        """Count a storage that existed from the start, so at the peak too; return the new bytes."""
         if storage in self:
             return 0
         peak = self.peak
@@ -79,27 +69,23 @@ class LiveBytes:
 
 
 class Token:
-    """Live as long as autograd keeps at least one saved tensor of a storage."""
+    """Lives as long as autograd keeps at least one saved tensor of a storage."""
 
 
 class StepWatch(TorchDispatchMode):
-    """Count four things through one step: all tensors, the gradients, the cast copies, what
-    autograd saves.
+    """Counts four things during one step: all tensors, gradients, cast copies, what autograd saves.
 
     Use it as a context around the step, with `pack` and `unpack` as saved-tensor hooks and
     `note_gradient` as the post-accumulate hook of each parameter.
     """
 
     def __init__(self, model: nn.Module, existing: Iterable[Tensor]) -> None:
-        """Count what is there at the start: the model's tensors and `existing`,
-        the state and the batch.
-        """
+        """Count what exists at the start: the model's tensors, and `existing`: state and batch."""
         super().__init__()
         self.device = next(model.parameters()).device
-        self.everything, self.gradients, self.cast_copies, self.saved = (
-            LiveBytes() for _ in range(4)
-        )
-        self.bytes_before = 0  # of what was there at the start
+        self.everything, self.gradients = LiveBytes(), LiveBytes()
+        self.cast_copies, self.saved = LiveBytes(), LiveBytes()
+        self.bytes_before = 0  # of what existed at the start
         self._tokens: weakref.WeakValueDictionary[int, Token] = weakref.WeakValueDictionary()
         weights = [*model.parameters(), *model.buffers()]
         self._weights = {storage._cdata for storage in storages(weights)}
@@ -114,8 +100,7 @@ class StepWatch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        # What we have not seen was there before, unless torch.tensor(…) hands over what it has just
-        # made.
+        # Unknown arguments existed before, except those that torch.tensor(…) has just made.
         if func is not torch.ops.aten.lift_fresh.default:
             self._found(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         result = func(*args, **(kwargs or {}))
@@ -128,9 +113,7 @@ class StepWatch(TorchDispatchMode):
         return result
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Note what autograd saves, but for weights and their cast copies,
-        and hand it on unchanged.
-        """
+        """Count what autograd saves, except weights and their cast copies."""
         tokens = []
         for storage in storages([tensor]):
             if storage._cdata not in self._weights and storage not in self.cast_copies:
@@ -139,11 +122,11 @@ class StepWatch(TorchDispatchMode):
         return tensor, tokens
 
     def unpack(self, saved: Saved) -> Tensor:
-        """Give back what `pack` was given; its tokens die when autograd lets go of it."""
+        """Return the tensor that `pack` got; its tokens are freed when autograd frees `saved`."""
         return saved[0]
 
     def note_gradient(self, parameter: Tensor) -> None:
-        """Count a gradient as soon as it is there, so that no later `zero_grad` can hide it."""
+        """Count a gradient as soon as it exists, before `zero_grad` can free it."""
         for storage in storages([parameter.grad]):
             self.gradients.add(storage)
 

@@ -1,4 +1,4 @@
-"""The figures of chapter 06. They take data that was measured, and compute nothing."""
+"""The figures of chapter 06. They draw data, and compute nothing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _SMALL: dict[str, Any] = {"fontsize": 8, "va": "center"}
 
 def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
     """Draw how far off each way of timing is: its name → its answer and the honest one, in ms."""
-    said = {
+    labels = {
         name: f"{wrong:.3g} ms instead of {honest:.3g} ms" for name, (wrong, honest) in ways.items()
     }
-    told = "; ".join(f"{name}: {words}" for name, words in said.items())
-    alt = f"What each wrong way of timing measures. {told}."
+    measured = "; ".join(f"{name}: {label}" for name, label in labels.items())
+    alt = f"What each wrong way of timing measures. {measured}."
     figure, axis = new_figure(7.2, 1.1 + 0.4 * len(ways), alt=alt)
     look = {"color": COLOURS["amp_fp16"], "hatch": "//", "edgecolor": "white", "height": 0.65}
     names = list(ways)[::-1]
     ratios = [ways[name][0] / ways[name][1] for name in names]
     for row, (name, ratio) in enumerate(zip(names, ratios, strict=True)):
         axis.barh(row, ratio - 1, left=1, **look)
-        axis.text(max(ratio, 1), row, f" {said[name]} ", color=INK, **_SMALL)
+        axis.text(max(ratio, 1), row, f" {labels[name]} ", color=INK, **_SMALL)
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_xscale("log")
@@ -48,13 +48,13 @@ def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
 
 
 def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
-    """Draw the parts of a step's memory, stacked, one bar for each name, and a line at the peak."""
-    said = "; ".join(
+    """Draw the parts of a step's memory as a stacked bar for each name, with a line at the peak."""
+    parts = "; ".join(
         f"{name}: a peak of {bytes_text(memory.peak)}, {bytes_text(memory.activations)} of it "
         f"activations"
         for name, memory in memories.items()
     )
-    alt = f"Where the memory of one training step goes. {said}."
+    alt = f"Where the memory of one training step goes. {parts}."
     figure, axis = new_figure(7.2, 1.2 + 0.5 * len(memories), alt=alt)
     names = list(memories)[::-1]
     for row, name in enumerate(names):
@@ -77,7 +77,7 @@ def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
 
 
 def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
-    """Draw the loss scale that each step used, with the skipped steps marked."""
+    """Draw the loss scale of each step, with the skipped steps marked."""
     alt = (
         f"The loss scale over {len(scales)} training steps, from {scales[0]:,.0f} to "
         f"{scales[-1]:,.0f}; {len(skipped)} skipped steps are marked."
@@ -120,21 +120,20 @@ def report_card_figure(card: ReportCard) -> Figure:
         _draw_rows(axis, card, len(recipes), measure)
         title(axis, head, "fp32 = 1")
     memory.set_yticklabels([])
-    for place, one in enumerate(PUBLISHED[::-1]):
-        look = {"color": "#d9d9d9", "edgecolor": FAINT, "height": 0.7, "lw": 0.6}
-        published.barh(place, one.speedup, **look)
-        published.text(one.speedup, place, f" {one.speedup:.2f} ×", **_SMALL)
-    labels = [f"{one.what}\n{one.hardware}" for one in PUBLISHED[::-1]]
-    published.set_yticks(range(len(PUBLISHED)), labels, fontsize=7.5)
+    pairs = PUBLISHED[::-1]
+    look = {"color": "#d9d9d9", "edgecolor": FAINT, "height": 0.7, "lw": 0.6}
+    for place, pair in enumerate(pairs):
+        published.barh(place, pair.speedup, **look)
+        published.text(pair.speedup, place, f" {pair.speedup:.2f} ×", **_SMALL)
+    labels = [f"{pair.what}\n{pair.hardware}" for pair in pairs]
+    published.set_yticks(range(len(pairs)), labels, fontsize=7.5)
     published.margins(x=0.1)
     published.set_xlim(left=0)
     under = "speed-up; other hardware, and a baseline of their own"
     title(published, "Published elsewhere", under)
     handles = [Patch(**_look(recipe.name), label=recipe.label) for recipe in recipes]
-    columns = min(4, len(recipes))
-    figure.legend(
-        handles=handles, fontsize=8, frameon=False, ncols=columns, loc="outside upper right"
-    )
+    legend: dict[str, Any] = {"fontsize": 8, "frameon": False, "loc": "outside upper right"}
+    figure.legend(handles=handles, ncols=min(4, len(recipes)), **legend)
     machine = card.machine
     head = f"Report card: {machine.device_name}, torch {machine.torch_version}, {card.day}"
     figure.suptitle(head, fontsize=9, x=0.01, ha="left", color=FAINT)

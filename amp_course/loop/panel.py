@@ -1,4 +1,4 @@
-"""`StepExplorer`: choose a size and a recipe, and measure one step of SimpleNet against fp32."""
+"""`StepExplorer`: measure a step of SimpleNet at a chosen size, under a recipe and in fp32."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MAX_BARS = 12
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: a recipe against fp32 at a width and batch size, their steps run in turn.
+    """One measurement: a recipe against fp32 at a width and batch size, their steps interleaved.
 
-    busy: why the times tell nothing; "" on a quiet machine
+    busy: why the times mean nothing; "" on a quiet machine
     """
 
     recipe: str
@@ -43,28 +43,29 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """What a bar of it is called."""
+        """The name of its bar."""
         return f"{RECIPES[self.recipe].label}, width {self.width}, batch {self.batch}"
 
 
 def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> Measured:
-    """Time SimpleNet's step in fp32 and under a recipe, in turn, for some two seconds each."""
+    """Time SimpleNet's step in fp32 and under a recipe, interleaved, for about 2 seconds each."""
     workload = simple_net(device, width, batch)
     sides = [workload.start(FP32), workload.start(RECIPES[recipe])]
     runs: list[list[RunRecord]] = [[], []]
     for _ in range(_ROUNDS):
-        for side, done in zip(sides, runs, strict=True):
-            left = _MAX_SECONDS - sum(sum(record.step_seconds) for record in done)
-            if all(record.complete for record in done) and left > 0:
-                done.append(side.run(_STEPS, left))
-    base, other = (join(done).timing for done in runs)
-    busy = busy_text(base.waited, other.waited)
-    return Measured(recipe, width, batch, base.median, other.median, busy)
+        for side, records in zip(sides, runs, strict=True):
+            left = _MAX_SECONDS - sum(sum(record.step_seconds) for record in records)
+            if all(record.complete for record in records) and left > 0:
+                records.append(side.run(_STEPS, left))
+    fp32, chosen = (join(records).timing for records in runs)
+    busy = busy_text(fp32.waited, chosen.waited)
+    return Measured(recipe, width, batch, fp32.median, chosen.median, busy)
 
 
 class StepExplorer(Panel):
-    """Width, batch and recipe by slider and menu; the button measures; each measurement stays as a
-    bar. `panel.results` holds what was measured, and `panel.show(results)` draws it.
+    """The button measures at the chosen width, batch size and recipe, and adds a bar.
+
+    `panel.results` holds what was measured, and `panel.show(results)` draws it.
     """
 
     def __init__(self) -> None:
@@ -73,24 +74,20 @@ class StepExplorer(Panel):
         on_cpu = self.device.type == "cpu"
         widths = (64, 128, 256, 512, 1024) if on_cpu else (256, 512, 1024, 2048, 4096, 8192)
         batches = (1, 8, 32, 128, 256) if on_cpu else (1, 32, 128, 512, 2048)
-        others = [recipe for recipe in recipes_for(self.device) if recipe is not FP32]
         self.width = Slider(widths[3], widths, "width", "features of each Linear", width="24em")
         self.batch = Slider(batches[3], batches, "batch size", "samples in a step", width="24em")
-        self.recipe = Menu(
-            "amp_bf16",
-            [(recipe.label, recipe.name) for recipe in others],
-            "against fp32",
-            "the recipe to compare with fp32",
-        )
+        recipes = [(one.label, one.name) for one in recipes_for(self.device) if one is not FP32]
+        tip = "the recipe to compare with fp32"
+        self.recipe = Menu("amp_bf16", recipes, "against fp32", tip)
         tip = "time both and add a bar (a few seconds)"
         self.measure = Button("Measure", tip, primary=True)
         self.clear = Button("Clear", "remove all bars")
         self.results: list[Measured] = []
-        self._supports: tuple[DtypeSupport, ...] = ()  # measured once a recipe is slower than fp32
+        self._supports: tuple[DtypeSupport, ...] = ()  # measured when a recipe is first slower
         super().__init__(self.width, self.batch, self.recipe, (self.measure, self.clear))
 
     def update(self, control: Control | None) -> None:
-        """Measure if asked to; a change of the size waits for the button."""
+        """Measure when the button is pressed; a change of the size alone measures nothing."""
         if control is self.measure:
             self._measure()
         elif control in (None, self.clear):
@@ -114,20 +111,19 @@ class StepExplorer(Panel):
         else:
             self.message = found.busy
             if not found.busy:
+                label = RECIPES[found.recipe].label
                 self.message = (
                     f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, "
-                    f"{RECIPES[found.recipe].label} {seconds_text(found.seconds)}, "
-                    f"<b>{found.speedup:.2f} times</b> as fast.{self._advice(found)}"
+                    f"{label} {seconds_text(found.seconds)}, "
+                    f"<b>{found.speedup:.2f} times</b> as fast."
                 )
+                self.message += self._advice(label) if found.speedup < 1 else ""
                 self.show([*self.results, found])
         finally:
             self.measure.disabled = False
 
-    def _advice(self, found: Measured) -> str:
+    def _advice(self, label: str) -> str:
         """Say what to make of a slower recipe: on some machines it is slower at every size."""
-        if found.speedup >= 1:
-            return ""
-        label = RECIPES[found.recipe].label
         self._supports = self._supports or dtype_support(self.device)
         support = next(support for support in self._supports if support.name == label.split()[-1])
         if support.state != "emulated" or support.times_fp32 is None:

@@ -30,6 +30,6 @@ def speed_ups_view(points: Sequence[tuple[str, str, float]]) -> str:
         line(one, _TOP - 6, one, floor, stroke=INK, dash="2 3"),
         text(one, floor + 16, "1 = as fast as fp32", anchor="middle", fill=FAINT),
     ]
-    said = "; ".join(f"{label}: {speedup:.2f}" for _, label, speedup in points)
-    words = f"Speed-ups over fp32, one bar each. {said}."
-    return picture(_WIDTH, floor + 24, *parts, label=words)
+    values = "; ".join(f"{label}: {speedup:.2f}" for _, label, speedup in points)
+    alt = f"Speed-ups over fp32, one bar each. {values}."
+    return picture(_WIDTH, floor + 24, *parts, label=alt)

@@ -1,4 +1,4 @@
-"""Figures that others published, for the report card to compare with; none measured here."""
+"""Speed-ups that others published, for the report card to compare with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The recipes that a loop can run: which dtype autocast uses,
-and whether a scaler scales the loss.
-"""
+"""The recipes of a loop: the dtype of autocast, and with or without a scaler."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper, device_of
 
 
 class AnyRecipe(Protocol):
-    """What the loop asks of a recipe: those below have it, and those of chapter 08."""
+    """What the loop needs of a recipe: one of those below, or of chapter 08."""
 
     @property
     def name(self) -> str: ...
@@ -43,8 +41,8 @@ class Recipe:
     name:   "fp32", "tf32", "amp_fp16" or "amp_bf16"
     label:  how figures and tables write it
     dtype:  what autocast casts to; None leaves autocast off
-    scaled: whether `torch.amp.GradScaler` scales the loss
-    tf32:   whether fp32 matmuls and convolutions may round their inputs to TF32 (CUDA only)
+    scaled: let `torch.amp.GradScaler` scale the loss
+    tf32:   let fp32 matmuls and convolutions round their inputs to TF32 (CUDA only)
     """
 
     name: str
@@ -60,8 +58,9 @@ class Recipe:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Set what fp32 means on CUDA while the body runs: TF32 where the recipe says so, real fp32
-        elsewhere. cuDNN's convolutions use TF32 by default.
+        """Set what fp32 means on CUDA while the body runs: TF32 if the recipe says so, else fp32.
+
+        By default cuDNN's convolutions use TF32.
         """
         matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
@@ -77,7 +76,7 @@ class Recipe:
         return torch.amp.GradScaler(device.type) if self.scaled else None
 
     def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        """Return what trains the model; ValueError for a model without parameters."""
+        """Return what steps the model; ValueError for a model without parameters."""
         device = device_of(model)
         optimizer = make_optimizer(list(model.parameters()))
         return Stepper(model, optimizer, loss_fn, dtype=self.dtype, scaler=self.new_scaler(device))
@@ -92,9 +91,7 @@ RECIPES = {recipe.name: recipe for recipe in (FP32, TF32, AMP_FP16, AMP_BF16)}
 
 
 def find_recipe(recipe: Recipe | str) -> Recipe:
-    """Return a recipe given itself or its name: "amp-fp16" → AMP_FP16.
-    An unknown one raises ValueError.
-    """
+    """Return a recipe, given itself or its name: "amp-fp16" → AMP_FP16; ValueError if unknown."""
     if isinstance(recipe, Recipe):
         return recipe
     name = str(recipe).lower().replace("-", "_").replace(" ", "_")

@@ -21,15 +21,14 @@ from amp_course.loop.report_words import paragraph
 from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_net
 
-_LOOK = 3  # steps of the first turn: enough to see which recipe is too slow to finish
-_SLOW = 2  # times the baseline's fastest step: a recipe above that is not slow by chance
-# after it, the recipes take turns this often, so that a machine that slows down slows them all
-_TURNS = 4
+_FIRST_TURN = 3  # steps: enough to see which recipe is too slow to finish
+_SLOW = 2  # times the baseline's fastest step: a slower recipe is not slow by chance
+_TURNS = 4  # after the first, so that a machine that slows down affects all recipes
 
 
 @dataclass(frozen=True)
 class Row:
-    """One workload under one recipe. accuracy is None where there is none to have."""
+    """One workload under one recipe; accuracy is None if it was stopped, or has no classes."""
 
     workload: str
     title: str
@@ -52,7 +51,7 @@ class Row:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were live at once in one step."""
+        """The most bytes in use at once during one step."""
         return self.memory.peak
 
     @property
@@ -67,12 +66,12 @@ class Row:
 
     @property
     def stopped(self) -> bool:
-        """Whether the time limit ended it early: loss and accuracy then compare nothing."""
+        """True if the time limit ended it early: loss and accuracy then cannot be compared."""
         return len(self.record.losses) < self.planned_steps
 
     @property
-    def died(self) -> bool:
-        """Whether the last loss is inf or NaN."""
+    def diverged(self) -> bool:
+        """True if the last loss is inf or NaN."""
         return not math.isfinite(self.record.losses[-1])
 
     @property
@@ -123,7 +122,7 @@ class ReportCard(Page):
         return self.of(row.workload)[0].timing.median / row.timing.median
 
     def busy(self, workload: str) -> str:
-        """Say why the times of a workload tell nothing; "" if they do."""
+        """Say why the times of a workload mean nothing; "" if they do."""
         return busy_text(*(row.timing.waited for row in self.of(workload)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,11 +173,11 @@ def make_report_card(
     recipes: Sequence[AnyRecipe] | None = None,
     max_seconds: float = 8.0,
 ) -> ReportCard:
-    """Train every workload under every recipe, in turn, and collect the rows.
+    """Train every workload under every recipe, interleaved, and collect the rows.
 
-    max_seconds: a limit for one workload under one recipe. One that is slower than the first recipe
+    max_seconds: a limit for one workload under one recipe. A recipe that is slower than the first
         and cannot finish in time, even at the pace of its fastest step so far, is stopped at once.
-        Two steps always run, since memory is counted in the second. The card says what was stopped.
+        Two steps always run, as memory is counted in the second. The card says what was stopped.
     """
     workloads = workloads or (simple_net(device), digits_resnet(device), char_gpt(device))
     recipes = recipes or recipes_for(device)
@@ -190,19 +189,19 @@ def _run(workload: Workload, recipes: Sequence[AnyRecipe], max_seconds: float) -
     trainings = [_Training(workload, recipe, max_seconds) for recipe in recipes]
     for steps in _turns(workload.steps):
         for training in trainings:
-            training.go_on(steps, trainings[0])
+            training.train(steps, trainings[0])
     return [training.row() for training in trainings]
 
 
 def _turns(steps: int) -> list[int]:
-    """Cut steps into a short look and a few equal turns. Example: 32 → [3, 7, 7, 7, 8]"""
-    look = min(_LOOK, steps)
-    ends = [look + (steps - look) * turn // _TURNS for turn in range(_TURNS + 1)]
-    return [look, *(end - start for start, end in pairwise(ends) if end > start)]
+    """Cut steps into a short first turn and some equal ones. Example: 32 → [3, 7, 7, 7, 8]"""
+    first = min(_FIRST_TURN, steps)
+    ends = [first + (steps - first) * turn // _TURNS for turn in range(_TURNS + 1)]
+    return [first, *(end - start for start, end in pairwise(ends) if end > start)]
 
 
 class _Training:
-    """A workload under one recipe: takes turns until it is done or cannot finish in time."""
+    """A workload under one recipe, trained in turns until it is done or cannot finish in time."""
 
     def __init__(self, workload: Workload, recipe: AnyRecipe, max_seconds: float) -> None:
         self.workload, self.recipe = workload, recipe
@@ -211,8 +210,8 @@ class _Training:
         self.steps_left, self.seconds_left = workload.steps, max_seconds
         self.stopped = False
 
-    def go_on(self, steps: int, baseline: _Training) -> None:
-        """Take so many steps more; stop if time is up, or if a slow recipe will need too much."""
+    def train(self, steps: int, baseline: _Training) -> None:
+        """Take some more steps; stop if time is up, or if a slow recipe cannot finish in time."""
         if self.stopped:
             return
         began = time.monotonic()
@@ -220,8 +219,8 @@ class _Training:
         self.seconds_left -= time.monotonic() - began
         self.records.append(record)
         self.steps_left -= len(record.losses)
-        # A baseline that is slow because the machine is busy uses all its time: every other recipe
-        # is compared with it.
+        # Only a recipe slower than the baseline is stopped before its time is up: on a busy
+        # machine all are slow, and the baseline is needed for every comparison.
         needed = self.fastest * (self.steps_left if self.fastest > _SLOW * baseline.fastest else 1)
         self.stopped = self.steps_left > 0 and (not record.complete or needed > self.seconds_left)
 
@@ -231,9 +230,9 @@ class _Training:
         return min(seconds for record in self.records for seconds in record.step_seconds)
 
     def row(self) -> Row:
-        """Return what was measured; the accuracy only of a training that was not stopped."""
+        """Return what was measured, with the accuracy of a training that was not stopped."""
         work = self.workload
-        right = work.accuracy(self.session) if work.accuracy and not self.stopped else None
+        accuracy = work.accuracy(self.session) if work.accuracy and not self.stopped else None
         count = sum(parameter.numel() for parameter in self.session.stepper.model.parameters())
         record = join(self.records)
-        return Row(work.name, work.title, self.recipe, record, work.steps, right, count)
+        return Row(work.name, work.title, self.recipe, record, work.steps, accuracy, count)

@@ -1,4 +1,4 @@
-"""Say in words what a report card shows: which recipe helped, was stopped or died, and why."""
+"""Describe a report card in words: which recipe helped, was stopped or diverged, and why."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def paragraph(card: ReportCard) -> str:
         for row in card.rows
         if not card.busy(row.workload) and (row.stopped or card.speedup(row) < _HURT)
     }
-    explanation = explain_emulated(one for one in card.machine.dtypes if one.name in slow)
-    if explanation:
+    supports = (support for support in card.machine.dtypes if support.name in slow)
+    if explanation := explain_emulated(supports):
         said.append(f"**Why so slow?** {explanation}")
     if any(row.stopped for row in card.rows):
         said.append(
@@ -45,7 +45,7 @@ def _format_of(recipe: AnyRecipe) -> str:
 def _describe_workload(card: ReportCard, workload: str) -> str:
     base, *others = card.of(workload)
     busy = card.busy(workload)
-    finished = [row for row in others if not row.stopped and not row.died]
+    finished = [row for row in others if not row.stopped and not row.diverged]
     said = [f"**{html.escape(base.title)}.**", busy]
     if base.stopped:
         said.append(f"Even {_label(base)} was stopped, after {_steps(base)}: {_BUSY}")
@@ -58,9 +58,9 @@ def _describe_workload(card: ReportCard, workload: str) -> str:
         said += [_describe_memory(base, best), _describe_quality(base, best)]
     elif any(row.stopped for row in others) and not base.stopped:
         said.append(f"Only {_label(base)} finished in time.")
-    dead = [_label(row) for row in card.of(workload) if row.died]
-    if dead:
-        said.append(f"The loss became inf or NaN under {' and '.join(dead)}: chapter 08 says why.")
+    if diverged := [_label(row) for row in card.of(workload) if row.diverged]:
+        under = " and ".join(diverged)
+        said.append(f"The loss became inf or NaN under {under}: chapter 08 says why.")
     stopped = [_describe_stopped(base, row, bool(busy)) for row in others if row.stopped]
     return " ".join(filter(None, said)) + "".join(f"\n{item}" for item in ["", *stopped] if stopped)
 
@@ -93,9 +93,9 @@ def _describe_speed(card: ReportCard, base: Row, best: Row) -> str:
 
 
 def _find_reason(card: ReportCard, recipe: AnyRecipe) -> str:
-    """Say why a recipe gained nothing, as far as the machine's measured matmuls tell."""
-    known = {one.name: one for one in card.machine.dtypes}
-    support = known.get(_format_of(recipe))
+    """Say why a recipe gained nothing, as far as the machine's measured matmuls show."""
+    supports = {support.name: support for support in card.machine.dtypes}
+    support = supports.get(_format_of(recipe))
     if support is None or support.times_fp32 is None:
         return ""
     article = "an" if support.name.startswith("f") else "a"

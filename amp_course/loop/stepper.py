@@ -1,6 +1,6 @@
-"""The training step that all recipes have in common: the loop of chapter 06.
+"""The training step that all recipes share: the loop of chapter 06.
 
-A recipe that changes a part of it, as those of chapter 08 do, overrides that part.
+The recipes of chapter 08 override the parts that they change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Scaler(Protocol):
-    """What a step asks of a scaler: `torch.amp.GradScaler` has it, and what takes its place."""
+    """What a step needs of a scaler, such as `torch.amp.GradScaler`."""
 
     def scale(self, outputs: Any) -> Any: ...
     def step(self, optimizer: torch.optim.Optimizer) -> Any: ...
@@ -28,7 +28,7 @@ class Scaler(Protocol):
 
 
 class Stepper:
-    """One training under autocast, or in plain fp32: `step(inputs, targets)` runs one step of it.
+    """One training under autocast or in plain fp32: `step(inputs, targets)` runs one step of it.
 
     model:      on one device; trained in place
     optimizer:  owns what is updated: the model's parameters
@@ -112,16 +112,16 @@ class Stepper:
         return self._skipped
 
     def _settle(self) -> None:
-        """Look once after each step whether it was skipped: only that lowers the scale."""
+        """Count a skip once after each step: only a skip lowers the scale."""
         if self.scaler is not None:
             scale = self.scaler.get_scale()
             self._skipped += scale < self._scale and not self._settled
             self._scale, self._settled = scale, True
 
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
-        """Return the share of right answers, from 0 to 1, in eval mode as the recipe computes.
+        """Return the share of right answers, 0 to 1, of the model in eval mode under the recipe.
 
-        inputs (n, …), targets (n,). The model's mode is put back.
+        inputs (n, …), targets (n,). The model's mode is restored.
         """
         was_training = self.model.training
         self.model.eval()
@@ -138,13 +138,13 @@ class Stepper:
         return {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": scaler}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, of the same recipe; ValueError without a scaler's."""
+        """Continue from a state of the same recipe; ValueError if it lacks the scaler's."""
         if self.scaler is not None and state_dict.get("scaler") is None:
             raise ValueError(
                 "this state has no scaler, and the recipe scales its loss: it was saved under a "
-                "recipe without one. Load its "
-                'model with session.model.load_state_dict(state["model"]) and let the scale find '
-                "its level again"
+                "recipe without one. Load its model with "
+                'session.model.load_state_dict(state["model"]) and let the scale find its level '
+                "again"
             )
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])

@@ -1,4 +1,4 @@
-"""The tested twin of the loops that chapter 06 writes in plain cells: train, and keep a record."""
+"""Train and keep a record: the tested twin of the loops in the cells of chapter 06."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from amp_course.kit.memory import StepMemory, step_memory
 from amp_course.loop.recipe import FP32, AnyRecipe, Recipe, find_recipe
 from amp_course.loop.stepper import LossFn, Stepper
 
-_MEMORY_STEP = 1  # the second step: the first one is where an optimizer makes its state
-# steps that a GPU may be behind when the time limit is checked: enough to keep its queue filled
-_IN_FLIGHT = 2
+_MEMORY_STEP = 1  # the second step: in the first one an optimizer makes its state
+_IN_FLIGHT = 2  # steps that a GPU may lag behind, so that its queue stays filled
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run left behind.
+    """What happened in a run.
 
     losses:       the loss of every step, unscaled
-    scales:       the loss scale that every step used; 1.0 where nothing scales
-    skipped:      the numbers (from 0) of the steps that the scaler skipped
-    step_seconds: the time of every step; the first `warmup` of them are no measurement
+    scales:       the loss scale of every step; 1.0 without a scaler
+    skipped:      the steps, counted from 0, that the scaler skipped
+    step_seconds: the time of every step; the first `warmup` of them are not a measurement
     memory:       the bytes of one step, or None
-    complete:     False when `max_seconds` ended the run early
+    complete:     False if `max_seconds` ended the run early
     waited:       the share of the time in which the process waited for a CPU; None if not known
     """
 
@@ -48,7 +47,7 @@ class RunRecord:
 
     @property
     def timing(self) -> Timing:
-        """The steps after the warm-up; of a run that ended in it, the last step alone."""
+        """The steps after the warm-up; the last step alone if the run ended in the warm-up."""
         return Timing(self.step_seconds[self.warmup :] or self.step_seconds[-1:], self.waited)
 
 
@@ -63,8 +62,7 @@ def train(
     """Train on every batch once under a recipe and return the record.
 
     model:   on one device, its parameters fp32
-    batches: yields (inputs, targets) on the model's device; a list or anything else that can be
-             iterated
+    batches: (inputs, targets) on the model's device
     loss_fn: (outputs, targets) → a loss with one element
     options: those of `run`
 
@@ -88,19 +86,19 @@ def run(
     max_seconds: float | None = None,
     progress: bool = True,
 ) -> RunRecord:
-    """Step through every batch once, with whatever recipe made the stepper, and return the record.
+    """Step through every batch once, and return the record.
 
-    warmup:  how many steps are no measurement
-    memory:  count the bytes of the second step, which is part of the warm-up and never of the
-             timing
+    recipe:  the one that made the stepper
+    warmup:  how many steps are not a measurement
+    memory:  count the bytes of the second step, which is part of the warm-up and not timed
     max_seconds: a limit for the run: a step begins only if it would end in time at the pace of the
-        fastest step so far. The first step always runs, and the second one too if memory is counted
+        fastest step so far. The first step always runs, as does the second one if memory is counted
         in it.
     progress: a bar, shown only once the run has taken 3 seconds
 
     Raises ValueError for no batches, or a loss of more than one element.
     """
-    losses: list[Tensor] = []  # left on the device: reading one would make the CPU wait for the GPU
+    losses: list[Tensor] = []  # stay on the device: reading one would make the CPU wait for the GPU
 
     def step(inputs: Tensor, targets: Tensor) -> None:
         losses.append(stepper.step(inputs, targets))
@@ -127,7 +125,8 @@ def run(
                 step(inputs, targets)
             timer.stop()
             scales.append(scale)
-            scale = stepper.scale  # read once a step: on a GPU, reading it waits for the step
+            # both are read once a step: on a GPU, reading them waits for the step
+            scale = stepper.scale
             if stepper.skipped > skips:
                 skipped.append(number)
                 skips = stepper.skipped
@@ -153,7 +152,7 @@ def run(
 
 
 def join(records: list[RunRecord]) -> RunRecord:
-    """Join records that follow one another in one training, the first one's warm-up included."""
+    """Join the records of one training's parts; the first one's warm-up is included."""
     whole = records[0]
     for part in records[1:]:
         at = len(whole.losses)
@@ -171,14 +170,13 @@ def join(records: list[RunRecord]) -> RunRecord:
 
 def _mean_share(records: list[RunRecord]) -> float | None:
     """Return the share of all records' time that was spent waiting for a CPU."""
-    known = [(one.waited, sum(one.step_seconds)) for one in records if one.waited is not None]
+    known = [(of.waited, sum(of.step_seconds)) for of in records if of.waited is not None]
     seconds = sum(taken for _, taken in known)
     return sum(share * taken for share, taken in known) / seconds if seconds else None
 
 
 def _with_bar(batches: Iterable[Any], progress: bool, recipe: AnyRecipe) -> Iterable[Any]:
-    # tqdm's notebook bar overrules TQDM_DISABLE, so it is asked for here: notebooks that are run to
-    # be stored set it.
+    # tqdm's notebook bar ignores TQDM_DISABLE, which is set where notebooks are run to be stored
     if not progress or os.environ.get("TQDM_DISABLE"):
         return batches
     from tqdm.auto import tqdm

@@ -17,13 +17,13 @@ from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
 from amp_course.loop.train import RunRecord, run
 
-_PASSES = 20  # over the digits, each in a new order, before they begin again
+_PASSES = 20  # over the digits, each in a new order, before the orders repeat
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass
 class Session:
-    """A model being trained: each `run(n)` goes on where the last one stopped."""
+    """A model being trained: each `run(n)` continues where the last one stopped."""
 
     recipe: AnyRecipe
     stepper: Stepper
@@ -31,7 +31,7 @@ class Session:
     started: bool = field(default=False, init=False)
 
     def run(self, steps: int, max_seconds: float | None = None) -> RunRecord:
-        """Train `steps` steps more; only the first call counts memory and warms up."""
+        """Train `steps` more steps; only the first call counts memory and warms up."""
         first, self.started = not self.started, True
         return run(
             self.stepper,
@@ -48,9 +48,9 @@ class Session:
 class Workload:
     """One training, the same for every recipe: same first weights, same batches.
 
-    steps: how many it takes by default
-    start: recipe → a new Session
-    accuracy: session → share of right answers on held-out data, or None where there is none
+    steps:    how many it takes by default
+    start:    recipe → a new Session
+    accuracy: session → share of right answers on held-out data; None if it has no classes
     """
 
     name: str
@@ -119,13 +119,13 @@ def _session(
     loss_fn: LossFn,
     batches: Iterable[Batch],
 ) -> Session:
-    # each pass draws the same batches again
+    # each pass draws the same batches
     endless = itertools.chain.from_iterable(itertools.repeat(batches))
     return Session(recipe, recipe.prepare(model, make_optimizer, loss_fn), endless)
 
 
 def _seeded(build: Callable[[], Model]) -> Model:
-    # Layers draw their first weights from the global generator; leave it as it was.
+    # layers draw their first weights from the global generator, which stays as it was
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return build()

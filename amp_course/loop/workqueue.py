@@ -1,6 +1,6 @@
-"""A queue of work, as a GPU has one: a step is queued at once and done later.
+"""A queue of work, such as a GPU has: work is queued at once and done later.
 
-On CUDA it is the GPU's own stream. Elsewhere one background thread does the work: a stand-in.
+On CUDA it is the GPU's own stream. Elsewhere a background thread stands in for it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from amp_course.kit.measure import synchronize
 
 
 class WorkQueue:
-    """Hand work over with `launch(function)`, wait for all of it with `synchronize()`, end it with
-    `close()`.
+    """Queue work with `launch(function)`, wait for it with `synchronize()`, end with `close()`.
 
     While the background thread lives, every step of the process is slower (twice on 2 cores): it
     has OpenMP threads of its own, and with more threads than cores OpenMP lets them sleep between
@@ -28,21 +27,21 @@ class WorkQueue:
         self._waiting: list[Future[object]] = []
 
     def launch(self, work: Callable[[], object]) -> None:
-        """Queue one piece of work and come back at once."""
+        """Queue a piece of work and return at once."""
         if self._thread is None:
-            work()  # its kernels go into the GPU's stream; the call returns before they ran
+            work()  # its kernels go into the GPU's stream; the call returns before they have run
         else:
             self._waiting.append(self._thread.submit(work))
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued is done; raises what the work raised."""
+        """Wait until all queued work is done; raise what it raised."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             future.result()
         synchronize(self.device)
 
     def close(self) -> None:
-        """Do what is queued and end the background thread; the queue takes no more work."""
+        """Finish the queued work and end the background thread."""
         self.synchronize()
         if self._thread is not None:
             self._thread.shutdown()

@@ -1,6 +1,4 @@
-"""Chapter 07: clipping, accumulation, several optimizers, checkpoints:
-the loops that everyone writes, and the right ones.
-"""
+"""Chapter 07: clipping, accumulation, several optimizers and checkpoints, wrong and right."""
 
 from amp_course.audit import FAULTS, Finding, Report, audit
 from amp_course.patterns.checkpoints import (

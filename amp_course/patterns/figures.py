@@ -1,4 +1,4 @@
-"""The figures of chapter 07. They take numbers that were measured, and compute nothing."""
+"""The figures of chapter 07. They draw data, and compute nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ _LOOKS = [(COLOURS["fp32"], "-", "o"), (COLOURS["amp_fp16"], "--", "s")]  # colo
 def clipping_figure(
     scales: Sequence[float], norms: Mapping[str, Sequence[float]], max_norm: float
 ) -> Figure:
-    """Draw the norm of the gradient that the optimizer sees over the loss scale,
-    a line for each loop.
-    """
+    """Draw the norm of the optimizer's gradient over the loss scale, a line for each loop."""
     ends = "; ".join(
         f"{name}: {values[0]:.2g} at the lowest, {values[-1]:.2g} at the highest"
         for name, values in norms.items()
@@ -46,10 +44,9 @@ def clipping_figure(
 def resume_figure(
     losses: Mapping[str, Sequence[float]], scales: Mapping[str, Sequence[float]], stop: int
 ) -> Figure:
-    """Draw the loss and the loss scale of runs that were stopped after `stop` steps, one line for
-    each way to resume.
+    """Draw the loss and loss scale of a run stopped after `stop` steps, by how it was resumed.
 
-    losses, scales: name → one value a step; all begin with the steps before the stop
+    losses, scales: name → a value for each step, including those before the stop
     """
     ends = "; ".join(
         f"{name}: loss {values[-1]:.2f} at the end, loss scale {scales[name][stop]:g} right after "

@@ -1,6 +1,4 @@
-"""`LoopWorkbench`: assemble a training loop from switches,
-and read what an audit finds in it as it runs.
-"""
+"""`LoopWorkbench`: assemble a training loop from switches, and read what an audit finds in it."""
 
 from __future__ import annotations
 
@@ -49,54 +47,45 @@ _WORDS = {True: "yes", False: "no"}
 class LoopWorkbench(Panel):
     """Start from a loop and change it by its switches; the loop shown is run and audited at once.
 
-    recorded: reports to show, by the loop's source; any other loop is audited when it is first
-        chosen, by a live run of some ten updates of a tiny model
+    recorded: source → the report to show; any other loop is audited when it is first chosen, in
+        about ten updates of a tiny model
     """
 
     title = "LoopWorkbench: which line is wrong?"
 
     def __init__(self, recorded: Mapping[str, Report] | None = None) -> None:
         self._audits = dict(recorded or {})
-        self.start = Menu(
-            next(iter(PRESETS)),
-            [*PRESETS, OWN],
-            "start from",
-            "a loop that people write; change it with the menus below",
-        )
+        tip = "a loop that people write; change it with the menus below"
+        self.start = Menu(next(iter(PRESETS)), [*PRESETS, OWN], "start from", tip)
         self.switches = {name: _menu(name) for name in _SWITCHES}
         super().__init__(self.start, tuple(self.switches.values()))
 
     @staticmethod
     def record() -> dict[str, Any]:
-        """Audit every loop, as data for a page: its source → findings, what was judged, and what
-        was not.
-        """
+        """Audit every loop, as data for a page: source → [findings, checked, not checked]."""
         loops = {source_of(switches): switches for switches in _all_switches()}
         reports = {source: run_audit(switches) for source, switches in loops.items()}
         return {
-            source: [[*map(asdict, one.findings)], one.checked, one.not_checked]
-            for source, one in reports.items()
+            source: [[*map(asdict, report.findings)], report.checked, report.not_checked]
+            for source, report in reports.items()
         }
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> LoopWorkbench:
-        """Return the panel of what `record` returned."""
-        return cls(
-            {
-                source: Report(
-                    tuple(map(finding_of, found)), tuple(checked), tuple(map(tuple, others))
-                )
-                for source, (found, checked, others) in data.items()
-            }
-        )
+        """Return the panel that shows what `record` returned."""
+        reports = {}
+        for source, (found, checked, others) in data.items():
+            findings = tuple(map(finding_of, found))
+            reports[source] = Report(findings, tuple(checked), tuple(map(tuple, others)))
+        return cls(reports)
 
     @property
     def chosen(self) -> Switches:
-        """The switches as they stand."""
+        """The chosen switches."""
         return replace(RIGHT, **{name: menu.value for name, menu in self.switches.items()})
 
     def update(self, control: Control | None) -> None:
-        """Set the menus by one another, and show the loop and its audit."""
+        """Let the menus follow each other, and show the loop and its audit."""
         if control is not self.start:
             named = (name for name, preset in PRESETS.items() if preset == self.chosen)
             self.start.value = next(named, OWN)
@@ -113,18 +102,18 @@ class LoopWorkbench(Panel):
             self.refuse(f"The loop could not be audited: {error}. Choose another")
             return
         self.source, self.audit = source, self._audits[source]
-        self.message = (
-            ""
-            if once
-            else "The scheduler can only wait where the scale is updated once: its menu has no "
-            "effect."
-        )
+        self.message = ""
+        if not once:
+            self.message = (
+                "The scheduler can only wait where the scale is updated once: its menu has no "
+                "effect."
+            )
         lines = marked_lines(source, source_of(RIGHT))
         self.html = workbench_view(lines, judgements(self.audit), self.audit)
 
 
 def run_audit(switches: Switches) -> Report:
-    """Audit a loop by running it; the random stream and the threads stay as they are."""
+    """Audit a loop by running it; the random stream and the thread count are restored."""
     from amp_course.audit import audit  # it trains; the book shows what it found
 
     with torch.random.fork_rng(), one_thread():

@@ -1,5 +1,4 @@
-"""Bias attention by distance (ALiBi): the right way, and how a low-precision format confuses
-neighbours.
+"""Bias attention by distance (ALiBi), exactly and with position ids that are rounded.
 
 The bias of a key is −slope · distance: zero for the token itself, lower the further back it is.
 """
@@ -16,8 +15,8 @@ from amp_course.bits.rounding import round_to
 def alibi_slopes(heads: int) -> Tensor:
     """Return the slope of each head, (heads,) float32: 8 → 1/2, 1/4, … 1/256.
 
-    For a power of two, the geometric sequence from 2^(−8/heads) with that ratio. For other numbers,
-    that of the power of two below, then every second slope of the one above.
+    For a power of two, the geometric sequence that starts at 2^(−8/heads) with the same ratio. For
+    other numbers, that of the next lower power of two, then every second slope of the next higher.
 
     Raises ValueError for fewer than one head.
     Source: Press et al. 2022 (arXiv:2108.12409), section 3, and the authors' code for other
@@ -32,14 +31,13 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return −slope · (query − key), (heads, queries, keys) float32; exact for slopes that are
-    powers of two.
+    """Return −slope · (query − key), (heads, queries, keys) float32; exact for slopes 2^−k.
 
     slopes (heads,); queries and keys: positions, (queries,) and (keys,) integers
-    The distance is taken between integers, so that only one product is rounded. Where a key comes
-    after its query the bias is positive: causal attention masks those.
+    Distances are between integers, so that only the product is rounded. The bias is positive where
+    a key comes after its query: causal attention masks those.
 
-    Raises TypeError for positions that are no integers.
+    Raises TypeError for positions that are not integers.
     """
     for positions in (queries, keys):
         if positions.is_floating_point():
@@ -51,8 +49,6 @@ def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def bias_from_cast_ids(slopes: Tensor, queries: Tensor, keys: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return the bias with position ids rounded before they are subtracted: the fault.
-    Shapes as `alibi_bias`.
-    """
+    """Return `alibi_bias` with the fault: position ids are rounded before they are subtracted."""
     distance = round_to(queries.float(), fmt)[:, None] - round_to(keys.float(), fmt)[None, :]
     return -slopes.float()[:, None, None] * distance

@@ -1,16 +1,15 @@
-"""Count which integer positions a format can tell apart, from its few constants: no tensor,
-whatever the length.
+"""Count the integer positions that a format distinguishes, from its constants, without a tensor.
 
-The argument behind all of it: the patterns of positive numbers are in the order of their values, so
-once the spacing is 1 or more, every pattern is the rounding of some integer, and counting values is
-subtracting patterns.
+The patterns of positive numbers are in the order of their values. So where the spacing is 1 or
+more, every pattern is the rounding of some integer, and counting values is subtracting patterns.
 
-A position past the range becomes inf or, in a format without inf (fp8 E4M3, fp6, fp4), the largest
-number. All of those positions share that one id, and it counts as one.
+Positions past the range all become inf or, in a format without inf (fp8 E4M3, fp6, fp4), the
+largest number: they share one id.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from fractions import Fraction
 from typing import Any
@@ -24,13 +23,10 @@ from amp_course.bits.scalar import decode, encode
 
 
 def first_collision(fmt: FloatFormat) -> int:
-    """Return the smallest position that shares its value with an earlier one: bf16 → 257, fp16 →
-    2049.
+    """Return the smallest position that shares its value with an earlier one: bf16 → 257.
 
-    With significand bits and range to spare it is 2^(significand_bits + 1) + 1. A format whose
-    numbers end before that has its first collision where the second position past the end falls on
-    the first.
-
+    That is 2^(significand_bits + 1) + 1 or, in a format whose numbers end before, the second
+    position past the end.
     """
     position = last_exact(fmt) + 1
     while encode(position, fmt) != encode(position - 1, fmt):  # at most three rounds
@@ -39,26 +35,23 @@ def first_collision(fmt: FloatFormat) -> int:
 
 
 def distinct_positions(n: int, fmt: FloatFormat) -> int:
-    """Return how many values the positions 0 … n−1 have: (4096, bf16) → 769, (131072, fp16) → 7169.
-
-    inf, which all positions past the range become, counts as one value.
+    """Return how many values the positions 0 … n−1 have, inf included: (4096, bf16) → 769.
 
     Raises TypeError unless n is an int, ValueError if it is negative.
     """
     n, exact = checked_length(n), last_exact(fmt)
     if n <= exact + 1:
         return n
-    # patterns from the last exact position to the last one
+    # patterns from the last exact position to the last position
     further = encode(n - 1, fmt) - encode(exact, fmt)
-    # the numbers ended: what is left has one value, perhaps a known one
+    # in a format whose numbers end here, all further positions share one value
     if exact < 2 ** (fmt.significand_bits + 1):
         further = min(further, 1)
     return exact + 1 + further
 
 
 def most_sharing(n: int, fmt: FloatFormat) -> int:
-    """Return the largest number of positions among 0 … n−1 that share one value: (512, bf16) → 3,
-    (131072, fp16) → 65552.
+    """Return the most positions among 0 … n−1 that share one value: (512, bf16) → 3.
 
     Raises TypeError and ValueError as `distinct_positions` does.
     """
@@ -66,8 +59,8 @@ def most_sharing(n: int, fmt: FloatFormat) -> int:
     if n <= exact + 1:
         return min(n, 1)
     last = encode(n - 1, fmt)
-    # The groups grow with the spacing, and of two neighbours one, with an even significand, has
-    # both ties: so the largest is the last one, which n may cut short, or one of the two before it.
+    # Groups grow with the spacing, and ties go to those with an even significand. So the largest is
+    # the last group, which n may cut short, or one of the two before it.
     starts = [first_of(pattern, fmt) for pattern in range(max(last - 2, 0), last + 1)]
     return max(end - start for start, end in zip(starts, [*starts[1:], n], strict=True))
 
@@ -78,30 +71,25 @@ def first_past_range(fmt: FloatFormat) -> int | None:
 
 
 def last_exact(fmt: FloatFormat) -> int:
-    """Return the largest integer up to which the format holds every one: bf16 → 256, fp16 → 2048,
-    fp4 → 4.
-    """
+    """Return the largest integer up to which the format holds all: bf16 → 256, fp4 → 4."""
     return int(min(2 ** (fmt.significand_bits + 1), fmt.max))
 
 
 def first_of(pattern: int, fmt: FloatFormat) -> int:
-    """Return the smallest position that is rounded to a pattern:
-    that of 512 in bf16 → 511, a tie that goes to even.
-    """
+    """Return the first position that is rounded to a pattern: of 512 in bf16 → 511, a tie."""
     if pattern == 0:
         return 0
     below = Fraction(decode(pattern - 1, fmt))
     if pattern <= fmt.max_pattern:
         middle = (below + Fraction(decode(pattern, fmt))) / 2
-    else:  # past the largest number: half a step further it overflows
+    else:  # overflow starts half a step past the largest number
         middle = below + Fraction(2) ** (fmt.max_exponent - fmt.significand_bits) / 2
-    position = -(-middle.numerator // middle.denominator)
+    position = math.ceil(middle)
     return position if encode(position, fmt) >= pattern else position + 1
 
 
 def position_values(n: int, fmt: FloatFormat, start: int = 0) -> Tensor:
-    """Return the value that each position start … n−1 has in the format, (n − start,) float64: 257
-    in bf16 → 256.
+    """Return the positions start … n−1 rounded to the format, (n − start,) float64: 257 → 256.
 
     Raises TypeError and ValueError as `distinct_positions` does.
     """
@@ -109,10 +97,9 @@ def position_values(n: int, fmt: FloatFormat, start: int = 0) -> Tensor:
 
 
 def checked_length(n: Any) -> int:
-    """Return a count of positions as an int: a NumPy integer or a one-element int tensor will do.
+    """Return a count of positions, which may be a NumPy integer or an int tensor, as an int.
 
-    Raises TypeError for what is no whole number by type (2.0, True, "8"), ValueError for a negative
-    one.
+    Raises TypeError for other types (2.0, True, "8"), ValueError for a negative number.
     """
     try:
         number = None if isinstance(n, bool) else operator.index(n)

@@ -1,8 +1,7 @@
 """Train a one-layer transformer that has to know its place: repeat the token three back.
 
-The tokens are random, so nothing but position tells which one to repeat. The model sees positions
-only through RoPE, and gets the position ids from outside: in float32, or as a low format makes
-them.
+The tokens are random, so only position says which one to repeat. The model sees positions only
+through RoPE; its position ids are an input, in float32 or rounded to a low format.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ RIGHT = Rope(64)
 
 
 class Repeater(nn.Module):
-    """One attention layer with RoPE: tokens (batch, n) and position ids (n,) → logits (batch, n,
-    VOCAB).
+    """One attention layer with RoPE: tokens (batch, n), ids (n,) → logits (batch, n, VOCAB).
 
-    Queries and keys begin with weights of zero and drawn biases: attention starts from position
-    alone, and the model learns its task in seconds.
+    Queries and keys start with zero weights and random biases: at first attention depends on
+    position alone, and the model learns its task in seconds.
     """
 
     def __init__(self, rope: Rope = RIGHT, width: int = 64) -> None:
@@ -52,9 +50,7 @@ class Repeater(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model and how good it is: `hits` (n,) is the accuracy at each position,
-    NaN for the first BACK.
-    """
+    """A trained model; `hits` (n,) is its accuracy at each position, NaN at the first BACK."""
 
     model: Repeater
     losses: tuple[float, ...]
@@ -71,9 +67,7 @@ def draw_tokens(batch: int, generator: torch.Generator, length: int = LENGTH) ->
 
 
 def repeat_loss(model: nn.Module, tokens: Tensor, position_ids: Tensor) -> Tensor:
-    """Return the mean cross-entropy of predicting at each position, but the first BACK,
-    the token BACK before.
-    """
+    """Return the mean cross-entropy of predicting the token BACK before, where there is one."""
     logits = model(tokens, position_ids)[:, BACK:]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, :-BACK].flatten())
 
@@ -85,8 +79,7 @@ def train_repeater(
     autocast: torch.dtype | None = None,
     steps: int = STEPS,
 ) -> Trained:
-    """Train a Repeater on position ids (n,), then measure it on 16 fresh sequences; takes some
-    seconds on a CPU.
+    """Train a Repeater on position ids (n,) and measure it on 16 fresh sequences, in seconds.
 
     The same seed gives the same first weights and tokens, whatever else differs. `autocast` is the
     dtype of a region around forward pass and loss, None for float32.
@@ -120,18 +113,14 @@ def train_repeater(
 def accuracy_by_position(
     model: nn.Module, position_ids: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return the share of 16 sequences repeated rightly at each position, (n,) on the CPU;
-    NaN for the first BACK.
-    """
+    """Return the accuracy on 16 sequences by position, (n,) on the CPU; NaN at the first BACK."""
     tokens = draw_tokens(16, generator, len(position_ids)).to(position_ids.device)
     right = model(tokens, position_ids)[:, BACK:].argmax(dim=-1) == tokens[:, :-BACK]
     return F.pad(right.float().mean(dim=0).cpu(), (BACK, 0), value=float("nan"))
 
 
 def in_bins(hits: Tensor, width: int) -> list[tuple[float, float]]:
-    """Return the middle of each bin of positions and its mean:
-    [(16, 0.99), (48, 1.0), …] for a width of 32.
-    """
+    """Return each bin's middle position and mean: a width of 32 → [(16, 0.99), (48, 1.0), …]."""
     return [
         (width * (number + 0.5), part.nanmean().item())
         for number, part in enumerate(hits.split(width))

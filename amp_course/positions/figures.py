@@ -1,4 +1,4 @@
-"""The figures of chapter 03. They take data that was computed, and compute nothing."""
+"""The figures of chapter 03. They draw data, and compute nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from amp_course.positions.panel_html import ALONE, SHARED, id_text
 from amp_course.positions.sharing import Run
 
 _WRONG, _RIGHT = COLOURS["amp_fp16"], COLOURS["fp32"]
+_SMALL_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 9, "color": INK}
 
 
 def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
-    """Draw the number of distinct ids over the context length, one line a format: {"bf16":
-    [(512, 385), …]}.
-    """
+    """Draw distinct ids over the context length, by format: {"bf16": [(512, 385), …]}."""
     ends = ", ".join(f"{name} {points[-1][1]:,}" for name, points in counts.items())
     longest = max(points[-1][0] for points in counts.values())
     alt = (
@@ -33,7 +32,7 @@ def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     for name, points in sorted(counts.items(), key=lambda item: -item[1][-1][1]):
         lengths, distinct = zip(*points, strict=True)
         axis.plot(lengths, distinct, color=FORMAT_COLOURS[name], ls=FORMAT_LINES[name], lw=2)
-        # from the top down, none on another
+        # labels are placed from the top down, so that none overlap
         label = distinct[-1] if not heights else min(distinct[-1], heights[-1] / 1.9)
         heights.append(label)
         axis.text(lengths[-1] * 1.15, label, f"{name}: {distinct[-1]:,}", fontsize=8, va="center")
@@ -45,52 +44,41 @@ def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
         set_ticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel("tokens in the context", fontsize=8)
-    title(
-        axis, "Distinct position ids", "both axes in powers of two; each line ends with its count"
-    )
+    under = "both axes in powers of two; each line ends with its count"
+    title(axis, "Distinct position ids", under)
     return figure
 
 
 def runs_figure(strips: Mapping[str, Sequence[Run]]) -> Figure:
-    """Draw tokens in a row, one strip a name; a box is one id,
-    as wide as the tokens that share it.
-    """
-    told = "; ".join(
+    """Draw named strips of tokens; a box is one id, as wide as the tokens that share it."""
+    counts = "; ".join(
         f"{name}: {', '.join(str(run.count) for run in runs)}" for name, runs in strips.items()
     )
     alt = (
         f"Strips of tokens; each box is one id, as wide as the number of tokens that share it. "
-        f"{told}."
+        f"{counts}."
     )
-    figure, axes = new_figure(
-        7.2, 0.35 + 0.95 * len(strips), rows=len(strips), squeeze=False, alt=alt
-    )
+    height = 0.35 + 0.95 * len(strips)
+    figure, axes = new_figure(7.2, height, rows=len(strips), squeeze=False, alt=alt)
     for axis, (name, runs) in zip(axes[:, 0], strips.items(), strict=True):
         _strip(axis, runs)
-        axis.set_title(name, loc="left", fontsize=9, color=INK)
+        axis.set_title(name, **_SMALL_TITLE)
     return figure
 
 
 def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figure:
-    """Draw angle errors by position and channel pair, one map a name: {"position ids cast":
-    (n, channels) radians}.
-    """
-    worst = "; ".join(f"{name} {error.max().item():.2g}" for name, error in errors.items())
+    """Draw maps of errors by position and channel pair: {"angles cast": (n, channels) radians}."""
+    largest = {name: f"{error.max().item():.2g}" for name, error in errors.items()}
     alt = (
         f"Maps of the angle's error by position, up to {last_position:,}, and channel pair. "
-        f"Largest error in radians: {worst}."
+        f"Largest error in radians: {'; '.join(f'{name} {of}' for name, of in largest.items())}."
     )
     figure, axes = _maps(4.6, len(errors), "position", "channel pair", alt)
     for axis, (name, error) in zip(axes.flat, errors.items(), strict=True):
-        image = axis.imshow(
-            error.T.numpy().clip(1e-4),
-            aspect="auto",
-            interpolation="nearest",
-            cmap="viridis",
-            norm=LogNorm(1e-4, np.pi),
-            extent=(0, last_position, error.shape[1] - 0.5, -0.5),
-        )
-        axis.set_title(f"{name}: up to {error.max().item():.2g}", loc="left", fontsize=9, color=INK)
+        extent = (0, last_position, error.shape[1] - 0.5, -0.5)
+        look = {"interpolation": "nearest", "cmap": "viridis", "norm": LogNorm(1e-4, np.pi)}
+        image = axis.imshow(error.T.numpy().clip(1e-4), aspect="auto", extent=extent, **look)
+        axis.set_title(f"{name}: up to {largest[name]}", **_SMALL_TITLE)
     bar = figure.colorbar(image, ax=axes, shrink=0.9)
     bar.set_label("error of the turn, radians (log scale)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
@@ -98,45 +86,34 @@ def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figu
 
 
 def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: int) -> Figure:
-    """Draw q·k of one query and key at a fixed offset over their position, one small axis a name;
-    the right one last.
-    """
+    """Draw q·k at a fixed offset over the position, an axis for each name; the right one last."""
     spreads = {name: (values.max() - values.min()).item() for name, values in scores.items()}
-    told = "; ".join(f"{name} {spread:.2g}" for name, spread in spreads.items())
     alt = (
         f"The score of one query and one key, {offset} apart, along the context. Spread, 0 if "
-        f"the score is flat: {told}."
+        f"the score is flat: {'; '.join(f'{name} {of:.2g}' for name, of in spreads.items())}."
     )
     position = f"position of the key; the query is {offset} further on"
     figure, axes = _maps(4.0, len(scores), position, "score", alt)
     for number, (axis, (name, values)) in enumerate(zip(axes.flat, scores.items(), strict=True), 1):
         axis.plot(starts, values, ".", ms=2, color=_RIGHT if number == len(scores) else _WRONG)
-        axis.set_title(f"{name}: spread {spreads[name]:.2g}", loc="left", fontsize=9, color=INK)
+        axis.set_title(f"{name}: spread {spreads[name]:.2g}", **_SMALL_TITLE)
     return figure
 
 
 def alibi_figure(keys: Tensor, wrong: tuple[str, Tensor], right: tuple[str, Tensor]) -> Figure:
-    """Draw the ALiBi bias of the last keys, as the last query sees them:
-    keys (n,), and two named biases (n,).
-    """
+    """Draw the ALiBi bias of the last keys (n,) for the last query: two named biases (n,)."""
     steps = "; ".join(
         f"{name}: {bias.unique().numel()} different biases" for name, bias in (right, wrong)
     )
     alt = f"ALiBi bias of the last {len(keys)} keys. {steps}."
     figure, axis = new_figure(7.2, 2.6, alt=alt)
-    for (name, bias), colour, style, marker in (
-        (right, _RIGHT, "-", "."),
-        (wrong, _WRONG, "--", "s"),
-    ):
-        axis.plot(keys, bias, ls=style, lw=1.2, marker=marker, ms=4, color=colour, label=name)
+    for (name, bias), look in ((right, (_RIGHT, "-", ".")), (wrong, (_WRONG, "--", "s"))):
+        axis.plot(keys, bias, label=name, **_line(*look))
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axis.set_xlabel("key", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
-    title(
-        axis,
-        "ALiBi bias of the last keys",
-        "what is added to the score of each; a straight line if it is right",
-    )
+    under = "what is added to the score of each; a straight line if it is right"
+    title(axis, "ALiBi bias of the last keys", under)
     return figure
 
 
@@ -145,8 +122,7 @@ def cliff_figure(
     chance: float,
     marks: Sequence[int],
 ) -> Figure:
-    """Draw accuracy over position, one line a seed, for each name: {"fp32 ids": [[(16, 1.0), (48,
-    1.0), …], …]}.
+    """Draw accuracy over position, a line for each seed: {"fp32 ids": [[(16, 1.0), …], …]}.
 
     chance: the accuracy of a guess; marks: positions to mark, such as the first collision
     """
@@ -157,13 +133,11 @@ def cliff_figure(
         f"Accuracy by position; at the first and the last positions: {ends}, a guess {chance:.2f}."
     )
     figure, axis = new_figure(7.2, 3.4, alt=alt)
-    for (name, seeds), (colour, style, marker) in zip(
-        curves.items(), ((COLOURS["fp32"], "-", "o"), (COLOURS["amp_bf16"], "--", "x")), strict=True
-    ):
+    looks = (COLOURS["fp32"], "-", "o"), (COLOURS["amp_bf16"], "--", "x")
+    for (name, seeds), look in zip(curves.items(), looks, strict=True):
         for number, points in enumerate(seeds):
             label = f"{name}, {len(seeds)} seeds" if number == 0 else None
-            look = {"ls": style, "lw": 1.2, "marker": marker, "ms": 4, "color": colour}
-            axis.plot(*zip(*points, strict=True), label=label, **look)
+            axis.plot(*zip(*points, strict=True), label=label, **_line(*look))
     for mark in marks:
         axis.axvline(mark, color=FAINT, lw=0.8, ls=":")
         axis.text(mark + 4, 1.04, f"{mark:,}", fontsize=8, color=FAINT)
@@ -174,6 +148,10 @@ def cliff_figure(
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(0, 0.45))
     title(axis, "Accuracy by position", "share of tokens repeated rightly, in bins of 32 positions")
     return figure
+
+
+def _line(colour: str, style: str, marker: str) -> dict[str, Any]:
+    return {"color": colour, "ls": style, "lw": 1.2, "marker": marker, "ms": 4}
 
 
 def _maps(height: float, count: int, x: str, y: str, alt: str) -> tuple[Figure, Any]:
@@ -189,19 +167,16 @@ def _maps(height: float, count: int, x: str, y: str, alt: str) -> tuple[Figure, 
 
 
 def _strip(axis: Any, runs: Sequence[Run]) -> None:
-    """Draw runs as boxes with their ids under them."""
+    """Draw runs as boxes with their ids below."""
     look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 1.2}
     for run in runs:
         colour, hatch = SHARED if run.count > 1 else ALONE
         axis.bar(run.start, 1, width=run.count, color=colour, hatch=hatch, **look)
     middles = [run.start + run.count / 2 for run in runs]
     names = [id_text(run.value) for run in runs]
-    many = len(runs) > 12
-    axis.set_xticks(
-        middles, names, fontsize=8, rotation=60 if many else 0, ha="right" if many else "center"
-    )
+    turn: dict[str, Any] = {"rotation": 60, "ha": "right"} if len(runs) > 12 else {}
+    axis.set_xticks(middles, names, fontsize=8, **turn)
     axis.tick_params(axis="x", length=0)
     axis.set_yticks([])
     axis.set_xlim(runs[0].start, runs[-1].start + runs[-1].count)
-    for side in ("left", "bottom"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["left", "bottom"]].set_visible(False)

@@ -1,14 +1,14 @@
-"""`CollisionExplorer`: choose a format and a context, and see which tokens share a position,
-and what RoPE makes of it.
-"""
+"""`CollisionExplorer`: which tokens of a context share a position, and what RoPE makes of that."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from fractions import Fraction
 
 from amp_course.bits.formats import BF16, FORMATS
-from amp_course.bits.nearest import is_finite
+from amp_course.bits.nearest import Exact, is_finite
 from amp_course.bits.parse import clip, read_number
 from amp_course.kit.panel import Button, Control, Menu, Panel, Text
 from amp_course.positions.panel_html import collision_view
@@ -22,46 +22,32 @@ _NARROW = "18em"
 
 
 class CollisionExplorer(Panel):
-    """Format, context length, base and head size; a test drives it: panel.length.value = "4096".
+    """Show the `Sharing` of a format, context length, RoPE base and head size: `panel.shown`.
 
-    `panel.shown` holds what is shown, a `Sharing`. Input that cannot be read is explained, and the
-    view stays unchanged.
+    Input that cannot be read is explained, and the view stays as it is.
+    In a test: panel.length.value = "4096"
     """
 
     title = "CollisionExplorer: which tokens share a position?"
     shown: Sharing
 
     def __init__(self) -> None:
-        self.format = Menu(
-            BF16,
-            [(fmt.name, fmt) for fmt in FORMATS],
-            "id format",
-            "what the position ids are rounded to",
-            width=_NARROW,
-        )
-        self.length = Text(
-            "512",
-            "context length",
-            "tokens in the context, a whole number such as 4096 or 2^17",
-            width=_NARROW,
-        )
+        formats = [(fmt.name, fmt) for fmt in FORMATS]
+        tip = "what the position ids are rounded to"
+        self.format = Menu(BF16, formats, "id format", tip, width=_NARROW)
+        tip = "tokens in the context, a whole number such as 4096 or 2^17"
+        self.length = Text("512", "context length", tip, width=_NARROW)
         self.halve = Button("÷ 2", "half the context")
         self.double = Button("× 2", "twice the context")
-        self.base = Text(
-            "10000",
-            "RoPE base",
-            "the longest wavelength is about 2π times this many tokens",
-            width=_NARROW,
-        )
-        self.head_size = Text(
-            "64", "head size", "channels of one head, an even number", width=_NARROW
-        )
-        super().__init__(
-            self.format, (self.length, self.halve, self.double), (self.base, self.head_size)
-        )
+        tip = "the longest wavelength is about 2π times this many tokens"
+        self.base = Text("10000", "RoPE base", tip, width=_NARROW)
+        tip = "channels of one head, an even number"
+        self.head_size = Text("64", "head size", tip, width=_NARROW)
+        length = (self.length, self.halve, self.double)
+        super().__init__(self.format, length, (self.base, self.head_size))
 
     def update(self, control: Control | None) -> None:
-        """Read the fields, and show what they ask for, or say what is wrong with them."""
+        """Read the fields and show the result, or say what is wrong with them."""
         if control is self.halve:
             self.length.value = str(max(1, self.shown.n // 2))
         if control is self.double:
@@ -86,7 +72,7 @@ def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
     number = _finite(text, what)
     if number.denominator != 1:
         near = min(max(int(number), least, 2), most)
-        near -= near % 2  # so that it will do for channels too
+        near -= near % 2  # channels have to be even
         raise ValueError(
             f"“{clip(text)}” is not {what}: {unit} come in whole numbers. Type {near}, for example"
         )
@@ -98,31 +84,27 @@ def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
 
 
 def base_number(text: str) -> float:
-    """Read RoPE's base, a number above 1: "5e5" → 500000.0.
-    Raises ValueError with the cause and the fix.
-    """
+    """Read RoPE's base, a number above 1: "5e5" → 500000.0. Raises ValueError for any other."""
     number = _finite(text, "a base")
     if not 1 < number <= LARGEST_BASE:
         raise ValueError(
             f"“{clip(text)}” is not a base for RoPE: type a number above 1 and up to 1e12, such as "
-            f"10000"
+            "10000"
         )
     return float(number)
 
 
 def _finite(text: str, what: str) -> Fraction:
     plain = text.strip().replace("−", "-")
-    if _GROUPED.fullmatch(plain):  # as the view shows its counts
+    if _GROUPED.fullmatch(plain):  # "1,024", as the view shows its counts
         plain = plain.replace(",", "")
-    try:
-        number = read_number(plain) if 0 < len(plain) <= _CHARACTERS else None
-    except ValueError:
-        number = None
-    if number is None or not is_finite(number):
-        wrong = (
-            f"“{clip(text)}” is not {what}"
-            if plain
-            else f"The field is empty, and {what} is needed"
-        )
+    number: Exact = math.nan
+    if len(plain) <= _CHARACTERS:
+        with contextlib.suppress(ValueError):
+            number = read_number(plain)
+    if not is_finite(number):
+        wrong = f"“{clip(text)}” is not {what}"
+        if not plain:
+            wrong = f"The field is empty, and {what} is needed"
         raise ValueError(f"{wrong}: type a number such as {_EXAMPLES[what]}")
     return Fraction(number)

@@ -1,5 +1,5 @@
-"""Draw what `CollisionExplorer` shows, as HTML: the counts, a strip of tokens with their ids,
-RoPE's similarity maps.
+"""Draw what `CollisionExplorer` shows, as HTML: the counts, a strip of tokens with their ids, and
+maps of RoPE's similarity.
 """
 
 from __future__ import annotations
@@ -13,36 +13,34 @@ from collections.abc import Sequence
 from html import escape
 from itertools import chain
 
-from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
-from amp_course.positions.sharing import Run, Sharing
+from amp_course.kit.panel_parts import in_row, status, view
+from amp_course.kit.svg import FAINT, GRID, box, line, picture, swatch, text
+from amp_course.positions.sharing import Sharing
 
-# a token with an id of its own, tokens that share one
+# colour and hatch of an id that one token has, and of one that several share
 ALONE, SHARED = (("#56B4E9", ""), ("#D55E00", "//"))
 _WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 680, 8, 22, 26, 118
 _NO_VALUE, _GREY = 255, b"\x96\x96\x96"
-# Of viridis, from dark to bright; in between it is nearly straight.
-_VIRIDIS = (
-    "440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725",
-)  # fmt: skip
-Map = Sequence[Sequence[float]]
+# colours of viridis, from dark to bright, nearly linear in between
+_VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
 _EVERY = 8  # tokens between two position labels
+Map = Sequence[Sequence[float]]
 
 
 def collision_view(shown: Sharing) -> str:
     """Return the panel's HTML: counts, strip, and the two maps side by side with their scale."""
     low = round(min(map(min, shown.right)), 2)
-    maps = (
-        ("with exact ids", shown.right),
-        (f"with ids in {shown.fmt.name}", shown.rounded),
+    maps = {"with exact ids": shown.right, f"with ids in {shown.fmt.name}": shown.rounded}
+    pictures = "".join(_map(name, values, low, shown) for name, values in maps.items())
+    caption = (
+        f"RoPE’s similarity among these tokens, head size {shown.head_size}, base {shown.base:g}: "
+        f"how alike the same vector is at two positions{_verdict(shown.largest_error)}"
     )
-    pictures = "".join(_map(name, values, low, shown) for name, values in maps)
-    return (
-        f'<div style="color:{INK};line-height:1.5">{counts_line(shown)}{strip(shown)}<div '
-        f'style="margin:2px 0 4px">RoPE’s similarity among these tokens, head size '
-        f"{shown.head_size}, base "
-        f"{shown.base:g}: how alike the same vector is at two positions{_verdict(shown)}</div>"
-        f'<div style="display:flex;flex-wrap:wrap;gap:12px '
-        f'20px;align-items:flex-end">{pictures}{_scale(low)}</div></div>'
+    return view(
+        counts_line(shown),
+        strip(shown),
+        f'<div style="margin:2px 0 4px">{caption}</div><div style="display:flex;flex-wrap:wrap;'
+        f'gap:12px 20px;align-items:flex-end">{pictures}{_scale(low)}</div>',
     )
 
 
@@ -56,21 +54,31 @@ def counts_line(shown: Sharing) -> str:
         parts.append(f"no collision; the first would be at token {shown.first_collision:,}")
     if shown.first_past_range is not None and shown.first_past_range < shown.n:
         parts.append(f"<b>inf</b> from token {shown.first_past_range:,} on")
-    items = " ".join(
-        f'<span style="margin-right:1.8em;white-space:nowrap">{part}</span>' for part in parts
-    )
-    return f'<div role="status" aria-live="polite" style="margin:2px 0 6px">{items}</div>'
+    return status(in_row(parts, "1.8em", " "), "margin:2px 0 6px")
 
 
 def strip(shown: Sharing) -> str:
-    """Return the last tokens as SVG: their positions above, and under them one box for each id,
-    as wide as its tokens.
-    """
+    """Draw the last tokens: a box for each id, as wide as its tokens, below their positions."""
     wide = (_WIDTH - 2 * _LEFT) / (shown.n - shown.start)
-    parts = [_position(token, shown.start, wide) for token in range(shown.start, shown.n)]
+    parts = []
+    for token in range(shown.start, shown.n):
+        x = _LEFT + (token - shown.start) * wide
+        if token % _EVERY:
+            parts.append(line(x, _TOP - 4, x, _TOP, stroke=GRID))
+        else:
+            parts.append(line(x, _TOP - 7, x, _TOP))
+            parts.append(text(x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT))
     for run in shown.runs:
-        parts.append(_run(run, shown.start, wide))
-    tokens = f"tokens {shown.start:,} to {shown.n - 1:,}"
+        x, width = _LEFT + (run.start - shown.start) * wide, run.count * wide
+        colour, hatch = SHARED if run.count > 1 else ALONE
+        name = id_text(run.value)
+        end = run.start + run.count
+        who = _tokens(run.start, end) if run.count > 1 else f"token {run.start:,}"
+        size, tip = max(width - 2, 1), f"{who}: id {name}"
+        parts.append(box(x + 1, _TOP, size, _TALL, colour, hatch=hatch, tip=tip))
+        place = f"translate({x + width / 2 + 3:.1f} {_TOP + _TALL + 12}) rotate(-45)"
+        parts.append(f'<g transform="{place}">{text(0, 0, name, size=11, anchor="end")}</g>')
+    tokens = _tokens(shown.start, shown.n)
     first, last = id_text(shown.runs[0].value), id_text(shown.runs[-1].value)
     label = (
         f"ids of {tokens} in {shown.fmt.name}: {len(shown.runs)} different ones, from {first} to "
@@ -88,34 +96,16 @@ def id_text(value: float) -> str:
     return f"{value:,.0f}" if math.isinf(value) or value == int(value) else f"{value:,g}"
 
 
-def _position(token: int, start: int, wide: float) -> str:
-    x = _LEFT + (token - start) * wide
-    if token % _EVERY:
-        return line(x, _TOP - 4, x, _TOP, stroke=GRID)
-    number = text(x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT)
-    return line(x, _TOP - 7, x, _TOP, stroke=FAINT) + number
+def _tokens(start: int, end: int) -> str:
+    return f"tokens {start:,} to {end - 1:,}"
 
 
-def _run(run: Run, start: int, wide: float) -> str:
-    x, width = _LEFT + (run.start - start) * wide, run.count * wide
-    colour, hatch = SHARED if run.count > 1 else ALONE
-    name, tokens = id_text(run.value), f"token {run.start:,}"
-    if run.count > 1:
-        tokens = f"tokens {run.start:,} to {run.start + run.count - 1:,}"
-    place = f"translate({x + width / 2 + 3:.1f} {_TOP + _TALL + 12}) rotate(-45)"
-    return (
-        box(x + 1, _TOP, max(width - 2, 1), _TALL, colour, hatch=hatch, tip=f"{tokens}: id {name}")
-        + f'<g transform="{place}">{text(0, 0, name, size=11, anchor="end")}</g>'
-    )
-
-
-def _verdict(shown: Sharing) -> str:
-    error = shown.largest_error
-    if math.isnan(error):
+def _verdict(largest_error: float) -> str:
+    if math.isnan(largest_error):
         return ". <b>Grey: an id is inf, which has no angle.</b>"
-    if error == 0:
+    if largest_error == 0:
         return ". Here the maps are equal."
-    return f". Largest error here: <b>{error:.2f}</b>."
+    return f". Largest error here: <b>{largest_error:.2f}</b>."
 
 
 def _map(name: str, values: Map, low: float, shown: Sharing) -> str:
@@ -128,12 +118,12 @@ def _map(name: str, values: Map, low: float, shown: Sharing) -> str:
 
 
 def describe_map(name: str, values: Map, shown: Sharing) -> str:
-    """Say what a similarity map shows, for a reader who cannot see it.
+    """Return a similarity map's alt text.
 
     Example: "similarity map with ids in bf16, tokens 464 to 511, head size 64, base 10000: from
              0.46 to 1; 32 pairs of tokens look the same"
     """
-    what = f"similarity map {name}, tokens {shown.start:,} to {shown.n - 1:,}"
+    what = f"similarity map {name}, {_tokens(shown.start, shown.n)}"
     known = [value for value in chain(*values) if not math.isnan(value)]
     if not known:
         return f"{what}: all grey, no id has an angle"
@@ -150,20 +140,22 @@ def describe_map(name: str, values: Map, shown: Sharing) -> str:
 def map_uri(values: Map, low: float) -> str:
     """Return a square map as the data URI of a small PNG: `low` is dark, 1 bright, NaN grey."""
     span = max(1.0 - low, 1e-6)
-    levels = {value: _level((value - low) / span) for value in set(chain(*values))}
-    rows = (bytes([0, *map(levels.__getitem__, row)]) for row in values)
+
+    def level(value: float) -> int:
+        if math.isnan(value):
+            return _NO_VALUE
+        return round(min(max((value - low) / span, 0), 1) * (_NO_VALUE - 1))
+
+    rows = (bytes([0, *map(level, row)]) for row in values)
     size = struct.pack(">II", len(values), len(values))
     content = (
-        _chunk(b"IHDR", size + b"\x08\x03\0\0\0")  # 8 bits a pixel, by palette
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", size + b"\x08\x03\0\0\0")  # 8 bits a pixel, by palette
         + _chunk(b"PLTE", _palette())
         + _chunk(b"IDAT", zlib.compress(b"".join(rows)))
         + _chunk(b"IEND", b"")
     )
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()
-
-
-def _level(share: float) -> int:
-    return _NO_VALUE if math.isnan(share) else round(min(max(share, 0), 1) * (_NO_VALUE - 1))
+    return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:
@@ -173,7 +165,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 @functools.cache
 def _palette() -> bytes:
-    anchors = [bytes.fromhex(colour) for colour in _VIRIDIS]
+    anchors = [bytes.fromhex(colour) for colour in _VIRIDIS.split()]
     colours = []
     for level in range(_NO_VALUE):
         place = level / (_NO_VALUE - 1) * (len(anchors) - 1)
@@ -183,7 +175,7 @@ def _palette() -> bytes:
 
 
 def _scale(low: float) -> str:
-    stops = ", ".join(f"#{colour}" for colour in _VIRIDIS)
+    stops = ", ".join(f"#{colour}" for colour in _VIRIDIS.split())
     return (
         '<div style="display:flex;gap:6px;height:220px;margin-bottom:1.6em" aria-hidden="true">'
         f'<div style="width:14px;background:linear-gradient(to top, {stops})"></div>'

@@ -1,10 +1,8 @@
-"""Turn queries and keys by their position (RoPE): the right way, or with one of the faults that
-real libraries shipped.
+"""Rotate queries and keys by their position (RoPE): correctly, or with a fault of real libraries.
 
 A head of size d is d/2 pairs of channels. Channel pair c turns by the angle position ·
-base^(−2c/d), so that the score of a query and a key depends on how far they are apart and on
-nothing else. Faults are made by rounding a step into a format; everything else stays float32, as in
-the right version.
+base^(−2c/d), so that the score of a query and a key depends only on the distance between them. A
+fault rounds one step to a low format; everything else stays float32, as in the right version.
 """
 
 from __future__ import annotations
@@ -38,14 +36,13 @@ class Rope:
 
     head_size: an even number of channels
     base:      the longest wavelength is about 2π · base tokens
-    fault:     which step is low, "none" for the right one; FAULTS says what each is
-    fmt:       the low format, and the one that cos and sin are cast to last
+    fault:     which step is low, "none" for the right one; FAULTS describes each
+    fmt:       the low format, to which cos and sin are always cast last
 
-    Raises TypeError for a head size that is not an int, ValueError for one that is odd or not
-    positive, a base of 1 or less, an unknown fault, or autocast's fault in a format that torch
-    cannot autocast to.
-    Source: Su et al. 2021 (arXiv:2104.09864); channels in two halves, as GPT-NeoX and Llama lay
-            them out.
+    Raises TypeError for a head size that is not an int; ValueError for one that is odd or not
+    positive, a base of 1 or less, an unknown fault, or the fault "matmul" in a format that
+    autocast lacks.
+    Source: Su et al. 2021 (arXiv:2104.09864); channels in two halves, as in GPT-NeoX and Llama.
     """
 
     head_size: int
@@ -66,9 +63,7 @@ class Rope:
             raise ValueError(f"autocast has no {self.fmt.name} on a CPU: it casts to bf16 or fp16")
 
     def inverse_frequencies(self) -> Tensor:
-        """Return by how many radians a step of one position turns each channel pair,
-        (d/2,) float32: 1 … about 1/base.
-        """
+        """Return each channel pair's radians per position, (d/2,) float32: 1 … about 1/base."""
         frequencies = self.base ** (
             -torch.arange(0, self.head_size, 2, dtype=torch.float32) / self.head_size
         )
@@ -86,91 +81,79 @@ class Rope:
         return round_to(angles, self.fmt) if self.fault == "angles" else angles
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each (n, d/2): float32 that holds values of the low format,
-        to which they are cast last.
-        """
+        """Return cos and sin, each (n, d/2): float32 tensors of values of the low format."""
         angles = self.angles(positions)
         return round_to(angles.cos(), self.fmt), round_to(angles.sin(), self.fmt)
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Turn queries or keys (…, n, d) by their positions (n,); the dtype of x is kept."""
-        cos, sin = self.tables(positions)
-        return turned(x, cos, sin)
+        """Rotate queries or keys (…, n, d) by their positions (n,), in their own dtype."""
+        return turned(x, *self.tables(positions))
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the channel pairs (c, c + d/2) of x (…, n, d) by angles given as cos and sin (n, d/2);
-    keep the dtype of x.
-    """
+    """Rotate the channel pairs (c, c + d/2) of x (…, n, d); cos and sin of the angles: (n, d/2)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def exact_angles(positions: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
-    """Return the angles in float64, (n, d/2): what every other version is held against.
-    Raises as `Rope` does.
-    """
+    """Return the angles in float64, (n, d/2), to compare others with. Raises as `Rope` does."""
     check_head_size(head_size)
     frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
     return positions.double()[:, None] * frequencies
 
 
 def turn_error(rope: Rope, positions: Tensor) -> Tensor:
-    """Return how far each channel pair really turns from where it should, (n, d/2) radians from 0
-    to π.
+    """Return the angle between each channel pair and where it should be, (n, d/2), 0 to π.
 
-    The turn is read off cos and sin as they come out, so that their own rounding counts too.
+    The angle is that of the final cos and sin, so that their own rounding counts too.
     """
     cos, sin = (table.double() for table in rope.tables(positions))
     right = exact_angles(positions, rope.head_size, rope.base)
-    # The angle between (cos, sin) and (cos right, sin right), by the differences of angles.
+    # sine and cosine of the difference of the two angles
     across, along = sin * right.cos() - cos * right.sin(), cos * right.cos() + sin * right.sin()
     return torch.atan2(across, along).abs()
 
 
 def fixed_offset_scores(rope: Rope, starts: Tensor, offset: int, seed: int = 0) -> Tensor:
-    """Return q·k of one drawn query and key, `offset` apart, at each start: (n,), all equal if the
-    RoPE is right.
+    """Return q·k of a random query and key at each start, (n,): all equal if the RoPE is right.
 
-    starts: (n,) positions of the key; the query is `offset` further on. Scaled so that q·k unturned
-            is 1.
+    starts: (n,) positions of the key; the query is `offset` further on. Scaled so that q·k without
+            rotation is 1.
     """
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(rope.head_size, generator=generator)
-    k = q + 0.5 * torch.randn(rope.head_size, generator=generator)  # a key that the query looks for
+    k = q + 0.5 * torch.randn(rope.head_size, generator=generator)  # similar to the query
     queries, keys = q.expand(len(starts), -1), k.expand(len(starts), -1)
     scores = (rope.rotate(queries, starts + offset) * rope.rotate(keys, starts)).sum(dim=-1)
     return scores / (q @ k)
 
 
 def similarity(ids: Sequence[float], head_size: int, base: float = 10_000.0) -> list[list[float]]:
-    """Return how alike RoPE makes the same vector at two positions: a row for each id, 1 where they
-    are alike.
+    """Return how alike RoPE makes the same vector at two positions: a row for each id, at most 1.
 
-    The score of a query and an equal key of ones, over its largest value: the mean over channel
-    pairs of cos(angle_i − angle_j). ids that are inf give NaN. Raises as `Rope` does for the head
-    size. Needs no torch.
+    That is the score of a query and a key that are all ones, over its largest value: the mean over
+    channel pairs of cos(angle_i − angle_j). An id of inf gives NaN. Raises as `Rope` does for the
+    head size. Needs no torch.
     """
     check_head_size(head_size)
     frequencies = [base ** (-channel / head_size) for channel in range(0, head_size, 2)]
 
-    @functools.cache  # many pairs of tokens are as far apart
+    @functools.cache  # many pairs of tokens have the same distance
     def at(distance: float) -> float:
         if not math.isfinite(distance):
             return math.nan
-        return sum(math.cos(distance * one) for one in frequencies) / len(frequencies)
+        return sum(math.cos(distance * frequency) for frequency in frequencies) / len(frequencies)
 
     return [[at(abs(query - key)) for key in ids] for query in ids]
 
 
 def check_head_size(head_size: Any) -> None:
-    """Raise TypeError for a head size that is not an int,
-    ValueError for one that is odd or not positive.
-    """
+    """Raise TypeError for a head size that is not an int, ValueError if odd or below 2."""
     if type(head_size) is not int:
         raise TypeError(
             f"a head size has to be an int, not {head_size!r}: pass the number of channels of one "
-            f"head"
+            "head"
         )
     if head_size < 2 or head_size % 2:
         raise ValueError(

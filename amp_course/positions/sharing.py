@@ -1,7 +1,6 @@
-"""Gather what `CollisionExplorer` shows: who shares a position id in a format, and what RoPE makes
-of that.
+"""Compute, without torch, which tokens share a position id in a format, and what RoPE makes of it.
 
-Plain data, made without torch; `panel_html.py` draws it.
+`panel_html.py` draws it for `CollisionExplorer`.
 """
 
 from __future__ import annotations
@@ -65,10 +64,9 @@ class Sharing:
 
 
 def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64) -> Sharing:
-    """Return who shares what among n ≥ 1 positions: share(BF16, 512).distinct → 385.
+    """Return which of n ≥ 1 positions share an id: share(BF16, 512).distinct → 385.
 
-    Raises TypeError and ValueError as `distinct_positions` and `Rope` do, and ValueError for no
-    tokens at all.
+    Raises TypeError and ValueError as `distinct_positions` and `Rope` do, and ValueError for n = 0.
     """
     if checked_length(n) < 1:
         raise ValueError(f"a context needs at least 1 token, not {n}")
@@ -82,9 +80,7 @@ def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64)
 
 
 def runs(ids: Iterable[float], start: int = 0) -> list[Run]:
-    """Group neighbours of equal id, a list or a tensor (n,): [255, 256, 256, 258] → 255 once, 256
-    twice, 258 once.
-    """
+    """Group equal neighbours among ids, a list or a tensor (n,): [255, 256, 256] → 2 runs."""
     found = []
     for value, group in groupby(map(float, ids)):
         found.append(Run(start, len(list(group)), value))

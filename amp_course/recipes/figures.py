@@ -1,4 +1,4 @@
-"""The pictures of chapter 08: what each recipe keeps, data in, Figure out."""
+"""The figures of chapter 08. They draw data, and compute nothing."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from amp_course.recipes.training import BaseRecipe
 
 _SMALL: dict[str, Any] = {"fontsize": 8, "va": "center"}
 _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
-_FEWEST_DOTS = 110  # as many as the page shows: two figures are a third of the notebook's bytes
+_FEWEST_DOTS = 110  # those that the page shows: two figures are a third of the notebook's bytes
+_LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False, "loc": "outside lower center"}
 
 
 def recipe_table_figure(table: RecipeTable) -> Figure:
-    """Draw what a step holds: bytes per parameter by kind, with their formats,
-    and next to them the activations.
-    """
-    said = "; ".join(
+    """Draw bytes per parameter by kind, with their formats, next to the activations."""
+    values = "; ".join(
         f"{row.label} {row.bytes_per_parameter:.1f} and {bytes_text(row.activation_bytes)}"
         for row in table.rows
     )
-    alt = f"Bars for each recipe: bytes per parameter, and bytes of activations. {said}."
+    alt = f"Bars for each recipe: bytes per parameter, and bytes of activations. {values}."
+    rows = table.rows[::-1]
     figure, (kept, activations) = new_figure(
-        8, 1.3 + 0.36 * len(table.rows), columns=2, width_ratios=[2, 1], dots=FEWER_DOTS, alt=alt
+        8, 1.3 + 0.36 * len(rows), columns=2, width_ratios=[2, 1], dots=FEWER_DOTS, alt=alt
     )
-    labels = [row.label for row in table.rows[::-1]]
-    for place, row in enumerate(table.rows[::-1]):
+    looks: dict[str, dict[str, Any]] = {
+        kind: {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
+        for kind, (colour, hatch) in KEPT.items()
+    }
+    for place, row in enumerate(rows):
         left = 0.0
-        for kind, (colour, hatch) in KEPT.items():
-            sizes = getattr(row, kind)
-            width = sum(sizes.values()) / row.parameters
-            kept.barh(
-                place, width, left=left, color=colour, hatch=hatch, edgecolor="white", height=0.7
-            )
-            if sizes:  # the format of the most of it
+        for kind, look in looks.items():
+            width = row.bytes_of_each(kind)
+            kept.barh(place, width, left=left, height=0.7, **look)
+            if sizes := getattr(row, kind):  # the format of the largest part
                 name = next(iter(sizes))
                 kept.text(left + width / 2, place, name, ha="center", bbox=_ON_BAR, **_SMALL)
             left += width
@@ -58,26 +58,21 @@ def recipe_table_figure(table: RecipeTable) -> Figure:
         colour, hatch = COLOURS[row.name], HATCHES[row.name]
         activations.barh(place, size, color=colour, hatch=hatch, **look)
         activations.text(size, place, f" {bytes_text(size)}", **_SMALL)
-    kept.set_yticks(range(len(labels)), labels, fontsize=8)
-    kept.set_xlim(0, 1.12 * max(row.bytes_per_parameter for row in table.rows))
+    kept.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+    kept.set_xlim(0, 1.12 * max(row.bytes_per_parameter for row in rows))
     activations.set_yticks([])
-    activations.set_xlim(0, 1.5 * max(row.activation_bytes for row in table.rows))
+    activations.set_xlim(0, 1.5 * max(row.activation_bytes for row in rows))
     activations.set_xticks([])
     under = "when backward has ended; the format of most of it in the bar"
     title(kept, "Bytes for every parameter", under)
     title(activations, "Activations", "what backward needs, one batch")
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind.replace("_", " "))
-        for kind, (colour, hatch) in KEPT.items()
-    ]
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    handles = [Patch(label=kind.replace("_", " "), **look) for kind, look in looks.items()]
+    figure.legend(handles=handles, ncols=4, **_LEGEND)
     return figure
 
 
 def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: float) -> Figure:
-    """Draw how far each recipe's weights are from an fp32 twin's, step by step,
-    and a limit as a line across.
-    """
+    """Draw each recipe's distance from the weights of an fp32 twin by step, and a limit."""
     ends = "; ".join(f"{recipe.label} {values[-1]:.1e}" for recipe, values in distances.items())
     alt = (
         f"Relative distance of each recipe's weights from an fp32 twin, step by step. At the "
@@ -98,7 +93,7 @@ def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: floa
     return figure
 
 
-_ROWS = {  # of the survival map: recipe → how it is written
+_ROWS = {  # of the survival map: recipe → its label
     "o0": "O0 (fp32)",
     "o1": "O1 (AMP fp16)",
     "amp_bf16": "AMP bf16",
@@ -108,14 +103,16 @@ _ROWS = {  # of the survival map: recipe → how it is written
     "pure_bf16": "pure bf16",
     "pure_bf16_sr": "pure bf16 + SR",
 }
-_DEAD: dict[str, Any] = {"facecolor": "#FBE3D5", "edgecolor": COLOURS["amp_fp16"], "linewidth": 1.2}
+_DIVERGED: dict[str, Any] = {
+    "facecolor": "#FBE3D5",
+    "edgecolor": COLOURS["amp_fp16"],
+    "linewidth": 1.2,
+}
 
 
 def survival_figure(found: SurvivalMap) -> Figure:
-    """Draw accuracy or death by recipe and batch size for each setting,
-    and next to them the published ImageNet runs.
-    """
-    figure, axes = new_figure(8, 6.4, 2, 2, dots=_FEWEST_DOTS, alt=_survival_in_words(found))
+    """Draw each setting's accuracies and diverged runs, next to the published ImageNet runs."""
+    figure, axes = new_figure(8, 6.4, 2, 2, dots=_FEWEST_DOTS, alt=_survival_alt(found))
     rows = [label for recipe, label in _ROWS.items() if recipe in found.recipes()]
     places = [axes[0][0], axes[0][1], axes[1][0]]
     for axis, setting in zip(places, ("raw_sum", "raw", "resnet"), strict=True):
@@ -123,10 +120,11 @@ def survival_figure(found: SurvivalMap) -> Figure:
         for recipe in found.recipes():
             for column, size in enumerate(sizes):
                 runs = found.cell(setting, recipe, size)
-                right = [run.accuracy for run in runs if run.accuracy is not None]
-                died, median = len(runs) - len(right), statistics.median(right or [0.0])
-                text = f"✗ {died}/{len(runs)}" if died else f"{median:.0%}"
-                _cell(axis, column, rows.index(_ROWS[recipe]), text, None if died else median)
+                accuracies = [run.accuracy for run in runs if run.accuracy is not None]
+                diverged, median = len(runs) - len(accuracies), statistics.median(accuracies or [0])
+                text = f"✗ {diverged}/{len(runs)}" if diverged else f"{median:.0%}"
+                share = None if diverged else median
+                _cell(axis, column, rows.index(_ROWS[recipe]), text, share)
         _grid(axis, rows, sizes)
         seeds = len(found.cell(setting, found.recipes()[0], sizes[0]))
         under = f"median accuracy; ✗: how many of {seeds} seeds died"
@@ -135,17 +133,17 @@ def survival_figure(found: SurvivalMap) -> Figure:
     return figure
 
 
-def _survival_in_words(found: SurvivalMap) -> str:
-    said = []
+def _survival_alt(found: SurvivalMap) -> str:
+    parts = []
     for setting in SETTINGS:
-        deaths = {
+        counts = {
             recipe: sum(found.deaths(setting.name, recipe).values()) for recipe in found.recipes()
         }
-        dead = [f"{_ROWS[recipe]} {count}" for recipe, count in deaths.items() if count]
-        said.append(f"{setting.title}: {', '.join(dead) or 'none'}")
+        words = [f"{_ROWS[recipe]} {count}" for recipe, count in counts.items() if count]
+        parts.append(f"{setting.title}: {', '.join(words) or 'none'}")
     return (
-        f"Survival by recipe and batch size, with published ImageNet runs. Runs that died: "
-        f"{'; '.join(said)}."
+        "Survival by recipe and batch size, with published ImageNet runs. Runs that died: "
+        f"{'; '.join(parts)}."
     )
 
 
@@ -160,8 +158,8 @@ def _imagenet(axis: Axes, rows: list[str]) -> None:
 
 
 def _cell(axis: Axes, column: int, row: int, text: str, share: float | None) -> None:
-    """Draw a cell, the bluer the larger the share of right answers; None: it died."""
-    look = _DEAD
+    """Draw a cell: the larger the share of right answers, the bluer; None: a run diverged."""
+    look = _DIVERGED
     if share is not None:
         look = {"facecolor": colormaps["Blues"](0.62 * share), "linewidth": 0}
     axis.add_patch(Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, **look))
@@ -172,32 +170,28 @@ def _grid(axis: Axes, rows: list[str], sizes: Sequence[int]) -> None:
     axis.set_xlim(-0.5, len(sizes) - 0.5)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], fontsize=8)
-    left = axis in axis.figure.axes[::2]  # the map on the right has the same rows
+    left = axis in axis.figure.axes[::2]  # the maps on the right have the same rows
     axis.set_yticks(range(len(rows)), rows if left else [""] * len(rows), fontsize=8)
     axis.set_xlabel("batch size", fontsize=8)
     axis.tick_params(length=0)
 
 
 def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
-    """Draw what fp16 would have to hold at the first step, by batch size,
-    against its largest number.
-    """
+    """Draw what fp16 would have to represent at the first step, by batch size."""
     by_setting = {
         setting: [step for step in steps if step.setting == setting.name] for setting in SETTINGS
     }
-    over = "; ".join(
+    sums = "; ".join(
         f"{setting.title} {max(step.loss_sum for step in of):,.0f}"
         for setting, of in by_setting.items()
     )
     alt = (
-        f"Sum of losses and largest gradient of the first step by batch size. Largest sums: {over}."
+        f"Sum of losses and largest gradient of the first step by batch size. Largest sums: {sums}."
     )
     figure, axes = new_figure(8, 2.9, columns=2, sharey=True, dots=FEWER_DOTS, alt=alt)
     looks = {"resnet": ("#0072B2", "o"), "raw": ("#009E73", "s"), "raw_sum": ("#D55E00", "^")}
-    for axis, field, head in (
-        (axes[0], "loss_sum", "Sum of the batch's losses"),
-        (axes[1], "largest_gradient", "Largest gradient"),
-    ):
+    heads = {"loss_sum": "Sum of the batch's losses", "largest_gradient": "Largest gradient"}
+    for axis, (field, head) in zip(axes, heads.items(), strict=True):
         for setting, of in by_setting.items():
             colour, marker = looks[setting.name]
             x, y = [step.batch_size for step in of], [getattr(step, field) for step in of]
@@ -210,20 +204,17 @@ def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
         axis.set_xlabel("batch size", fontsize=8)
         title(axis, head, "of the first step, computed in fp32; one mark a seed")
     axes[0].text(sizes[0], FP16.max * 1.5, f"fp16 ends at {FP16.max:,.0f}", fontsize=8, color=INK)
-    handles, labels = axes[1].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=3, loc="outside lower center")
+    figure.legend(*axes[1].get_legend_handles_labels(), ncols=3, **_LEGEND)
     return figure
 
 
 def guide_figure(leaves: Sequence[Leaf]) -> Figure:
-    """Draw the decision guide: a branch for each hardware, on it a line for each leaf,
-    first match first.
-    """
-    last_of = {leaf.hardware: leaf.build().label for leaf in leaves}  # where nothing else fits
-    first = "; ".join(f"{label}: {last_of[hardware]}" for hardware, label in HARDWARE.items())
+    """Draw the decision guide: a branch for each hardware with a line for each leaf, in order."""
+    last_of = {leaf.hardware: leaf.build().label for leaf in leaves}  # if nothing else fits
+    usual = "; ".join(f"{label}: {last_of[hardware]}" for hardware, label in HARDWARE.items())
     alt = (
         f"A guide from hardware, model and symptom to a recipe, {len(leaves)} lines. If nothing "
-        f"special is the matter: {first}."
+        f"special is the matter: {usual}."
     )
     high = 0.75 + 0.34 * (len(leaves) + 0.35 * len(HARDWARE))
     figure, axis = new_figure(8, high, dots=_FEWEST_DOTS, alt=alt)
@@ -249,12 +240,12 @@ def guide_figure(leaves: Sequence[Leaf]) -> Figure:
 
 
 def _draw_leaf(axis: Axes, leaf: Leaf, middle: float, row: float) -> None:
-    """Draw one line of the guide, joined to its hardware at the height `middle`."""
+    """Draw a line of the guide, joined to its hardware at the height `middle`."""
     axis.plot([1.35, 1.5, 1.5, 1.68], [middle, middle, row, row], color="#999999", linewidth=1)
-    said = [MODELS[leaf.model]] if leaf.model != "any" else []
-    said += [SYMPTOMS[leaf.symptom]] if leaf.symptom != "any" else []
-    condition = ", ".join(said) or ("anything else" if leaf.hardware != "cpu" else "always")
-    axis.text(1.72, row, condition, color=INK, **_SMALL)
+    conditions = [MODELS[leaf.model]] if leaf.model != "any" else []
+    conditions += [SYMPTOMS[leaf.symptom]] if leaf.symptom != "any" else []
+    otherwise = "anything else" if leaf.hardware != "cpu" else "always"
+    axis.text(1.72, row, ", ".join(conditions) or otherwise, color=INK, **_SMALL)
     colour, hatch = COLOURS[leaf.recipe], HATCHES[leaf.recipe]
     axis.add_patch(
         Rectangle((3.62, row - 0.36), 1.13, 0.72, facecolor=colour, edgecolor="white", hatch=hatch)

@@ -1,8 +1,7 @@
-"""Choose a recipe: hardware × model × symptom → recipe, from guide.toml. Each leaf names the
-section of the course that backs it.
+"""Choose a recipe by hardware, model and symptom, from guide.toml.
 
-A leaf is a place to start from, not a law: the report card and the survival map measure your own
-case.
+Each leaf names the section of the course that backs it. It is a place to start, not a law: the
+report card and the survival map measure your own case.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ SYMPTOMS: dict[str, str] = _GUIDE["symptom"]
 class Leaf:
     """A recommendation.
 
-    hardware, model, symptom: keys of HARDWARE, MODELS, SYMPTOMS; "any" model is every one, as is
-        symptom "any"
-    recipe, options: what `amp_course.recipes.find` takes
-    advice:   what to do, a line
-    why:      the reason, a sentence
+    hardware, model, symptom: keys of HARDWARE, MODELS, SYMPTOMS; "any" fits every model or symptom
+    recipe, options:   arguments of `amp_course.recipes.find`
+    advice:            what to do, in a line
+    why:               the reason, in a sentence
     notebook, section: where the course shows it, "02_underflow" and "8. Remedies"
     """
 
@@ -42,22 +40,22 @@ class Leaf:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> BaseRecipe:
-        """Return the recipe, with the options that the advice gives it."""
+        """Return the recipe with its options."""
         return find(self.recipe, **self.options)
 
     @property
     def chapter(self) -> str:
-        """The chapter and section in short: "02 § 8"."""
+        """The chapter and section: "02 § 8"."""
         return f"{self.notebook[:2]} § {self.section.partition('.')[0]}"
 
 
-LEAVES = tuple(Leaf(**row) for row in _GUIDE["leaf"])  # the first that fits counts
+LEAVES = tuple(Leaf(**row) for row in _GUIDE["leaf"])  # in order: the first that fits is used
 
 
 def recommend(hardware: str, model: str = "any", symptom: str = "start") -> Leaf:
     """Return the leaf for a case.
 
-    Raises ValueError for a word that is none of HARDWARE, MODELS, SYMPTOMS.
+    Raises ValueError for a word that is not in HARDWARE, MODELS or SYMPTOMS.
     Example: recommend("bf16_gpu", "large").recipe → "pure_bf16_sr"
     """
     for what, word, known in (

@@ -1,12 +1,13 @@
-"""Measure a recipe in a live training step: the bytes it keeps in which dtype, and whether its
-update reaches the weights. Nothing in the table is written by hand.
+"""Measure a recipe in a live step: the bytes it keeps, by dtype, and if its update takes effect.
+
+Nothing in the table is written by hand.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from amp_course.kit.colours import KEPT
 from amp_course.kit.memory import bytes_text, masters_of, tensor_bytes
 from amp_course.kit.report import Block, Page, Table
 from amp_course.kit.tensors import short
@@ -23,20 +25,18 @@ from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
 from amp_course.recipes.training.steppers import StaticScaler
 
-# of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
-Bytes = Mapping[str, int]
+Bytes = Mapping[str, int]  # by format: {"fp16": 153600, "fp32": 2560}
 _MOST_STEPS = 30  # until one is not skipped: a scale that starts too high skips some
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one recipe held in one step: bytes by format, for each kind of tensor.
+    """What one recipe kept in one step: bytes by format, for each kind of tensor.
 
-    parameters:   how many numbers the model learns
-    at_step:      the most bytes of weights, masters, gradients and state together as the optimizer
-                  steps
-    cast_copies:  bytes of low-precision weights that autocast made and kept
-    skipped:      steps that the scaler skipped before one went through
+    parameters:  how many numbers the model learns
+    at_step:     most bytes of weights, masters, gradients and state while the optimizer steps
+    cast_copies: bytes of low-precision weights that autocast made and kept
+    skipped:     steps that the scaler skipped before the measured one
     """
 
     name: str
@@ -54,17 +54,18 @@ class Measured:
     skipped: int
 
     @property
-    def held(self) -> int:
-        """Bytes of weights, masters, gradients and optimizer state,
-        when backward has just ended.
-        """
-        kinds = (self.weights, self.master, self.gradients, self.optimizer_state)
-        return sum(sum(kind.values()) for kind in kinds)
+    def kept(self) -> int:
+        """Bytes of weights, masters, gradients and optimizer state at the end of backward."""
+        return sum(sum(getattr(self, kind).values()) for kind in KEPT)
 
     @property
     def bytes_per_parameter(self) -> float:
-        """`held` over the number of parameters: 16.0 for fp32 with Adam."""
-        return self.held / self.parameters
+        """`kept` over the number of parameters: 16.0 for fp32 with Adam."""
+        return self.kept / self.parameters
+
+    def bytes_of_each(self, kind: str) -> float:
+        """Return one of the `KEPT` kinds over the number of parameters: "weights" → 4.0."""
+        return sum(getattr(self, kind).values()) / self.parameters
 
     @property
     def activation_bytes(self) -> int:
@@ -73,10 +74,10 @@ class Measured:
 
     def cells(self) -> list[str]:
         """Return the row as text, in the order of `RecipeTable.HEAD`."""
-        kinds = (self.weights, self.master, self.gradients, self.optimizer_state, self.batch_norm)
+        kinds = [getattr(self, kind) for kind in KEPT]
         return [
             self.label,
-            *map(formats_text, kinds),
+            *map(formats_text, [*kinds, self.batch_norm]),
             f"{bytes_text(self.activation_bytes)}: {formats_text(self.activations)}",
             f"{self.bytes_per_parameter:.1f}",
             self.scaling,
@@ -88,15 +89,8 @@ class RecipeTable(Page):
     """Several recipes' rows, as a table."""
 
     HEAD = (
-        "recipe",
-        "weights",
-        "master",
-        "gradients",
-        "optimizer state",
-        "batch norm",
-        "activations",
-        "bytes per parameter",
-        "loss scale",
+        "recipe|weights|master|gradients|optimizer state|batch norm|activations|"
+        "bytes per parameter|loss scale"
     )
     rows: tuple[Measured, ...]
 
@@ -108,7 +102,7 @@ class RecipeTable(Page):
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its head first."""
-        return [list(self.HEAD), *(row.cells() for row in self.rows)]
+        return [self.HEAD.split("|"), *(row.cells() for row in self.rows)]
 
     def blocks(self) -> Iterator[Block]:
         yield Table(self.cells())
@@ -123,19 +117,15 @@ def measure(
     loss_fn: LossFn = nn.functional.cross_entropy,
     make_optimizer: MakeOptimizer = torch.optim.Adam,
 ) -> Measured:
-    """Train a copy of the model under a recipe, and look at a step that is neither the first nor
-    skipped.
+    """Train a copy of the model under a recipe, and measure a step that is not the first.
 
-    How it counts: gradients when autograd has accumulated them; activations are what autograd
-    saves, but for weights and their cast copies; the optimizer's counters of steps, a number for
-    each tensor, are left out.
+    Gradients are counted as autograd accumulates them; activations are what autograd saves, except
+    weights and their cast copies. The optimizer's step counters are left out.
 
-    Raises RuntimeError if every one of the first steps was skipped.
+    Raises RuntimeError if all of the first steps were skipped.
     Example: measure(O2(), DigitsResNet(32), x, y).gradients → {"fp16": …, "fp32": …}
     """
-    session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
-    weights = list(session.model.parameters())
-    masters = masters_of(session.model, session.optimizer)
+    session, weights, masters = _prepared(recipe, model, make_optimizer, loss_fn)
     gradients: Counter[str] = Counter()
     at_step = 0
 
@@ -145,12 +135,12 @@ def measure(
 
     def note_step(*_: Any) -> None:
         nonlocal at_step
-        held = [*weights, *masters]
-        held += [tensor.grad for tensor in held if tensor.grad is not None]
-        at_step = max(at_step, tensor_bytes([*held, *_state(session)]))
+        kept = [*weights, *masters]
+        kept += [tensor.grad for tensor in kept if tensor.grad is not None]
+        at_step = max(at_step, tensor_bytes([*kept, *_state(session)]))
 
     with recipe.precision(), ExitStack() as stack:
-        until_a_step_counts(session, inputs, targets)
+        _step_until_not_skipped(session, inputs, targets)
         skipped = session.skipped
         watch = _DtypeWatch(session.model, [*_state(session), inputs, targets])
         for weight in weights:
@@ -187,9 +177,7 @@ def measure_all(
 
 
 def by_format(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Return the bytes of some tensors by format, the largest share first:
-    [fp16 of 3, fp32 of 1] → {"fp16": 6, "fp32": 4}.
-    """
+    """Return bytes by format, most first: [fp16 of 3, fp32 of 1] → {"fp16": 6, "fp32": 4}."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(short(tensor.dtype), []).append(tensor)
@@ -217,8 +205,16 @@ def _scaling(session: Stepper) -> str:
     return f"{kind}, {session.scale:,g}"
 
 
-def until_a_step_counts(session: Stepper, inputs: Tensor, targets: Tensor) -> None:
-    """Step until the scaler lets one through; RuntimeError, with the cause, if it lets none."""
+def _prepared(
+    recipe: AnyRecipe, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn
+) -> tuple[Stepper, list[nn.Parameter], list[Tensor]]:
+    """Return a session of a copy of the model, its weights, and the optimizer's masters."""
+    session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
+    masters = masters_of(session.model, session.optimizer)
+    return session, list(session.model.parameters()), masters
+
+
+def _step_until_not_skipped(session: Stepper, inputs: Tensor, targets: Tensor) -> None:
     for done in range(1, _MOST_STEPS + 1):
         session.step(inputs, targets)
         if session.skipped < done:
@@ -230,7 +226,7 @@ def until_a_step_counts(session: Stepper, inputs: Tensor, targets: Tensor) -> No
 
 
 class _DtypeWatch(StepWatch):
-    """A `StepWatch` that notes in which format autograd saves what."""
+    """A `StepWatch` that notes the bytes that autograd saves, by format."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -251,13 +247,13 @@ class _DtypeWatch(StepWatch):
 
 
 @dataclass(frozen=True)
-class Reach:
-    """Shares, 0 to 1, of what one step did.
+class UpdateReach:
+    """What one step changed, in shares from 0 to 1.
 
-    weights: of the model's weights, those that are another finite number after the step
-    masters: of the optimizer's own copies of them, likewise; None for a recipe without
-    broken:  of the model's weights, those that are inf or NaN after it
-    skipped: steps that the scaler skipped before this one
+    weights: the model's weights that are another finite number after the step
+    masters: the same of the optimizer's own copies; None for a recipe without them
+    broken:  the model's weights that are inf or NaN after the step
+    skipped: how many steps the scaler skipped before this one
     """
 
     weights: float
@@ -266,7 +262,7 @@ class Reach:
     skipped: int
 
 
-def reach(
+def update_reach(
     recipe: AnyRecipe,
     model: nn.Module,
     inputs: Tensor,
@@ -274,22 +270,18 @@ def reach(
     *,
     loss_fn: LossFn = nn.functional.cross_entropy,
     make_optimizer: MakeOptimizer = torch.optim.Adam,
-) -> Reach:
-    """Train a copy of the model under a recipe until a step is not skipped, and compare the weights
-    before and after it.
+) -> UpdateReach:
+    """Train a copy of the model until a step is not skipped; compare the weights before and after.
 
-    Raises RuntimeError if every one of the first steps was skipped.
-    Example: reach(PURE_BF16(), model, x, y, make_optimizer=lambda params: SGD(params,
-             lr=1e-3)).weights → 0.2
+    Raises RuntimeError if all of the first steps were skipped.
+    Example: update_reach(PURE_BF16(), model, x, y, make_optimizer=make_sgd).weights → 0.2
     """
-    session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
-    weights = list(session.model.parameters())
-    masters = masters_of(session.model, session.optimizer)
+    session, weights, masters = _prepared(recipe, model, make_optimizer, loss_fn)
     before, masters_before = _flat(weights), _flat(masters) if masters else None
-    with recipe.precision():
-        until_a_step_counts(session, inputs, targets)  # a skipped step leaves the weights alone
+    with recipe.precision():  # a skipped step leaves the weights alone
+        _step_until_not_skipped(session, inputs, targets)
     after = _flat(weights)
-    return Reach(
+    return UpdateReach(
         weights=_changed(before, after),
         masters=None if masters_before is None else _changed(masters_before, _flat(masters)),
         broken=(~after.isfinite()).double().mean().item(),
@@ -297,7 +289,7 @@ def reach(
     )
 
 
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
 
 

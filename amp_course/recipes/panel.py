@@ -1,6 +1,4 @@
-"""`RecipeExplorer`: choose a recipe and its options, and read from a live step what it keeps and
-whether its update arrives.
-"""
+"""`RecipeExplorer`: choose a recipe and its options; see what it keeps and what a step changes."""
 
 from __future__ import annotations
 
@@ -16,15 +14,14 @@ from torch import Tensor, nn
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import Control, Menu, Panel, Slider
 from amp_course.kit.threads import one_thread
-from amp_course.recipes.measuring import Measured, Reach, measure, reach
+from amp_course.recipes.measuring import Measured, UpdateReach, measure, update_reach
 from amp_course.recipes.panel_html import recipe_view, size_text
 from amp_course.recipes.training.base import LOW_DTYPES, BaseRecipe
 from amp_course.recipes.training.recipes import ALL, O0
 
 Net = tuple[nn.Module, Tensor, Tensor]
-_SEED = 0
 _ABSENT = [("– (not an option of it)", None)]
-# of a recipe → choices, label, tooltip
+# an option of a recipe → choices, label, tooltip
 _OPTIONS: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
     "dtype": (
         [("fp16", LOW_DTYPES[0]), ("bf16", LOW_DTYPES[1])],
@@ -77,78 +74,62 @@ def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class RecipeExplorer(Panel):
-    """Recipe, options, optimizer, learning rate and net by menu; a test drives it:
-    panel.recipe.value = "o2".
+    """Show what a recipe keeps and what its first step changes, next to fp32.
 
     `panel.options["master_weights"]` and its like are a recipe's own options: one that it lacks is
-    disabled. `panel.chosen` is the recipe, `panel.measured` and `panel.reach` what was measured of
-    it. Measurements are kept, so that the same choice shows at once.
+    disabled. `panel.chosen` is the recipe, `panel.measured` and `panel.update_reach` what was
+    measured of it. In a test: panel.recipe.value = "o2"
 
-    recorded: what was measured, `Measured` by recipe, net and optimizer, and `Reach` by these and
-              the rate; nothing else can then be chosen
+    recorded: `Measured` by recipe, net and optimizer, and `UpdateReach` by these and the rate;
+              nothing else can then be chosen
     """
 
     title = "RecipeExplorer: what does a recipe keep?"
 
     def __init__(
-        self, recorded: tuple[Mapping[Any, Measured], Mapping[Any, Reach]] | None = None
+        self, recorded: tuple[Mapping[Any, Measured], Mapping[Any, UpdateReach]] | None = None
     ) -> None:
         self._nets: dict[str, Net] = {}
         self._is_recorded = recorded is not None
         measured, reached = recorded or ({}, {})
         self._measured, self._reached = dict(measured), dict(reached)
-        self.recipe = Menu(
-            "o2",
-            [(recipe.label, recipe.name) for recipe in ALL],
-            "recipe",
-            "what is kept in which dtype, and who scales",
-        )
+        recipes = [(recipe.label, recipe.name) for recipe in ALL]
+        self.recipe = Menu("o2", recipes, "recipe", "what is kept in which dtype, and who scales")
         self.options = {
             name: Menu(None, _ABSENT, label, tip) for name, (_, label, tip) in _OPTIONS.items()
         }
-        self.optimizer = Menu(
-            "Adam",
-            _OPTIMIZERS,
-            "optimizer",
-            "what steps the weights, and what it keeps for each",
-        )
-        self.rate = Slider(
-            1e-3,
-            [(f"{rate:g}", rate) for rate in _RATES],
-            "learning rate",
-            "decides whether the update is large enough to reach the weights",
-            width="24em",
-        )
+        tip = "what steps the weights, and what it keeps for each"
+        self.optimizer = Menu("Adam", _OPTIMIZERS, "optimizer", tip)
+        rates = [(f"{rate:g}", rate) for rate in _RATES]
+        tip = "decides whether the update is large enough to reach the weights"
+        self.rate = Slider(1e-3, rates, "learning rate", tip, width="24em")
         tip = "the small net that is trained for a few steps"
         self.net = Menu("DigitsResNet", _NETS, "net", tip)
-        self.size = Menu(
-            10**9,
-            [(size_text(size), size) for size in _SIZES],
-            "a model of",
-            "parameters: the bytes of one, times this many",
-        )
+        sizes = [(size_text(size), size) for size in _SIZES]
+        tip = "parameters: the bytes of one, times this many"
+        self.size = Menu(10**9, sizes, "a model of", tip)
         options = tuple(self.options.values())
         super().__init__((self.recipe, self.net, *options, self.optimizer, self.rate, self.size))
 
     @classmethod
     def record(cls) -> list[Any]:
-        """Measure what the book shows, as data for a page: recipes with at most one option that is
-        not their own, with each optimizer, rate and net.
+        """Measure what the book shows, as data for a page: recipes with at most one changed option,
+        with each net, optimizer and rate.
         """
         panel, rows = cls(), []
-        for kept in _recorded_settings():
-            sides = [panel._side(*kept, rate) for rate in _RATES]
-            rows.append([astuple(sides[0][0]), [astuple(arrived) for _, arrived in sides]])
+        for setting in _recorded_settings():
+            sides = [panel._side(*setting, rate) for rate in _RATES]
+            rows.append([astuple(sides[0][0]), [astuple(reached) for _, reached in sides]])
         return rows
 
     @classmethod
     def of(cls, data: Sequence[Any]) -> RecipeExplorer:
         measured: dict[Any, Measured] = {}
-        reached: dict[Any, Reach] = {}
-        for kept, (row, shares) in zip(_recorded_settings(), data, strict=True):
-            measured[kept] = Measured(*row)
+        reached: dict[Any, UpdateReach] = {}
+        for setting, (row, shares) in zip(_recorded_settings(), data, strict=True):
+            measured[setting] = Measured(*row)
             for rate, share in zip(_RATES, shares, strict=True):
-                reached[*kept, rate] = Reach(*share)
+                reached[*setting, rate] = UpdateReach(*share)
         return cls((measured, reached))
 
     @property
@@ -174,7 +155,7 @@ class RecipeExplorer(Panel):
         except (RuntimeError, ValueError) as error:
             self.refuse(error)
             return
-        self.measured, self.reach = chosen
+        self.measured, self.update_reach = chosen
         self.message = ""
         if hasattr(self.chosen, "keep_batchnorm_fp32") and not self.measured.batch_norm:
             self.message = (
@@ -182,30 +163,35 @@ class RecipeExplorer(Panel):
             )
         self.html = recipe_view(chosen, fp32, self.size.value, self.optimizer.value)
 
-    def _side(self, recipe: BaseRecipe, net: str, name: str, rate: float) -> tuple[Measured, Reach]:
-        kept, arrived = (recipe, net, name), (recipe, net, name, rate)
-        if arrived in self._reached:
-            return self._measured[kept], self._reached[arrived]
+    def _side(
+        self, recipe: BaseRecipe, net: str, optimizer: str, rate: float
+    ) -> tuple[Measured, UpdateReach]:
+        """Return what a recipe keeps and changes, measured when it is first chosen."""
+        setting = recipe, net, optimizer
+        if (*setting, rate) in self._reached:
+            return self._measured[setting], self._reached[*setting, rate]
         if self._is_recorded:
             raise ValueError(_NOT_RECORDED)
-        # Gradients are on in here, whatever the cell around the panel does.
+        make = _OPTIMIZERS[optimizer]
+        # gradients are on in here, whatever the cell around the panel does
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.random.fork_rng(),
             one_thread(),
         ):
-            torch.manual_seed(_SEED)
+            torch.manual_seed(0)
             if net not in self._nets:
                 self._nets[net] = _NETS[net]()
             batch = self._nets[net]
-            if kept not in self._measured:
-                # Bytes do not depend on the rate; a low one keeps every net alive.
-                make = partial(_OPTIMIZERS[name], lr=_RATES[-1])
-                self._measured[kept] = measure(recipe, *batch, loss_fn=_loss, make_optimizer=make)
-            make = partial(_OPTIMIZERS[name], lr=rate)
-            self._reached[arrived] = reach(recipe, *batch, loss_fn=_loss, make_optimizer=make)
-        return self._measured[kept], self._reached[arrived]
+            if setting not in self._measured:
+                # bytes do not depend on the rate; at a low one no net diverges
+                low = partial(make, lr=_RATES[-1])
+                self._measured[setting] = measure(recipe, *batch, loss_fn=_loss, make_optimizer=low)
+            chosen = partial(make, lr=rate)
+            reached = update_reach(recipe, *batch, loss_fn=_loss, make_optimizer=chosen)
+        self._reached[*setting, rate] = reached
+        return self._measured[setting], reached
 
 
 def _recorded_settings() -> list[tuple[BaseRecipe, str, str]]:

@@ -1,8 +1,7 @@
-"""Which recipe lives at which batch size: train two small nets under every recipe, the rate growing
-with the batch; and the map that records how each run ended.
+"""Which recipe survives at which batch size, if the learning rate grows with the batch.
 
-`train_to_the_end` makes one cell of the map. `python -m benchmarks.survival` makes all, in some
-minutes, and keeps them as a record.
+`train_to_the_end` trains one of two small nets for one cell of the survival map.
+`python -m benchmarks.survival` makes all cells, in some minutes, and records how each run ended.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ from amp_course.kit.paths import newest_record
 from amp_course.recipes.training import BaseRecipe
 
 SIZES = (16, 32, 64, 128, 256, 512)
-# the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE
+# the batch size of a setting's rate; the linear rule multiplies the rate by batch / BASE_SIZE
 BASE_SIZE = 16
-WARM_UP = 0.1  # of all steps: the rate grows to its full value, and falls from there along a cosine
-_GIVEN_UP = 50  # steps in a row without an update: nothing changes any more, so the run is over
+WARM_UP = 0.1  # of all steps: the rate rises to its full value, and then falls along a cosine
+_GIVEN_UP = 50  # steps in a row without an update: nothing will change any more
 
 
 class RawNet(nn.Module):
-    """Classify raw digits by five linear layers, nothing normalised anywhere: (batch, 1, 8, 8) →
-    logits (batch, 10).
+    """Classify raw digits (batch, 1, 8, 8) by five linear layers, without any normalisation.
 
-    He's initialisation keeps the size of what goes through, and so the grey levels 0 … 255 reach
-    the loss: at the first step it is some hundreds for a picture, where ln 10 = 2.3 is usual.
+    He's initialisation preserves sizes, so the grey levels 0 … 255 reach the loss: at the first
+    step it is several hundred for each picture, where ln 10 = 2.3 is usual.
     """
 
     def __init__(self) -> None:
@@ -59,14 +57,11 @@ class RawNet(nn.Module):
 class Setting:
     """One net and how it is trained.
 
-    rate:   the learning rate at batch 16 for a mean loss; it grows linearly with the batch
-    reduction: "mean", or "sum": then the loss itself grows with the batch, and a rate that stays is
-               the same linear rule
-    epochs: passes over the 1,437 training digits; a pass drops the pictures that do not fill a
-            batch
-    white:  the grey level of a white pixel: 1 where the pictures are normalised, 255 as picture
-            files store it
-    seeds:  each draws its own first weights and its own order of the pictures
+    rate:      the learning rate at batch 16 for a mean loss; it grows linearly with the batch
+    reduction: "mean", or "sum": then the loss grows with the batch, and the rate stays constant
+    epochs:    passes over the 1,437 training digits, without an incomplete last batch
+    white:     the grey level of a white pixel: 1 for normalised pictures, 255 as files store it
+    seeds:     each draws its own first weights and order of the pictures
     """
 
     name: str
@@ -79,18 +74,14 @@ class Setting:
     reduction: Literal["mean", "sum"] = "mean"
 
     def rate_for(self, batch_size: int) -> float:
-        """Return the linear rule's rate: 0.03 at batch 16 → 0.96 at 512;
-        with a summed loss 0.03 / 16 at any batch.
-        """
+        """Return the linear rule's rate: 512 → 0.96 for 0.03; 0.03 / 16 with a summed loss."""
         return self.rate / BASE_SIZE * (batch_size if self.reduction == "mean" else 1)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction=self.reduction)
 
     def start(self, batch_size: int, seed: int) -> tuple[nn.Module, Batches, Digits]:
-        """Return a model with its first weights, the batches that it will see, and the data,
-        as grey as `white`.
-        """
+        """Return a model with its first weights, its batches, and the data, scaled by `white`."""
         raw = digits()
         data = Digits(raw.train_x * self.white, raw.train_y, raw.test_x * self.white, raw.test_y)
         with torch.random.fork_rng(devices=[]):
@@ -110,11 +101,11 @@ SETTINGS = (
 class RunResult:
     """How one run ended.
 
-    accuracy: share of right answers on the 360 held-out digits, 0 … 1; None if it died
-    died_at:  the step, counted from 0, that left a weight or a statistic infinite or NaN, or from
-        which on every step was skipped; None if it lived. No run comes back from either.
-    skipped:  how many steps its scaler skipped
-    first_loss: the loss of the first step, which may be inf or nan
+    accuracy:   share of right answers on the 360 held-out digits, 0 … 1; None if it diverged
+    died_at:    the step, counted from 0, that made a weight or a statistic inf or NaN, or from
+                which on every step was skipped; None if it survived. No run recovers from either.
+    skipped:    how many steps its scaler skipped
+    first_loss: the loss of the first step, which may be inf or NaN
     """
 
     setting: str
@@ -132,8 +123,7 @@ class RunResult:
 def train_to_the_end(
     setting: Setting | str, recipe: BaseRecipe, batch_size: int, seed: int = 0
 ) -> RunResult:
-    """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say
-    how it ended.
+    """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine.
 
     Raises ValueError for an unknown setting or a batch larger than the data.
     """
@@ -170,9 +160,7 @@ def train_to_the_end(
 
 
 def find_setting(setting: Setting | str) -> Setting:
-    """Return a setting given itself or its name: "raw";
-    ValueError, with the names that exist, for another.
-    """
+    """Return a setting, given itself or its name, such as "raw"; ValueError for another name."""
     if isinstance(setting, Setting):
         return setting
     known = {one.name: one for one in SETTINGS}
@@ -182,22 +170,21 @@ def find_setting(setting: Setting | str) -> Setting:
 
 
 def _share(step: int, steps: int) -> float:
-    """Return the share of the full rate at a step: up along a line, down along half a cosine."""
+    """Return the share of the full rate at a step: linear warm-up, then half a cosine."""
     return min(1.0, (step + 1) / (WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def _finite(model: nn.Module) -> bool:
-    # Batch norm's statistics count: one infinite batch ruins them for good, and with them every
-    # evaluation.
+    # includes batch norm's statistics: one infinite batch ruins them, and every evaluation
     return all(bool(value.isfinite().all()) for value in model.state_dict().values())
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What the first step of a setting holds, computed in float32.
+    """Sizes in the first step of a setting, computed in float32.
 
-    loss_sum: the sum of the batch's losses, which a mean divides in the end
-    largest_gradient: of all weights' gradients the largest number, without sign
+    loss_sum:         the sum of the batch's losses, which a mean would then divide
+    largest_gradient: the largest absolute value in all weights' gradients
     """
 
     setting: str
@@ -207,7 +194,7 @@ class FirstStep:
 
 
 def first_step(setting: Setting | str, batch_size: int, seed: int = 0) -> FirstStep:
-    """Compute the sizes that a recipe in fp16 would have to hold at the first step."""
+    """Compute the sizes that a recipe in fp16 would have to represent at the first step."""
     setting = find_setting(setting)
     model, batches, _ = setting.start(batch_size, seed)
     inputs, targets = next(iter(batches))
@@ -221,7 +208,7 @@ def first_step(setting: Setting | str, batch_size: int, seed: int = 0) -> FirstS
 
 @dataclass(frozen=True)
 class SurvivalMap:
-    """All outcomes of one run of the map, and where and when it was made."""
+    """All outcomes of one benchmark run, and where and when it was made."""
 
     outcomes: tuple[RunResult, ...]
     machine: str
@@ -231,18 +218,18 @@ class SurvivalMap:
     def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[RunResult, ...]:
         wanted = (setting, recipe, batch_size)
         return tuple(
-            each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted
+            run for run in self.outcomes if (run.setting, run.recipe, run.batch_size) == wanted
         )
 
     def recipes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(each.recipe for each in self.outcomes))
+        return tuple(dict.fromkeys(run.recipe for run in self.outcomes))
 
     def sizes(self, setting: str) -> tuple[int, ...]:
-        """Return the batch sizes of one setting, rising."""
-        return tuple(sorted({each.batch_size for each in self.outcomes if each.setting == setting}))
+        """Return the batch sizes of one setting, in ascending order."""
+        return tuple(sorted({run.batch_size for run in self.outcomes if run.setting == setting}))
 
     def deaths(self, setting: str, recipe: str) -> dict[int, int]:
-        """Return how many seeds died at each batch size at which any did: {256: 3, 512: 5}."""
+        """Return how many seeds diverged, by batch size, without zeros: {256: 3, 512: 5}."""
         counts = {
             size: sum(run.died_at is not None for run in self.cell(setting, recipe, size))
             for size in self.sizes(setting)
@@ -250,10 +237,8 @@ class SurvivalMap:
         return {size: count for size, count in counts.items() if count}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings;
-        an infinite first loss as text, for JSON has none.
-        """
-        rows = [asdict(each) | {"first_loss": str(each.first_loss)} for each in self.outcomes]
+        """Return everything as plain numbers and strings; JSON has no inf for a first loss."""
+        rows = [asdict(run) | {"first_loss": str(run.first_loss)} for run in self.outcomes]
         return {"machine": self.machine, "torch": self.torch, "day": self.day, "outcomes": rows}
 
     @classmethod
@@ -265,9 +250,9 @@ class SurvivalMap:
 
 
 def load_survival(path: Path | None = None) -> SurvivalMap:
-    """Read a recorded map: the newest in benchmarks/results, or the file named.
+    """Read a recorded map: the newest in benchmarks/results, or the named file.
 
-    Raises CourseError if there is none, with the command that makes one.
+    Raises CourseError, with the command that makes one, if there is none.
     """
     path = path or newest_record("survival")
     return SurvivalMap.from_dict(json.loads(path.read_text("utf-8")))
@@ -275,7 +260,7 @@ def load_survival(path: Path | None = None) -> SurvivalMap:
 
 # (recipe, batch size) → top-1 accuracy in percent, None where NaN was reported: ResNet-50 on
 # ImageNet, 8 × V100, PyTorch 1.7, SGD, rate 0.1 × batch / 256, from an experience report to
-# FlyEgle/imageclassification. None of it measured here. Its torch AMP run, an O1 too, had 75.92.
+# FlyEgle/imageclassification, not measured here. Its torch AMP run, also an O1, had 75.92.
 IMAGENET = {
     ("half_bn32", 256): 75.40,
     ("half_bn32", 512): 75.70,

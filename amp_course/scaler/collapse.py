@@ -1,6 +1,4 @@
-"""Find the layer that overflows at every step and so drives the scale to 0,
-and run that layer alone in float32.
-"""
+"""Find a layer that overflows at every step, which drives the scale to 0; run it in float32."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
-    """Run the model, and return the name of the first layer that makes inf or NaN from finite
-    inputs.
+    """Run the model; return the name of the first layer that makes inf or NaN from finite inputs.
 
-    Call it inside the autocast region that the training uses. A layer is a module that contains no
-    other modules. If the result is None, either everything is finite or an op between the layers is
-    at fault. Buffers change as in any forward pass; gradients are not computed.
+    Call it inside the training's autocast region. A layer is a module without submodules. None
+    means that everything is finite, or that an op between the layers is at fault. Buffers change as
+    in any forward pass; gradients are not computed.
 
     Raises ValueError if an input of the model itself is not finite: the fault is in the data.
     Example: with autocast fp16, a layer whose outputs pass 65504 → "up"
@@ -30,8 +27,8 @@ def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
     names = {layer: name for name, layer in model.named_modules() if not list(layer.children())}
     found: list[nn.Module] = []
 
-    def watch(layer: nn.Module, taken: Any, given: Any) -> None:
-        if _finite(taken) and not _finite(given):
+    def watch(layer: nn.Module, args: Any, output: Any) -> None:
+        if _finite(args) and not _finite(output):
             found.append(layer)
 
     handles = [layer.register_forward_hook(watch) for layer in names]
@@ -45,15 +42,14 @@ def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
 
 
 def pin_to_fp32(layer: nn.Module) -> None:
-    """Make a layer run in float32 inside any autocast region, on inputs that are cast to float32
-    first.
+    """Make a layer run in float32 inside any autocast region, its inputs cast to float32.
 
-    It changes this layer alone, in place: the layer's class becomes a subclass with another
-    `forward`. The output is float32, and the next layer may cast that to 16 bits again. Copies of
-    the layer are pinned too, and run their own weights. To pin twice is to pin once.
+    This changes the layer in place: its class becomes a subclass with another `forward`. The output
+    is float32, and the next layer may cast it to 16 bits again. Copies of the layer are pinned too,
+    and use their own weights. Pinning twice changes nothing.
 
-    Raises ValueError for a layer whose own weights are not float32: pinning cannot restore the bits
-    that they have lost. TypeError for what is no nn.Module.
+    Raises TypeError for anything but an nn.Module; ValueError for a layer whose weights are not
+    float32: pinning cannot restore the bits that they have lost.
     """
     if not isinstance(layer, nn.Module):
         raise TypeError(
@@ -72,7 +68,7 @@ def pin_to_fp32(layer: nn.Module) -> None:
 
 
 class _Pinned(nn.Module):
-    """What a pinned layer's class has before its own: a `forward` around that one, in float32."""
+    """The first base of a pinned layer's class: it runs the layer's own `forward` in float32."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]

@@ -1,12 +1,11 @@
-"""Scale a loss so that fp16 gradients stay alive, and find the scale by trying: a twin of
-`torch.amp.GradScaler`.
+"""Scale a loss so that fp16 gradients survive, and adapt the scale: a twin of torch's GradScaler.
 
-It has every public method of PyTorch's. Each step gives the same scale, the same skips and the same
-weights, to the last bit, and the state of either loads into the other. What is left out is
-plumbing: gradients on several devices at once, and optimizers that unscale in their own fused
+It has every public method of `torch.amp.GradScaler`. Each step gives the same scale, the same skips
+and the same weights, to the last bit, and the state of either loads into the other. Only plumbing
+is left out: gradients on several devices at once, and fused optimizers that unscale in their own
 kernels (they get gradients that are unscaled already).
 
-Source: torch/amp/grad_scaler.py; the idea is of Micikevicius et al. 2018 (arXiv:1710.03740)
+Source: torch/amp/grad_scaler.py; the idea is from Micikevicius et al. 2018 (arXiv:1710.03740)
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ class Stage(Enum):
 
 @dataclass
 class _Record:
-    """One optimizer's stage, and 1.0 if a gradient of it was inf or NaN; None: not looked at."""
+    """One optimizer's stage, and 1.0 if one of its gradients was inf or NaN; None: not checked."""
 
     stage: Stage = Stage.READY
     found_inf: Tensor | None = None
 
 
 class DynamicScaler:
-    """Multiply losses by a scale that halves when a gradient overflows and doubles after a clean
-    streak.
+    """Multiply losses by a scale that halves after an overflow and doubles after a clean streak.
 
     The scale is a float32 number on the device of the first loss. With `enabled=False`, `scale`
     returns the loss unchanged, `step` always steps, and the other methods do nothing. "cuda"
-    without a GPU warns and is disabled, as in PyTorch. Also as there, a scale that has fallen to 0
-    is fatal: gradients of 0 pass the check, and unscaling makes them 0 · inf = NaN.
+    without a GPU warns and is disabled, as in PyTorch. As in PyTorch, too, a scale that has fallen
+    to 0 is fatal: gradients of 0 pass the check, and unscaling makes them 0 · inf = NaN.
 
     Raises ValueError for an `init_scale` that is not positive and finite in float32, a
-    `growth_factor` of 1 or less, a `backoff_factor` outside of 0 to 1, and a `growth_interval`
+    `growth_factor` of 1 or less, a `backoff_factor` not between 0 and 1, and a `growth_interval`
     below 1. (PyTorch checks two of these.)
     Example: scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
     """
@@ -121,10 +119,10 @@ class DynamicScaler:
         if gradients:
             scale = self._current_scale("unscale_")
             record.found_inf = torch.zeros((), device=scale.device)
-            values = [one._values() if one.is_sparse else one for one in gradients]
+            values = [grad._values() if grad.is_sparse else grad for grad in gradients]
             inverse = scale.double().reciprocal().float()
             for dtype in {value.dtype for value in values}:
-                # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale.
+                # sets found_inf to 1 if a value is not finite, and multiplies all by 1 / scale
                 alike = [value for value in values if value.dtype == dtype]
                 torch._amp_foreach_non_finite_check_and_unscale_(alike, record.found_inf, inverse)
         record.stage = Stage.UNSCALED
@@ -159,15 +157,15 @@ class DynamicScaler:
         if not self._enabled:
             return
         scale = self._current_scale("update")
-        found = [one.found_inf for one in self._records.values() if one.found_inf is not None]
+        flags = [of.found_inf for of in self._records.values() if of.found_inf is not None]
         if new_scale is not None:
             scale.fill_(positive(float(new_scale), "new_scale"))
-        elif not found:
+        elif not flags:
             raise AssertionError(
                 "No inf checks were recorded prior to update(): call step() or unscale_() for each "
                 "optimizer first."
             )
-        elif any(flag.item() for flag in found):
+        elif any(flag.item() for flag in flags):
             _multiply(scale, self._backoff_factor)
             self._growth_tracker = 0
         else:
@@ -204,14 +202,14 @@ class DynamicScaler:
         self._growth_interval = new_interval
 
     def _get_growth_tracker(self) -> int:
-        """Return how many clean steps there were in a row: private in PyTorch too, yet logged."""
+        """Return the length of the clean streak: private in PyTorch too, yet people log it."""
         return self._growth_tracker if self._enabled else 0
 
     def is_enabled(self) -> bool:
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, under PyTorch's names; call it after `update()`."""
+        """Return what a checkpoint needs, with PyTorch's names; call it after `update()`."""
         if not self._enabled:
             return {}
         return {
@@ -225,7 +223,8 @@ class DynamicScaler:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of this class or of `torch.amp.GradScaler`.
 
-        Raises, and changes nothing: RuntimeError for an empty state, ValueError for no scaler's.
+        Raises RuntimeError for an empty state, ValueError for one of something else, and then
+        changes nothing.
         """
         if not self._enabled:
             return

@@ -1,4 +1,4 @@
-"""The figures of chapter 05. They take numbers that were computed, and compute nothing."""
+"""The figures of chapter 05. They draw data, and compute nothing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from amp_course.scaler.timeline import Timeline
 
 def resume_figure(timelines: Mapping[str, Timeline]) -> Figure:
     """Draw the loss scale of trainings that were resumed, with a cross on each skipped step."""
-    told = "; ".join(
-        f"{name}: from {one.scales[0]:g} to {one.scales[-1]:g}, {sum(one.skipped)} steps skipped"
-        for name, one in timelines.items()
+    runs = "; ".join(
+        f"{name}: from {run.scales[0]:g} to {run.scales[-1]:g}, {sum(run.skipped)} steps skipped"
+        for name, run in timelines.items()
     )
-    figure, axis = new_figure(7.2, 2.6, alt=f"Loss scale by step after resuming. {told}.")
+    figure, axis = new_figure(7.2, 2.6, alt=f"Loss scale by step after resuming. {runs}.")
     looks = (FORMAT_COLOURS["fp16"], "-"), (INK, "--")
-    for (name, one), (colour, style) in zip(timelines.items(), looks, strict=True):
-        steps = range(1, len(one.scales) + 1)
-        axis.step(steps, one.scales, where="mid", color=colour, ls=style, lw=1.6, label=name)
-        lost = [step for step in steps if one.skipped[step - 1]]
-        axis.plot(lost, [one.scales[step - 1] for step in lost], "x", color=colour, ms=7)
+    for (name, run), (colour, style) in zip(timelines.items(), looks, strict=True):
+        steps = range(1, len(run.scales) + 1)
+        axis.step(steps, run.scales, where="mid", color=colour, ls=style, lw=1.6, label=name)
+        skips = [step for step in steps if run.skipped[step - 1]]
+        axis.plot(skips, [run.scales[step - 1] for step in skips], "x", color=colour, ms=7)
     axis.set_yscale("log", base=2)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("step after resuming (a cross: skipped)", fontsize=8)
@@ -34,8 +34,7 @@ def resume_figure(timelines: Mapping[str, Timeline]) -> Figure:
 
 
 def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None) -> Figure:
-    """Draw the loss scale and the loss of a run, step by step, with the skipped steps marked on
-    both.
+    """Draw the loss scale and the loss of a run by step, with the skipped steps marked on both.
 
     marked: step → a few words about it, such as {50: "outlier"}
     """

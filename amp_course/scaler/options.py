@@ -1,6 +1,4 @@
-"""Refuse options of a scaler that make no sense, and say what would.
-PyTorch checks two of them only.
-"""
+"""Check the options of a scaler, of which PyTorch checks only two."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def check_options(
     backoff_factor: Any = 0.5,
     growth_interval: Any = 1,
 ) -> None:
-    """Raise ValueError for the first of a scaler's numbers that makes no sense, with what would."""
+    """Raise ValueError, with a value that works, for the first option that makes no sense."""
     positive(init_scale, "init_scale")
     if not positive(growth_factor, "growth_factor") > 1:
         raise ValueError(

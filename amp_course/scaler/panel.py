@@ -1,6 +1,4 @@
-"""`ScaleExplorer`: move a loss scale over recorded gradients, and see which are lost,
-kept and overflow.
-"""
+"""`ScaleExplorer`: move a loss scale over recorded gradients; see which are lost or overflow."""
 
 from __future__ import annotations
 
@@ -18,19 +16,34 @@ Counts = dict[str, dict[str, list[int]]]  # "outputs" or "weights" → layer →
 
 
 class ScaleExplorer(Panel):
-    """Choose loss scale, format and layer by slider and menu; the gradients are from a real
-    backward pass.
+    """Show a real backward pass's gradients by a chosen loss scale, format and layer.
 
-    recorder: a `GradientRecorder` that has recorded a backward pass of yours, without a loss scale;
-              by default the course's GPT is trained for a few steps and recorded on the spot.
+    recorder: a `GradientRecorder` of a backward pass without a loss scale; by default the course's
+              GPT is trained for a few steps and recorded
+    counts:   what `record` returned, instead of a recorder
 
     Raises ValueError for a recorder that has recorded nothing, TypeError for anything else.
     """
 
     title = "ScaleExplorer: which gradients survive?"
 
-    def __init__(self, recorder: GradientRecorder | None = None) -> None:
-        self._show(self.record(recorder))
+    def __init__(
+        self, recorder: GradientRecorder | None = None, *, counts: Counts | None = None
+    ) -> None:
+        self._counts = counts or self.record(recorder)
+        self._together = {
+            kind: Gradients(*layers.values()) for kind, layers in self._counts.items()
+        }
+        formats = [(fmt.name, fmt) for fmt in FORMATS]
+        tip = "the format that the scaled gradients are rounded to"
+        self.format = Menu(FP16, formats, "format", tip)
+        kinds = [("layers' outputs", "outputs"), ("weights", "weights")]
+        tip = "what flows from layer to layer, or what the optimizer gets in the end"
+        self.kind = Menu("outputs", kinds, "gradients of", tip)
+        self.layer = Menu(_ALL, [_ALL], "layer", "all layers together, or one of them")
+        tip = "the loss scale, as a power of two: what every gradient is multiplied by"
+        self.exponent = Slider(0, EXPONENTS, "scale, 2 to the", tip, width="40em")
+        super().__init__(self.exponent, self.format, self.kind, self.layer)
 
     @staticmethod
     def record(recorder: GradientRecorder | None = None) -> Counts:
@@ -42,7 +55,7 @@ class ScaleExplorer(Panel):
         if not isinstance(recorder, GradientRecorder):
             raise TypeError(
                 f"this is a {type(recorder).__name__}: pass a GradientRecorder, after a backward() "
-                f"inside its `with` block."
+                "inside its `with` block."
             )
         recorded = {"outputs": recorder.outputs, "weights": recorder.weights}
         return {
@@ -52,35 +65,8 @@ class ScaleExplorer(Panel):
 
     @classmethod
     def of(cls, counts: Counts) -> Self:
-        """Return the panel of gradients that were counted."""
-        panel = cls.__new__(cls)
-        panel._show(counts)
-        return panel
-
-    def _show(self, counts: Counts) -> None:
-        self._counts = counts
-        self._together = {kind: Gradients(*layers.values()) for kind, layers in counts.items()}
-        self.format = Menu(
-            FP16,
-            [(fmt.name, fmt) for fmt in FORMATS],
-            "format",
-            "the format that the scaled gradients are rounded to",
-        )
-        self.kind = Menu(
-            "outputs",
-            [("layers' outputs", "outputs"), ("weights", "weights")],
-            "gradients of",
-            "what flows from layer to layer, or what the optimizer gets in the end",
-        )
-        self.layer = Menu(_ALL, [_ALL], "layer", "all layers together, or one of them")
-        self.exponent = Slider(
-            0,
-            EXPONENTS,
-            "scale, 2 to the",
-            "the loss scale, as a power of two: what every gradient is multiplied by",
-            width="40em",
-        )
-        super().__init__(self.exponent, self.format, self.kind, self.layer)
+        """Return the panel that shows what `record` returned."""
+        return cls(counts=counts)
 
     def update(self, control: Control | None) -> None:
         """Show the chosen gradients at the chosen scale."""
@@ -94,7 +80,7 @@ class ScaleExplorer(Panel):
         except ValueError:
             self.message = (
                 f"All gradients of {escape(layer)} are 0 or NaN, so there is nothing to scale. "
-                f"Choose another layer."
+                "Choose another layer."
             )
             return
         self.message = ""

@@ -1,4 +1,4 @@
-"""Record the gradients of the course's GPT, live, for the chapter's panel and experiments."""
+"""Record the gradients of the course's GPT for the chapter's panel and experiments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from amp_course.underflow.record import GradientRecorder
 
 
 def record_gpt(steps: int = 5) -> GradientRecorder:
-    """Train the character GPT in fp32 for `steps` steps, and return a recording of one more step's
-    gradients.
+    """Train the character GPT in fp32 for `steps` steps; record the gradients of one more.
 
     The recording's `outputs` are what flows between the layers, its `weights` what the optimizer
-    gets; neither has a loss scale. The global random stream is left unchanged.
+    gets; neither is scaled. The global random stream is left unchanged.
     """
     text = CharText(documentation_text())
     with torch.random.fork_rng():

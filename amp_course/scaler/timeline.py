@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a run did at each step: all three are as long as the run.
+    """What a run did, step by step.
 
     scales:  the loss scale that the step used
     losses:  the loss, unscaled
-    skipped: whether the optimizer was not stepped, because a gradient was inf or NaN
+    skipped: True if the scaler did not step the optimizer, because a gradient was inf or NaN
     """
 
     scales: tuple[float, ...]
@@ -35,11 +35,11 @@ def record_timeline(
     """Train a classifier on the batches in fp16, and return what happened.
 
     scaler:      a `DynamicScaler` or `torch.amp.GradScaler`
-    batches:     x of any shape the model takes, y (batch,) of classes
-    overflow_at: numbers of steps, from 0, whose input is multiplied until fp16 overflows: an
-                 outlier in the data
+    batches:     x of any shape that the model takes, y (batch,) of classes
+    overflow_at: steps, counted from 0, whose input is so large that fp16 overflows: an outlier in
+                 the data
 
-    A hook on the optimizer sees a skip; it is not guessed from the scale. Raises ValueError if
+    A hook on the optimizer notices skips; they are not guessed from the scale. Raises ValueError if
     there is no batch.
     Example: record_timeline(model, optimizer, DynamicScaler("cpu"), batches,
              overflow_at={30}).skipped[30] → True

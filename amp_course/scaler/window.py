@@ -1,10 +1,9 @@
-"""Find the loss scales that suit given gradients: large enough that few are lost, small enough that
-none overflows.
+"""Find the loss scales that suit some gradients: few are lost, and none overflow.
 
 A loss scale that is a power of two shifts every gradient by whole exponents and rounds nothing. So
 gradients are counted once, between all the sizes at which a zone of one of `FORMATS` begins at one
-of these scales. Any scale and format is then a matter of looking up: ten million gradients take no
-longer than ten, and need not be kept.
+of these scales. The shares at any scale in any format can then be looked up: ten million gradients
+take no longer than ten, and need not be stored.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
 from amp_course.underflow.zones import ZONES, ZoneHistogram, count_zones, starts
 
 FORMATS = (FP16, BF16, FP8_E5M2, FP8_E4M3)
-EXPONENTS = range(-10, 41)  # the loss scales that are looked at, as powers of two
+EXPONENTS = range(-10, 41)  # of the loss scales, powers of two
 SPARE = 0.001  # the share of gradients that a useful scale may lose
-# The sizes between which gradients are counted; the last is that of inf alone.
+# the sizes between which gradients are counted; the last is for inf alone
 CUTS = sorted(
     {math.ldexp(start, -scale) for fmt in FORMATS for start in starts(fmt) for scale in EXPONENTS}
     | {math.ldexp(1.0, exponent) for exponent in range(-149, 129)}  # the binades of float32
@@ -42,7 +41,7 @@ class Window:
 
 
 def count_sizes(tensor: Tensor) -> list[int]:
-    """Count a tensor's numbers by size, as `Gradients` takes them: as many as there are `CUTS`.
+    """Count a tensor's numbers by size, for `Gradients`: one count for each of `CUTS`.
 
     Zeros and NaN are left out, as in `zone_fractions`; float64 is rounded to float32.
 
@@ -60,12 +59,11 @@ def count_sizes(tensor: Tensor) -> list[int]:
 class Gradients:
     """How many gradients there are of each size.
 
-    counts: for each of `CUTS`, how many are at least as large and smaller than the next; those of
-            several layers are taken together
+    counts: of each layer, for each of `CUTS`: how many are at least as large, but smaller than the
+            next
 
-    Raises ValueError if there is none.
-    Example: Gradients(count_sizes(torch.tensor([1e-8, 0.5]))).fractions(FP16, 0)["lost"] → 0.5, and
-             0.0 at an exponent of 16
+    Raises ValueError if there are none.
+    Example: Gradients(count_sizes(torch.tensor([1e-8, 0.5]))).fractions(FP16, 0)["lost"] → 0.5
     """
 
     def __init__(self, *counts: Sequence[int]) -> None:
@@ -74,7 +72,7 @@ class Gradients:
             raise ValueError("all gradients here are 0 or NaN: was backward() called before this?")
         self.infinite = together[-1]
         self._ranks = [0, *accumulate(together)]  # how many are smaller than each of CUTS
-        pairs = zip(CUTS[:-1], together, strict=False)
+        pairs = zip(CUTS[:-1], together[:-1], strict=True)
         filled = [math.frexp(cut)[1] - 1 for cut, count in pairs if count]
         self._binades = range(filled[0], filled[-1] + 1) if filled else range(0)
 
@@ -82,7 +80,7 @@ class Gradients:
         return self._ranks[-1]
 
     def fractions(self, fmt: FloatFormat, exponent: int) -> dict[str, float]:
-        """Return the share of each zone at a loss scale of 2^exponent, rounded as `fmt` rounds."""
+        """Return the share of each zone of `fmt` at a loss scale of 2^exponent."""
         ranks = [0, *(self._below(start, exponent) for start in starts(fmt)), len(self)]
         return {
             zone: (end - start) / len(self)
@@ -103,6 +101,6 @@ class Gradients:
 
 
 def find_window(sweep: Sweep) -> Window | None:
-    """Return the useful scales, or None if there is none: what is not lost then overflows."""
-    fitting = [e for e, share in sweep.items() if share["lost"] <= SPARE and not share["overflow"]]
-    return Window(min(fitting), max(fitting)) if fitting else None
+    """Return the useful scales; None if at every scale too many are lost or any overflow."""
+    useful = [e for e, share in sweep.items() if share["lost"] <= SPARE and not share["overflow"]]
+    return Window(min(useful), max(useful)) if useful else None

@@ -1,6 +1,6 @@
-"""Chapter 09: why AMP is not faster, from the roofline to the reader's own step.
+"""Chapter 09: why AMP is not faster, from the roofline to a training step of your own.
 
-Two tools take a training of your own: `predict_speedup(model, loss_fn, batch)`, and `explain(…)` of
+Two tools take such a step: `predict_speedup(model, loss_fn, batch)`, and `explain(…)` of
 `amp_course.speed.explain`.
 """
 

@@ -1,4 +1,4 @@
-"""Published figures of GPUs, for asking what a step would take on a card that is not at hand.
+"""Published figures of GPUs, to predict what a step would take on a card that is not at hand.
 
 Peaks are for dense matrices. Since Ampere, data sheets also print a rate for 2:4 sparse matrices,
 often on its own: it is twice as high, and ordinary training does not reach it. All peaks are at the
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from amp_course.kit.toml_data import read_toml
 from amp_course.speed.roofline import Roofline
 
-# assumed for all: a PyTorch op's kernel, queued from Python, takes some 5 µs of the CPU's time
+# assumed for all cards: queueing an op's kernel from Python takes the CPU about 5 µs
 LAUNCH_SECONDS = 5e-6
 
 
@@ -23,27 +23,27 @@ class Card:
 
     tera:      format → TFLOP/s, dense; a missing format has no fast units
     gigabytes_per_second: memory bandwidth
-    printed:   the sparse 16-bit rate that the data sheet prints as well, or alone, in TFLOP/s; None
-               for a card without one
     source:    where the numbers are from
+    printed:   the sparse 16-bit rate, in TFLOP/s, that the data sheet prints, perhaps on its own;
+               None for a card without one
     """
 
     name: str
     tera: dict[str, float]
     gigabytes_per_second: float
-    printed: float | None
     source: str
+    printed: float | None = None
 
     def roofline(self) -> Roofline:
         peaks = {name: rate * 1e12 for name, rate in self.tera.items()}
         return Roofline(self.name, peaks, self.gigabytes_per_second * 1e9, LAUNCH_SECONDS)
 
 
-CARDS = tuple(Card(**{"printed": None, **row}) for row in read_toml(__file__, "cards.toml")["card"])
+CARDS = tuple(Card(**row) for row in read_toml(__file__, "cards.toml")["card"])
 
 
 def find_card(name: str) -> Card:
-    """Return a card by its name, whatever the case. Raises KeyError, with the names there are."""
+    """Return a card by its name, in any case. Raises KeyError, with the names there are."""
     for card in CARDS:
         if card.name.lower() == name.strip().lower():
             return card

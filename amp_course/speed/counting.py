@@ -1,10 +1,9 @@
-"""Count what a step asks of a machine: kernels, FLOPs and bytes, op by op, on real tensors or on
-fake ones.
+"""Count the kernels, FLOPs and bytes of a step, op by op, on real tensors or on fake ones.
 
-Fake tensors have shapes and dtypes and no memory, so that a step for a GPU can be counted where
+Fake tensors have shapes and dtypes but no memory, so that a step for a GPU can be counted where
 there is none: build model and batch under `fake_tensors()`, and run the step inside `count_ops()`.
-Nothing is computed, and autocast decides as always. What is counted are PyTorch's ops, one kernel
-each. A real GPU may need two for one op (a split matmul), or fuse several.
+Nothing is computed, and autocast decides as always. Each of PyTorch's ops counts as one kernel; a
+real GPU may need two for one op (a split matmul), or fuse several.
 """
 
 from __future__ import annotations
@@ -22,30 +21,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-MATMUL, CAST, OTHER = "matmul", "cast", "other"  # the kinds of op that mixed precision tells apart
-_COPIES = {
-    torch.ops.aten._to_copy,
-    torch.ops.aten.to,
-    torch.ops.aten.copy_,
-}  # a cast, if the dtype changes
-_OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_}
-_SAME_FLOPS = {  # the CPU's attention is in no registry; it multiplies what the GPU's does
-    getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{way}"): getattr(
-        torch.ops.aten, f"_scaled_dot_product_flash_attention{way}"
-    )
-    for way in ("", "_backward")
-}
+MATMUL, CAST, OTHER = "matmul", "cast", "other"  # the kinds of op that matter to mixed precision
+
+
+def aten_ops(names: str) -> tuple[Any, ...]:
+    """Return ops of torch.ops.aten by their names, separated by spaces."""
+    return tuple(getattr(torch.ops.aten, name) for name in names.split())
+
+
+_COPIES = aten_ops("_to_copy to copy_")  # a cast, if the dtype changes
+_OVERWRITES = aten_ops("copy_ fill_ zero_")
 # These reserve memory or change how it is read, and start no kernel.
-_NO_KERNEL = {
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
-    torch.ops.aten.detach,
-    torch.ops.aten._unsafe_view,
-    torch.ops.aten.lift_fresh,
-}
+_NO_KERNEL = aten_ops(
+    "empty empty_like empty_strided new_empty new_empty_strided detach _unsafe_view lift_fresh"
+)
+# The CPU's attention has no formula in torch's registry; it multiplies what the GPU's does.
+_ATTENTION = "_scaled_dot_product_flash_attention"
+_SAME_FLOPS = dict(
+    zip(
+        aten_ops(f"{_ATTENTION}_for_cpu {_ATTENTION}_for_cpu_backward"),
+        aten_ops(f"{_ATTENTION} {_ATTENTION}_backward"),
+        strict=True,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,10 @@ class OpCall:
     """One op as it was called.
 
     op:     its name: "aten.addmm"
-    kind:   "matmul" (it multiplies matrices or convolves), "cast" (it changes the dtype, nothing
+    kind:   "matmul" (it multiplies matrices or convolves), "cast" (it changes the dtype and nothing
             else), or "other"
-    dtype:  what it computes in, which is its first floating-point input's; None for an op without
-            one
-    flops:  floating-point operations of a matmul, a multiply-add being two; 0 for other ops, which
-            are bound by their bytes
+    dtype:  what it computes in, the dtype of its first floating-point input; None if it has none
+    flops:  floating-point operations of a matmul, a multiply-add being two; 0 for other ops
     bytes:  of all tensors that it reads and writes
     shapes: of its tensor arguments
     """
@@ -78,7 +74,7 @@ class OpCall:
 
 @dataclass(frozen=True)
 class Replay:
-    """How to call an op again on new tensors of the same shapes: for timing it alone."""
+    """How to call an op again on new tensors of the same shapes, to time it alone."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
@@ -89,7 +85,7 @@ class Replay:
         return [leaf for leaf in leaves if isinstance(leaf, Layout)]
 
     def on_new_tensors(self) -> Callable[[], Any]:
-        """Return the call, on random numbers, and zeros where integers are wanted."""
+        """Return the call, with its tensors made by `Layout.fill`."""
         args, kwargs = tree_map_only(Layout, Layout.fill, (self.args, self.kwargs))
         return lambda: self.func(*args, **kwargs)
 
@@ -107,25 +103,21 @@ class Layout:
         """Return a tensor of this layout: uniform in [0.5, 1.5), or zeros where the dtype is no
         floating-point one.
 
-        No op makes NaN or subnormal numbers of these, which would be slow in themselves.
+        No op turns these into NaN or subnormal numbers, which would slow it down.
         """
-        memory = 1 + sum(
-            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
-        )
-        memory = 0 if 0 in self.shape else memory
+        pairs = zip(self.shape, self.strides, strict=True)
+        memory = 0 if 0 in self.shape else 1 + sum((size - 1) * stride for size, stride in pairs)
         if self.dtype.is_floating_point:
-            # A generator of its own: the reader's random stream stays where it is.
+            # a generator of its own leaves the user's random stream alone
             generator = torch.Generator(self.device).manual_seed(0)
-            flat = (torch.rand(memory, device=self.device, generator=generator) + 0.5).to(
-                self.dtype
-            )
+            flat = 0.5 + torch.rand(memory, device=self.device, generator=generator)
         else:
-            flat = torch.zeros(memory, dtype=self.dtype, device=self.device)
-        return flat.as_strided(self.shape, self.strides)
+            flat = torch.zeros(memory, device=self.device)
+        return flat.to(self.dtype).as_strided(self.shape, self.strides)
 
 
 class OpCounter(TorchDispatchMode):
-    """Note every op that starts a kernel, in `calls`, and how to repeat it, in `replays`."""
+    """Record every op that starts a kernel in `calls`, and how to repeat it in `replays`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,13 +136,16 @@ class OpCounter(TorchDispatchMode):
         packet = func.overloadpacket
         if func.is_view or packet in _NO_KERNEL or func.namespace not in ("aten", "amp_course"):
             return out
-        ins = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        outs = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
+        ins, outs = _tensors((args, kwargs)), _tensors(out)
         if not ins and not outs:
             return out
         self.calls.append(_describe(func, args, kwargs, out, ins, outs))
         self.replays.append(Replay(func, *tree_map_only(Tensor, _layout, (args, kwargs))))
         return out
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _layout(tensor: Tensor) -> Layout:
@@ -164,10 +159,8 @@ def _describe(
     formula = flop_registry.get(_SAME_FLOPS.get(packet, packet))
     if formula:
         flops, kind = int(formula(*args, **kwargs, out_val=out)), MATMUL
-    elif (
-        packet in _COPIES and outs and ins and ins[-1].dtype != outs[0].dtype
-    ):  # copy_(target, source) returns target
-        kind = CAST
+    elif packet in _COPIES and outs and ins and ins[-1].dtype != outs[0].dtype:
+        kind = CAST  # ins[-1] is the source of copy_(target, source), too
     floats = [one.dtype for one in ins if one.dtype.is_floating_point]
     return OpCall(
         f"{func.namespace}.{packet.__name__}",
@@ -182,11 +175,13 @@ def _describe(
 def _moved(func: Any, args: Any, kwargs: Any, ins: list[Tensor], outs: list[Tensor]) -> int:
     """Return the bytes that an op reads and writes; what it changes in place counts twice."""
     schema = {argument.name: argument.alias_info for argument in func._schema.arguments}
-    given = {**dict(zip(schema, args, strict=False)), **kwargs}
-    changed = [name for name in given if schema[name] is not None and schema[name].is_write]
-    written = [
-        one for name in changed for one in tree_leaves(given[name]) if isinstance(one, Tensor)
-    ]
+    arguments = {**dict(zip(schema, args, strict=False)), **kwargs}
+    changed = {
+        name: value
+        for name, value in arguments.items()
+        if schema[name] is not None and schema[name].is_write
+    }
+    written = _tensors(changed)
     overwritten = written if func.overloadpacket in _OVERWRITES or "out" in changed else []
     reads = {id(one): one for one in ins if not any(one is other for other in overwritten)}
     new = [one for one in outs if not any(one is other for other in ins)]
@@ -194,7 +189,7 @@ def _moved(func: Any, args: Any, kwargs: Any, ins: list[Tensor], outs: list[Tens
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of the elements that are there: an expanded dimension is read once."""
+    """Return the bytes of a tensor's memory: an expanded dimension is stored once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(sizes) * tensor.element_size()
 
@@ -208,11 +203,9 @@ def count_ops() -> OpCounter:
 
 
 def fake_tensors() -> FakeTensorMode:
-    """Make every tensor of a `with` block a fake one, on the CPU, which has a shape and a dtype and
-    needs no memory.
+    """Make every tensor of a `with` block a fake one on the CPU: shape and dtype, but no memory.
 
-    Example: with fake_tensors(): model, x = SimpleNet(65536), torch.randn(512, 65536)   # 52 GB, if
-             it were real
+    Example: with fake_tensors(): model = SimpleNet(65536)   # 52 GB, if it were real
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -225,11 +218,10 @@ def count_on_fakes(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> OpCounter:
-    """Count the ops of forward and backward under autocast in `dtype` (None: without), on fake
-    copies: nothing is computed.
+    """Count the ops of forward and backward under autocast in `dtype` (None: without it), on fake
+    copies: nothing is computed, and the model stays as it is.
 
-    The model keeps its weights, gradients and buffers. It may not read values (`.item()`, `if
-    x.any()`): fakes have none.
+    It may not read values (`.item()`, `if x.any()`): fake tensors have none.
     """
     mode = fake_tensors()
     with mode, FakeCopyMode(mode):
@@ -249,7 +241,7 @@ def forward_backward(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> None:
-    """Run forward and backward under autocast in `dtype`; None runs without it."""
+    """Run forward and backward under autocast in `dtype` (None: without it)."""
     with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         loss = loss_fn(model(*inputs), targets)
     loss.backward()
@@ -257,7 +249,7 @@ def forward_backward(
 
 @dataclass(frozen=True)
 class Totals:
-    """How many kernels, FLOPs and bytes there are in a list of calls."""
+    """The kernels, FLOPs and bytes of some calls."""
 
     kernels: int
     flops: int

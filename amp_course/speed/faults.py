@@ -2,56 +2,59 @@
 
 glibc gives freed memory back to the system when much of it lies free at the top of the heap, and
 the next step pays for getting it again: page by page, in the kernel, and on a large step that can
-take longer than the matmuls. No GPU and no recipe has a hand in it, but it can eat a speed-up, and
-it changes from run to run. `keep_freed_memory` turns it off for this process.
+take longer than the matmuls. It has nothing to do with the GPU or the recipe, but it can eat a
+speed-up, and it changes from run to run. `keep_freed_memory` turns it off for this process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import time
+from collections.abc import Callable
 
 import torch
+
+from amp_course.kit.measure import clock
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-# in the environment, before Python starts
+# environment variables, to be set before Python starts
 CURE = "MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=33554432"
-_TOUCHED = 2**25  # bytes
+_PROBE_BYTES = 2**25
 
 
 def page_faults() -> int:
-    """Return how many pages this process was handed so far; 0 where it is not told."""
+    """Return how many pages this process has received so far; 0 where they are not counted."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+def clock_and_faults(step: Callable[[], object], device: torch.device | str) -> tuple[float, int]:
+    """Return the seconds of a step, from idle device to idle device, and the pages it received."""
+    before = page_faults()
+    return clock(step, device), page_faults() - before
 
 
 @functools.cache
 def seconds_per_fault() -> float:
-    """Return what one page costs, from filling new memory and again; 0 if none is counted."""
-    best = float("inf")
+    """Return what one page costs, from filling new memory twice; 0 where none is counted."""
+    costs = []
     for _ in range(3):
-        fresh = torch.empty(_TOUCHED, dtype=torch.uint8, device="cpu")
-        before, start = page_faults(), time.perf_counter()
-        fresh.fill_(1)
-        first, faults = time.perf_counter() - start, page_faults() - before
-        start = time.perf_counter()
-        fresh.fill_(2)
+        fresh = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device="cpu")
+        first, faults = clock_and_faults(functools.partial(fresh.fill_, 1), "cpu")
         if faults:
-            best = min(best, max(0.0, first - (time.perf_counter() - start)) / faults)
+            again = clock(functools.partial(fresh.fill_, 2), "cpu")
+            costs.append(max(0.0, first - again) / faults)
         del fresh
-    return best if best < float("inf") else 0.0
+    return min(costs, default=0.0)
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to keep what is freed, for the rest of this process; return whether it
-    did.
+    """Make glibc's malloc keep freed memory for the rest of this process; return True if it does.
 
-    For comparisons of loops: the lottery favours one side of a process, any of them, for a whole
-    run.
+    Use it to compare loops: otherwise chance favours one of them for the whole run.
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
     try:

@@ -1,4 +1,4 @@
-"""The roofline figures of chapter 09. They take numbers that were computed, and compute nothing."""
+"""The figures of chapter 09; they draw computed numbers, and compute nothing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,8 @@ from amp_course.speed.roof_labels import (
 from amp_course.speed.roofline import Bound, PlacedOps, Roofline
 from amp_course.speed.two_clocks import Clocks
 
-KINDS = {  # of op → marker and colour
-    MATMUL: ("o", "#0072B2"),
-    CAST: ("X", "#D55E00"),
-    OTHER: ("s", "#8a8a8a"),
-}
+# kind of op → marker and colour
+KINDS = {MATMUL: ("o", "#0072B2"), CAST: ("X", "#D55E00"), OTHER: ("s", "#8a8a8a")}
 BOUNDS: dict[Bound, tuple[str, str]] = {  # what takes the longest → colour and hatch
     "launch": ("#E69F00", "//"),
     "memory": ("#56B4E9", ".."),
@@ -50,7 +47,6 @@ _WIDE_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10
 _IN_A_ROW = 5  # marks in the strip
 _LEGEND: dict[str, Any] = {
     "fontsize": 8,
-    "title_fontsize": 8,
     "frameon": False,
     "loc": "outside lower center",
     "ncols": 4,
@@ -59,22 +55,22 @@ _LEGEND: dict[str, Any] = {
 
 def clocks_figure(clocks: Sequence[Clocks]) -> Figure:
     """Draw host and GPU on one time axis, a pair of rows for each way to train."""
-    told = "; ".join(f"{one.name}: the GPU is busy {one.busy:.0%} of the time" for one in clocks)
-    alt = f"What host and GPU do at each moment of three steps. {told}."
+    shares = "; ".join(f"{run.name}: the GPU is busy {run.busy:.0%} of the time" for run in clocks)
+    alt = f"What host and GPU do at each moment of three steps. {shares}."
     size = (9.0, 0.95 * len(clocks) + 0.5)
     figure, axes = new_figure(*size, rows=len(clocks), sharex=True, dots=FEWER_DOTS, alt=alt)
-    for axis, one in zip(axes, clocks, strict=True):
+    for axis, run in zip(axes, clocks, strict=True):
         for row, spans, colour in (
-            (1, one.waits, "#dddddd"),
-            (1, one.host, "#E69F00"),
-            (0, one.gpu, "#0072B2"),
+            (1, run.waits, "#dddddd"),
+            (1, run.host, "#E69F00"),
+            (0, run.gpu, "#0072B2"),
         ):
             bars = [(1e6 * begin, 1e6 * (end - begin)) for begin, end in spans]
             edge = "white" if row else colour  # the GPU's may be narrower than a line
             axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolor=edge, lw=0.3)
         axis.set_yticks((0, 1), ("GPU", "host"))
         axis.set_ylim(-0.5, 1.5)
-        axis.set_title(f"{one.name}: GPU busy {one.busy:.0%}", loc="left", fontsize=9, color=INK)
+        axis.set_title(f"{run.name}: GPU busy {run.busy:.0%}", loc="left", fontsize=9, color=INK)
     axes[-1].set_xlabel(
         "µs (orange: the host launches an op; grey: it waits; blue: the GPU runs one)", fontsize=8
     )
@@ -82,10 +78,10 @@ def clocks_figure(clocks: Sequence[Clocks]) -> Figure:
 
 
 def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
-    """Draw a machine's roofs, and a step's ops where they land; size: share of the time."""
+    """Draw a machine's roofs, and on it a step's ops, as large as their share of the time."""
     bounds = {bound: sum(op.share for op in ops if op.bound == bound) for bound in BOUNDS}
-    present = [kind for kind in KINDS if any(op.kind == kind for op in ops)]
-    kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in present}
+    by_kind = {kind: [op for op in ops if op.kind == kind] for kind in KINDS}
+    kinds = {kind: _share_in_words(kind, alike) for kind, alike in by_kind.items() if alike}
     alt = (
         f"Roofline of {roofline.name}, FLOPs per second by FLOPs per byte: "
         f"{roofs_in_words(roofline)}. Time of the step by kind of op: "
@@ -97,19 +93,19 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
     floor = min([axis.get_ylim()[0], *(op.flops_per_second / 3 for op in ops if op.flops)])
     axis.set_ylim(floor, None)
     top = axis.get_ylim()[1]
-    moved = sorted((op for op in ops if not op.flops), key=lambda op: [*KINDS].index(op.kind))
+    uncounted = [op for alike in by_kind.values() for op in alike if not op.flops]
     for op in ops:
         marker, colour = KINDS[op.kind]
         x, y = op.intensity, op.flops_per_second
         if not op.flops:  # in rows, from the bottom
-            row, place = divmod(moved.index(op), _IN_A_ROW)
+            row, place = divmod(uncounted.index(op), _IN_A_ROW)
             x, y = in_strip((place + 0.5) / _IN_A_ROW), floor * (top / floor) ** (0.06 + 0.09 * row)
         axis.scatter(
             x, y, 16 + 420 * op.share, colour, marker=marker, edgecolors="white", lw=0.6, zorder=3
         )
     handles = [
-        Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind])
-        for kind in present
+        Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=label)
+        for kind, label in kinds.items()
     ]
     figure.legend(handles=handles, **_LEGEND)
     under = "FLOPs per second; a larger mark takes more of the time"
@@ -118,9 +114,7 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
 
 
 def _share_in_words(kind: str, ops: Sequence[PlacedOps]) -> str:
-    """Write "matmul 52 % (mm 34 %, addmm 17 %)": a kind's share of the time,
-    and the largest two of its ops.
-    """
+    """Write a kind's share of the time, with its largest two ops: "matmul 52 % (mm 34 %, …)"."""
     names: dict[str, float] = {}
     for op in ops:
         name = op.op.removeprefix("aten.").strip("_")
@@ -136,7 +130,7 @@ def _percent(share: float) -> str:
 
 
 def _draw_roofs(axis: Axes, roofline: Roofline) -> None:
-    """Draw the roof of each format with its ridge, and the strip for ops without counted FLOPs."""
+    """Draw each format's roof with its ridge, and the strip for ops without counted FLOPs."""
     top = max(roofline.peak_flops.values())
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
@@ -148,10 +142,10 @@ def _draw_roofs(axis: Axes, roofline: Roofline) -> None:
     for names in same_height(roofline):
         fmt, peak = names[0], roofline.peak_flops[names[0]]
         ridge = max(roofline.ridge(fmt), LEAST)
-        look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
-        roof = (min(STRIP_END, ridge), ridge, MOST)
-        axis.plot(roof, [roofline.attainable(x, fmt) for x in roof], lw=1.6, **look)
-        axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=FORMAT_COLOURS[fmt])
+        roof, colour = (min(STRIP_END, ridge), ridge, MOST), FORMAT_COLOURS[fmt]
+        heights = [roofline.attainable(x, fmt) for x in roof]
+        axis.plot(roof, heights, lw=1.6, color=colour, ls=FORMAT_LINES[fmt])
+        axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=colour)
         label = roof_label(roofline, names)
         axis.text(MOST, peak * 1.08, label, fontsize=8, ha="right", va="bottom", color=INK)
     axis.set_xticks(
@@ -162,29 +156,30 @@ def _draw_roofs(axis: Axes, roofline: Roofline) -> None:
 
 def opening_figure(opening: Opening) -> Figure:
     """Draw a step's time by width as a multiple of fp32's, stacked by what bounds its ops."""
-    said = "; ".join(
+    times = "; ".join(
         f"width {pair.width:,}: fp32 {seconds_text(pair.fp32.seconds)}, AMP "
         f"{seconds_text(pair.amp.seconds)}"
         for pair in opening.pairs
     )
-    crossing = (
-        f"AMP is faster from width {opening.crossing:,} on"
-        if opening.crossing
-        else "AMP is never faster"
-    )
+    crossing = "AMP is never faster"
+    if opening.crossing:
+        crossing = f"AMP is faster from width {opening.crossing:,} on"
     alt = (
-        f"Time of a training step of three linear layers on {opening.name}, by width. {said}. "
+        f"Time of a training step of three linear layers on {opening.name}, by width. {times}. "
         f"{crossing}."
     )
     figure, axis = new_figure(7.6, 3.6, alt=alt, dots=FEWER_DOTS)
+    styles: dict[Bound, dict[str, Any]] = {
+        bound: {"facecolor": colour, "hatch": hatch * 2, "edgecolor": "white"}
+        for bound, (colour, hatch) in BOUNDS.items()
+    }
     top = 1.25 * max(1, *(1 / pair.speedup for pair in opening.pairs))
     for place, pair in enumerate(opening.pairs):
         for shift, cost, name in ((-0.2, pair.fp32, "fp32"), (0.2, pair.amp, "AMP")):
             base = 0.0
-            for bound, (colour, hatch) in BOUNDS.items():
+            for bound, style in styles.items():
                 height = cost.seconds_by[bound] / pair.fp32.seconds
-                look = {"color": colour, "hatch": hatch * 2, "edgecolor": "white"}
-                axis.bar(place + shift, height, 0.38, base, lw=0, **look)
+                axis.bar(place + shift, height, 0.38, base, lw=0, **style)
                 base += height
             label = f"{name}\n{seconds_text(cost.seconds)}"
             end = base + top / 100
@@ -198,45 +193,32 @@ def opening_figure(opening: Opening) -> Figure:
     axis.set_xlim(-0.6, len(opening.pairs) - 0.4)
     axis.set_ylim(0, top)
     axis.set_xlabel("width of the three layers", fontsize=8)
-    handles = [
-        Patch(facecolor=colour, hatch=hatch * 2, edgecolor="white", label=f"bound by {bound}")
-        for bound, (colour, hatch) in BOUNDS.items()
-    ]
+    handles = [Patch(**style, label=f"bound by {bound}") for bound, style in styles.items()]
     figure.legend(handles=handles, **_LEGEND)
-    title(
-        axis,
-        f"Three linear layers on {opening.name}, AMP in {opening.fmt}",
-        "time of a step; fp32 = 1",
-    )
+    head = f"Three linear layers on {opening.name}, AMP in {opening.fmt}"
+    title(axis, head, "time of a step; fp32 = 1")
     return figure
 
 
 def rates_figure(machine: Machine) -> Figure:
-    """Draw the rate of square matmuls by size and format, and below what was not tried."""
-    formats = list(dict.fromkeys(rate.fmt for rate in machine.rates))
-    whys = {rate.fmt: rate.why for rate in reversed(machine.rates) if not rate.flops}
+    """Draw the rate of square matmuls by size and format, and note below what was left out."""
     best = "; ".join(f"{fmt} {rate_text(peak)}" for fmt, peak in machine.peaks.items())
-    notes = [f"{fmt} {whys[fmt]}" for fmt in formats if fmt in whys]
+    notes = [f"{fmt} {why}" for fmt, why in machine.whys.items()]
     alt = (
         f"Rate of a matmul of two square matrices on this machine ({machine.device}), by size. "
         f"Best rates: {best}."
     )
     alts = [*filter(None, [machine.busy]), alt, *(f"{note}." for note in notes)]
     figure, axis = new_figure(7.2, 3.2, alt=" ".join(alts))
-    rates = []
-    for fmt, marker in zip(formats, "os^D", strict=False):
-        points = [
-            (rate.size, rate.flops) for rate in machine.rates if rate.fmt == fmt and rate.flops
-        ]
-        if points:
-            look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
-            axis.plot(*zip(*points, strict=True), lw=1.6, marker=marker, ms=5, label=fmt, **look)
-            rates += [flops for _, flops in points]
+    for (fmt, rates), marker in zip(machine.by_format.items(), "os^D", strict=False):
+        if rates:
+            style = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt], "marker": marker}
+            axis.plot([*rates], [*rates.values()], lw=1.6, ms=5, label=fmt, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    sizes = sorted({rate.size for rate in machine.rates})
-    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axis.set_ylim(10 ** math.floor(math.log10(min(rates))), 1.3 * max(rates))
+    axis.set_xticks(machine.sizes, [f"{size:,}" for size in machine.sizes])
+    timed = [rate.flops for rate in machine.rates if rate.flops]
+    axis.set_ylim(10 ** math.floor(math.log10(min(timed))), 1.3 * max(timed))
     axis.yaxis.set_major_formatter(
         lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " ")
     )
@@ -250,48 +232,33 @@ def rates_figure(machine: Machine) -> Figure:
 
 def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     """Draw the ceiling, the predicted and the measured speed-up of each workload."""
-    told = "; ".join(
+    speedups = "; ".join(
         f"{one.title}: ceiling {one.ceiling:.2g}, predicted {one.predicted:.2g}, measured "
         f"{one.measured:.2g}"
         for one in predictions
     )
     label = predictions[0].recipe.label
     busy = max((one.busy for one in predictions), default="")
-    alt = f"{busy or f'Speed-up of {label} over fp32.'} {told}."
+    alt = f"{busy or f'Speed-up of {label} over fp32.'} {speedups}."
     figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=alt, dots=FEWER_DOTS)
-    for row, one in enumerate(predictions):
-        fp32, amp = one.fp32.timing, one.amp.timing
+    for row, prediction in enumerate(predictions):
+        fp32, amp = prediction.fp32.timing, prediction.amp.timing
+        measured, colour = prediction.measured, COLOURS[prediction.recipe.name]
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
-        colour = COLOURS[one.recipe.name]
-        bar: dict[str, Any] = {"lw": 6, "alpha": 0.35, "solid_capstyle": "butt"}
-        axis.plot(quartiles, [row, row], color=colour, **bar)
-        for value, marker, name in (
-            (one.ceiling, "|", "ceiling: faster matmuls alone"),
-            (one.predicted, "D", "predicted from the ops"),
-            (one.measured, "o", "measured, fastest steps; bar: quartiles"),
+        axis.plot(quartiles, [row, row], lw=6, alpha=0.35, solid_capstyle="butt", color=colour)
+        for value, marker, size, face, edge, name in (
+            (prediction.ceiling, "|", 16, colour, INK, "ceiling: faster matmuls alone"),
+            (prediction.predicted, "D", 11, "none", INK, "predicted from the ops"),
+            (measured, "o", 7, colour, colour, "measured, fastest steps; bar: quartiles"),
         ):
-            look = {
-                "ms": {"|": 16, "D": 11, "o": 7}[marker],
-                "mew": 2,
-                "mfc": "none" if marker == "D" else colour,
-                "mec": colour if marker == "o" else INK,
-            }
-            axis.plot([value], [row], marker, label=name if not row else "", zorder=3, **look)
-        axis.annotate(
-            f"{one.measured:.2g}",
-            (one.measured, row),
-            (0, 10),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
+            style = {"ms": size, "mew": 2, "mfc": face, "mec": edge}
+            axis.plot([value], [row], marker, label="" if row else name, zorder=3, **style)
+        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+        axis.annotate(f"{measured:.2g}", (measured, row), (0, 10), **style)
     axis.axvline(1, color=INK, lw=1)
     axis.set_xscale("log")
-    ends = [
-        1.0,
-        *(end for one in predictions for end in (one.ceiling, one.predicted, one.measured)),
-    ]
-    axis.set_xlim(min(ends) / 1.3, max(ends) * 1.3)
+    values = {1.0}.union(*((one.ceiling, one.predicted, one.measured) for one in predictions))
+    axis.set_xlim(min(values) / 1.3, max(values) * 1.3)
     low, high = axis.get_xlim()
     ticks = _WIDE_TICKS if high > 8 * low else _TICKS
     axis.set_xticks([tick for tick in ticks if low <= tick <= high])

@@ -1,16 +1,15 @@
 """Measure the machine: matmul rate by dtype and size, memory bandwidth, and the cost of launching
 one small op.
 
-Times are those of the fastest of several calls, and the formats take turns: other programs can only
-make an op slower. What would take too long or need too much memory is not tried, and the page says
-so.
+Of several calls the fastest counts, and the formats take turns: other programs can only make an op
+slower. What would take too long or need too much memory is left out, with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -23,23 +22,21 @@ from amp_course.speed.roofline import Roofline
 SIZES_CPU, SIZES_ACCELERATOR = (64, 128, 256, 512, 1024, 2048), (256, 512, 1024, 2048, 4096, 8192)
 COPY_BYTES_CPU, COPY_BYTES_ACCELERATOR = 2**27, 2**30  # far more than a cache holds
 LAUNCHES = 1000
-# of the formats at each size, unless a matmul takes so long that a turn holds fewer than three of
-# it
+# of each format at each size; one only if a turn holds fewer than three matmuls
 _TURNS = 3
-_MOST_SECONDS = 0.5  # for one matmul; a larger one is not tried
-HEADROOM = 0.8  # of the free memory, at most
+_MOST_SECONDS = 0.5  # a matmul that would take longer is not tried
+HEADROOM = 0.8  # the share of the free memory that may be used
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The matmul x @ w.T of size × size matrices, as in a linear layer: how fast it ran, or why it
-    did not.
+    """The rate of the matmul x @ w.T, as in a linear layer, of size × size matrices.
 
     flops: per second; None where it was not timed
-    why:   the reason then, else ""
+    why:   the reason for that, else ""
     """
 
-    fmt: str
+    format: str
     size: int
     flops: float | None
     why: str = ""
@@ -60,28 +57,43 @@ class Machine:
     rates: tuple[Rate, ...]
     bandwidth: float
     launch_seconds: float
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     waited: float | None = None
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from these numbers; "" on a quiet machine."""
+        """Why these numbers show nothing; "" on a quiet machine."""
         return busy_text(self.waited)
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted({rate.size for rate in self.rates})
+
+    @property
+    def by_format(self) -> dict[str, dict[int, float]]:
+        """Format → size → FLOPs per second, where it was timed."""
+        found: dict[str, dict[int, float]] = {rate.format: {} for rate in self.rates}
+        for rate in self.rates:
+            if rate.flops:
+                found[rate.format][rate.size] = rate.flops
+        return found
 
     @property
     def peaks(self) -> dict[str, float]:
         """Format → the best rate at any size, in FLOPs per second."""
-        found: dict[str, float] = {}
-        for rate in self.rates:
-            if rate.flops:
-                found[rate.fmt] = max(found.get(rate.fmt, 0.0), rate.flops)
-        return found
+        return {fmt: max(rates.values()) for fmt, rates in self.by_format.items() if rates}
+
+    @property
+    def whys(self) -> dict[str, str]:
+        """Format → why its smallest size that was not timed was left out."""
+        reasons = {rate.format: rate.why for rate in reversed(self.rates) if rate.why}
+        return {fmt: reasons[fmt] for fmt in self.by_format if fmt in reasons}
 
     def factor(self, fmt: str) -> float | None:
         """Return a format's rate over fp32's at the largest size that both were timed at."""
-        timed = {(rate.fmt, rate.size): rate.flops for rate in self.rates if rate.flops}
-        sizes = [size for name, size in timed if name == fmt and ("fp32", size) in timed]
-        return timed[fmt, max(sizes)] / timed["fp32", max(sizes)] if sizes else None
+        rates, fp32 = (self.by_format.get(name, {}) for name in (fmt, "fp32"))
+        sizes = rates.keys() & fp32.keys()
+        return rates[max(sizes)] / fp32[max(sizes)] if sizes else None
 
     def roofline(self) -> Roofline:
         return Roofline(
@@ -89,44 +101,25 @@ class Machine:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "rates": [
-                {"format": one.fmt, "size": one.size, "flops": one.flops, "why": one.why}
-                for one in self.rates
-            ],
-            "peaks": self.peaks,
-            "bandwidth": self.bandwidth,
-            "launch_seconds": self.launch_seconds,
-            "notes": list(self.notes),
-            "waited": self.waited,
-        }
+        return {**asdict(self), "peaks": self.peaks}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
-        rates = tuple(
-            Rate(one["format"], one["size"], one["flops"], one["why"]) for one in data["rates"]
-        )
-        return cls(
-            data["device"],
-            rates,
-            data["bandwidth"],
-            data["launch_seconds"],
-            tuple(data["notes"]),
-            data.get("waited"),
-        )
+        read = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+        read["rates"] = tuple(Rate(**rate) for rate in data["rates"])
+        return cls(**{**read, "notes": tuple(data["notes"])})
 
     def __str__(self) -> str:
-        lines = [f"memory     {self.bandwidth / 1e9:,.0f} GB/s"]
-        lines.append(f"launch     {seconds_text(self.launch_seconds)} for one small op")
+        lines = [
+            f"memory     {self.bandwidth / 1e9:,.0f} GB/s",
+            f"launch     {seconds_text(self.launch_seconds)} for one small op",
+        ]
         for fmt, peak in self.peaks.items():
-            times = (
-                ""
-                if fmt == "fp32" or self.busy
-                else f", {self.factor(fmt):.2g} times fp32's rate at the same size"
-            )
-            lines.append(f"{fmt:10} {peak / 1e9:,.{0 if peak >= 1e10 else 2}f} GFLOP/s{times}")
-        return "\n".join([*lines, *filter(None, [self.busy])])
+            line = f"{fmt:10} {peak / 1e9:,.{0 if peak >= 1e10 else 2}f} GFLOP/s"
+            if fmt != "fp32" and not self.busy:
+                line += f", {self.factor(fmt):.2g} times fp32's rate at the same size"
+            lines.append(line)
+        return "\n".join([*lines, self.busy]).rstrip()
 
 
 def measure_machine(
@@ -136,7 +129,7 @@ def measure_machine(
     seconds: float = 10.0,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Machine:
-    """Measure `device`; takes about `seconds` at most, and longer where a single matmul does.
+    """Measure `device` in about `seconds`, or longer where a single matmul takes longer.
 
     sizes: of the square matrices
     tick:  called with what was just measured, for a progress bar
@@ -156,13 +149,13 @@ def measure_machine(
 
 
 def measure_launch(device: torch.device) -> float:
-    """Return the seconds of one op on one number, launched from Python, at best."""
+    """Return the seconds of one op on one number, launched from Python: the best of seven runs."""
     one = torch.ones(1, device=device)
     return min(clock(lambda: one.add_(0.0), device, LAUNCHES) for _ in range(7))
 
 
 def measure_bandwidth(device: torch.device) -> float:
-    """Return bytes per second, read and written, of copying a tensor that no cache holds."""
+    """Return the bytes per second, read and written, of copying a tensor larger than any cache."""
     copy_bytes = COPY_BYTES_CPU if device.type == "cpu" else COPY_BYTES_ACCELERATOR
     free = free_memory(device)
     if free is not None:
@@ -195,8 +188,8 @@ def measure_rates(
                 if before and (
                     not before.flops or 3 * 2 * size**3 / before.flops > budget / _TURNS
                 ):
-                    continue  # one turn has seen to it
-                known = [rate for rate in rates if rate.fmt == fmt]
+                    continue  # one turn is enough
+                known = [rate for rate in rates if rate.format == fmt]
                 why = "" if before else _why_not(device, fmt, size, known[-1] if known else None)
                 if why:
                     found[fmt] = Rate(fmt, size, None, why)
@@ -218,17 +211,18 @@ def _why_not(device: torch.device, fmt: str, size: int, smaller: Rate | None) ->
         return (
             f"left out: size {size:,} needs {bytes_text(needed)}, and {bytes_text(free)} are free"
         )
-    if smaller and smaller.flops and 2 * size**3 / smaller.flops > _MOST_SECONDS:
-        return f"left out: one of size {size:,} would take {2 * size**3 / smaller.flops:.1f} s"
+    seconds = 2 * size**3 / smaller.flops if smaller and smaller.flops else 0.0
+    if seconds > _MOST_SECONDS:
+        return f"left out: one of size {size:,} would take {seconds:.1f} s"
     return ""
 
 
 def _rate(device: torch.device, fmt: str, size: int, budget: float) -> Rate:
     try:
-        own = torch.Generator(device).manual_seed(0)  # the caller's random stream stays where it is
+        own = torch.Generator(device).manual_seed(0)  # leaves the user's random stream alone
         matrix = torch.randn(size, size, generator=own, device=device).to(DTYPES[fmt])
-        # Where a format is emulated, the layout matters: on a CPU with AVX2 alone, bf16's x @ w
-        # takes ten times as long.
+        # Transposed as in a linear layer: on a CPU with AVX2 alone, x @ w takes ten times as long
+        # in bf16.
         seconds = fastest_seconds(lambda: matrix @ matrix.T, device, least=2, budget=budget)
     except (RuntimeError, TypeError) as error:
         return Rate(fmt, size, None, str(error).strip().partition("\n")[0] or type(error).__name__)
@@ -238,15 +232,15 @@ def _rate(device: torch.device, fmt: str, size: int, budget: float) -> Rate:
 def fastest_seconds(
     op: Callable[[], object], device: torch.device, *, least: int, budget: float
 ) -> float:
-    """Return the seconds of the fastest call: after a first one, at least `least`,
-    then as many as `budget` seconds allow.
+    """Return the seconds of the fastest call after the first: of at least `least` calls, and as
+    many as `budget` seconds allow.
     """
     op()
     return best_seconds(op, device, least=least, budget=budget)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that can still be had on a device; None where the system does not tell."""
+    """Return the bytes that are free on a device; None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":

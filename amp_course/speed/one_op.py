@@ -1,8 +1,7 @@
-"""One op on its own: count what it asks of a machine, in fp32 and under AMP, and time it on this
-one.
+"""One op on its own: count its kernels, FLOPs and bytes in fp32 and under AMP, and time it here.
 
-The op is plain PyTorch on tensors of its own, run under autocast for AMP, on fake tensors to be
-counted and on real ones to be timed. So its costs are those that the whole chapter counts.
+The op is plain PyTorch on tensors of its own, under autocast for AMP: on fake tensors to count it,
+as the rest of the chapter does, and on real ones to time it.
 """
 
 from __future__ import annotations
@@ -21,18 +20,20 @@ from amp_course.speed.counting import CAST, OpCall, count_ops, fake_tensors, tot
 from amp_course.speed.machine import HEADROOM, fastest_seconds, free_memory
 from amp_course.speed.roofline import FORMATS, Bound, Roofline
 
-MOST_SECONDS = 2.0  # for one call, as predicted; a longer one is not tried
-_TRIAL_SECONDS = 0.02  # an op that should take longer is tried on a part of its rows first
+MOST_SECONDS = 2.0  # an op that is predicted to take longer is not tried
+_TRIAL_SECONDS = 0.02  # one that is predicted to take longer is tried on some of its rows first
+
+Op = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Setting:
     """What an op runs on.
 
-    m, n, k: sizes, each 1 or more; what they are is up to the kind of op
+    m, n, k: sizes, each 1 or more; `OpKind.sizes` says what they are
     dtype:   torch.float32 for plain fp32, a 16-bit one for AMP in it
-    arrives: the dtype of the activation that comes in
-    gpu:     whether autocast decides as on a GPU, where layer norm runs in fp32
+    arrives: the dtype of the incoming activation
+    gpu:     True if autocast decides as on a GPU, where layer norm runs in fp32
     """
 
     m: int
@@ -43,54 +44,54 @@ class Setting:
     gpu: bool = False
 
 
-def _linear_inputs(on: Setting, device: torch.device) -> list[Tensor]:
-    x = _rand(device, on.m, on.k, dtype=on.arrives)
-    return [x, _rand(device, on.n, on.k), _rand(device, on.n)]
+def _linear_inputs(on: Setting) -> list[Tensor]:
+    x = torch.rand(on.m, on.k, dtype=on.arrives)
+    return [x, torch.rand(on.n, on.k), torch.rand(on.n)]
 
 
-def _linear(on: Setting, device: torch.device) -> Callable[[], object]:
-    inputs = _linear_inputs(on, device)
+def _linear(on: Setting) -> Op:
+    inputs = _linear_inputs(on)
     return lambda: F.linear(*inputs)
 
 
-def _linear_step(on: Setting, device: torch.device) -> Callable[[], object]:
-    leaves = [one.requires_grad_() for one in _linear_inputs(on, device)]
-    gradient = _rand(device, on.m, on.n, dtype=on.dtype)
+def _linear_step(on: Setting) -> Op:
+    leaves = [one.requires_grad_() for one in _linear_inputs(on)]
+    gradient = torch.rand(on.m, on.n, dtype=on.dtype)
     return lambda: torch.autograd.grad(F.linear(*leaves), leaves, gradient)
 
 
-def _relu(on: Setting, device: torch.device) -> Callable[[], object]:
-    x = _rand(device, on.m, on.n, dtype=on.arrives)
+def _relu(on: Setting) -> Op:
+    x = torch.rand(on.m, on.n, dtype=on.arrives)
     return lambda: F.relu(x)
 
 
-def _layer_norm(on: Setting, device: torch.device) -> Callable[[], object]:
-    x = _rand(device, on.m, on.n, dtype=on.arrives)
-    weight, bias = _rand(device, on.n), _rand(device, on.n)
-    # The fake tensors are on the CPU, whose autocast lets layer norm take what comes.
+def _layer_norm(on: Setting) -> Op:
+    x = torch.rand(on.m, on.n, dtype=on.arrives)
+    weight, bias = torch.rand(on.n), torch.rand(on.n)
+    # Fake tensors are on the CPU, whose autocast lets layer norm run in any dtype.
     return lambda: F.layer_norm(x.float() if on.gpu else x, (on.n,), weight, bias)
 
 
-def _attention(on: Setting, device: torch.device) -> Callable[[], object]:
-    q = _rand(device, 1, 1, on.m, on.k, dtype=on.arrives)
-    k, v = (_rand(device, 1, 1, on.n, on.k, dtype=on.arrives) for _ in range(2))
+def _attention(on: Setting) -> Op:
+    q = torch.rand(1, 1, on.m, on.k, dtype=on.arrives)
+    k, v = (torch.rand(1, 1, on.n, on.k, dtype=on.arrives) for _ in range(2))
     return lambda: F.scaled_dot_product_attention(q, k, v)
 
 
-def _cast(on: Setting, device: torch.device) -> Callable[[], object]:
-    x = _rand(device, on.m, on.n)
+def _cast(on: Setting) -> Op:
+    x = torch.rand(on.m, on.n)
     return lambda: x.to(on.dtype)
 
 
 @dataclass(frozen=True)
 class OpKind:
-    """A kind of op: what M, N and K are to it, and how to make a function that runs it."""
+    """A kind of op: what M, N and K are to it, and what makes it on the default device."""
 
     label: str
     sizes: str
-    make: Callable[[Setting, torch.device], Callable[[], object]]
+    make: Callable[[Setting], Op]
     uses_k: bool = False
-    arrives: bool = True  # whether the dtype of what comes in is free
+    arrives: bool = True  # False if its input is always fp32
 
 
 KINDS = {
@@ -112,13 +113,9 @@ KINDS = {
 }
 
 
-def _rand(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.rand(shape, dtype=dtype, device=device)
-
-
 @contextlib.contextmanager
 def _region(on: Setting, device: torch.device) -> Iterator[None]:
-    """Run the body under AMP or without it, whatever the code around it does."""
+    """Run the body under AMP or without it, whatever the modes around it."""
     lowered = on.dtype != torch.float32
     low = on.dtype if lowered else torch.bfloat16
     with torch.enable_grad(), torch.autocast(device.type, low, enabled=lowered):
@@ -131,8 +128,8 @@ def count_op(kind: str, on: Setting) -> tuple[OpCall, ...]:
     Example: count_op("linear", Setting(64, 64, 64))[0].flops → 524_288, which is 2 · 64³
     """
     device = torch.device("cpu")
-    with torch.inference_mode(False), fake_tensors():
-        call = KINDS[kind].make(on, device)
+    with torch.inference_mode(False), fake_tensors(), device:
+        call = KINDS[kind].make(on)
         with _region(on, device), count_ops() as counter:
             call()
     return tuple(counter.calls)
@@ -143,8 +140,9 @@ Counter = Callable[[str, Setting], tuple[OpCall, ...]]
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a machine's roofline says of an op: its calls and their seconds;
-    `measured` are those of the real op, once timed.
+    """What a machine's roofline predicts for an op: its calls and their seconds.
+
+    measured: the seconds of the real op; None until it is timed
     """
 
     name: str
@@ -164,9 +162,14 @@ class Predicted:
         return totals(self.calls).bytes
 
     @property
+    def intensity(self) -> float:
+        """FLOPs per byte, of an op that has calls."""
+        return self.flops / self.bytes
+
+    @property
     def bound(self) -> Bound:
         """What most of its time goes to: "launch", "memory" or "compute"."""
-        return max(self.seconds_by, key=lambda name: self.seconds_by[name])
+        return max(self.seconds_by, key=self.seconds_by.__getitem__)
 
 
 def predict(kind: str, on: Setting, roofline: Roofline, count: Counter = count_op) -> Predicted:
@@ -180,12 +183,11 @@ def predict(kind: str, on: Setting, roofline: Roofline, count: Counter = count_o
 def time_op(
     kind: str, on: Setting, roofline: Roofline, device: torch.device, seconds: float = 0.3
 ) -> float:
-    """Return the seconds of an op on `device`, the fastest of the calls that fit into `seconds`,
-    two at least.
+    """Return the seconds of an op on `device`: of the fastest call in about `seconds`, and at least
+    two calls.
 
-    Raises ValueError for one that would need too much memory or time. What it takes is predicted
-    first, then tried on a part of its rows, since some shapes are far slower than the machine's
-    best.
+    Raises ValueError for one that would need too much memory or time. Its time is predicted first,
+    then tried on some of its rows, since some shapes are far slower than the roofline.
     """
     calls, reason = count_op(kind, on), ""
     needed, free, predicted = totals(calls).bytes, free_memory(device), roofline.total(calls)
@@ -213,6 +215,7 @@ def time_op(
 def _run(kind: str, on: Setting, device: torch.device, budget: float) -> float:
     seeded = [device] if device.type == "cuda" else []
     with torch.inference_mode(False), torch.random.fork_rng(devices=seeded):
-        call = KINDS[kind].make(on, device)
+        with device:
+            call = KINDS[kind].make(on)
         with _region(on, device):
             return fastest_seconds(call, device, least=2, budget=budget)

@@ -1,8 +1,8 @@
 """What single ops ask of a GPU, at any size, from a few sizes that were counted: for the book,
-where torch is not.
+which has no torch.
 
-Each count is a sum of products in which M, N and K stand at most once, so that those at sizes 1 and
-2 tell all others exactly: 2·m·n·k, or 4·(m·k + k·n + n + m·n).
+Each count is a sum of products in which M, N and K occur at most once, such as 2·m·n·k or
+4·(m·k + k·n + n + m·n), so the counts at sizes 1 and 2 give all others exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Counts = Mapping[str, list[list[Any]]]
 def record_counts() -> Counts:
     """Count each kind of op in fp32 and under AMP, as data for JSON.
 
-    A kind and its formats → of each call the op, its kind, its format, its FLOPs and its bytes.
+    Kind and formats → for each call its op, kind, format, FLOPs and bytes.
     """
     fp32 = torch.float32
     lows = (torch.bfloat16, torch.float16)
@@ -36,8 +36,11 @@ def record_counts() -> Counts:
         calls = zip(*(count_op(kind, one) for one in on), strict=True)
         counts[_key(kind, on[0])] = [
             [
-                *(same[0].op, same[0].kind, FORMATS[same[0].dtype] if same[0].dtype else None),
-                *([one.flops for one in same], [one.bytes for one in same]),
+                same[0].op,
+                same[0].kind,
+                same[0].dtype and FORMATS[same[0].dtype],
+                [one.flops for one in same],
+                [one.bytes for one in same],
             ]
             for same in calls
         ]
@@ -45,7 +48,7 @@ def record_counts() -> Counts:
 
 
 def count_from(counts: Counts) -> Counter:
-    """Return `count_op` of what was recorded, on a GPU; its calls have no shapes."""
+    """Return a `count_op` that reads recorded counts, those of a GPU; its calls have no shapes."""
 
     def count(kind: str, on: Setting) -> tuple[OpCall, ...]:
         return tuple(

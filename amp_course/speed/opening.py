@@ -1,9 +1,9 @@
 """The chapter's opening: what AMP makes of three linear layers, narrow and wide, on a card that
-need not be here.
+you need not have.
 
 A training step of `SimpleNet` is counted on fake tensors, forward and backward, and each op is
-given the time that the card's roofline allows. The optimizer is left out: it is the same with and
-without AMP.
+given the time that the card's roofline allows. The optimizer, which is the same with and without
+AMP, is left out.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Opening:
-    """Steps at several widths. crossing: the smallest width, a multiple of 8,
-    at which AMP is faster; None if it never is.
+    """Steps at several widths.
+
+    crossing: the smallest width, a multiple of 8, at which AMP is faster; None if it never is
     """
 
     name: str
@@ -84,8 +85,8 @@ def three_layers(
     Example: three_layers(find_card("A100 SXM 40 GB").roofline()).pairs[1].speedup → 0.55, at width
              256
     """
-    pairs = tuple(_pair(roofline, dtype, width) for width in sorted(set(widths)))
-    return Opening(roofline.name, FORMATS[dtype], pairs, _crossing(roofline, dtype, pairs))
+    pairs = [_pair(roofline, dtype, width) for width in sorted(widths)]
+    return Opening(roofline.name, FORMATS[dtype], tuple(pairs), _crossing(roofline, dtype, pairs))
 
 
 def _pair(roofline: Roofline, dtype: torch.dtype, width: int) -> Pair:

@@ -1,5 +1,5 @@
-"""`RooflineExplorer`: choose an op, its sizes and a machine;
-see what bounds it, what AMP makes of it, and measure it here.
+"""`RooflineExplorer`: choose an op, its sizes and a machine; see what bounds it and what AMP makes
+of it, and measure it here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from amp_course.speed.op_counts import Counts, count_from, record_counts
 from amp_course.speed.panel_html import op_view
 from amp_course.speed.roofline import FORMATS, Roofline
 
-# Powers of two, and a few neighbours of them, which can be far slower than they are.
+# Powers of two, and a few neighbours of them, which can be far slower.
 _SIZES = sorted({1, 255, 257, 1023, 1025, 4095, 4097, *(2**power for power in range(3, 17))})
 _DTYPES = {FORMATS[dtype]: dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-# sizes that are measured if no machine is given; elsewhere larger ones
-_QUICK = {"cpu": (64, 256, 512)}
-_BOOKS = "A100 SXM 40 GB"  # chosen at first where there is no machine to measure
+_QUICK = {"cpu": (64, 256, 512)}  # sizes for a quick measurement
+_BOOKS = "A100 SXM 40 GB"  # the book's first machine, since it can measure none
 
 
 class RooflineExplorer(Panel):
     """Choose op, sizes, dtype and machine by menu and slider; *Measure* runs the op here.
 
-    machine: what `measure_machine` returned; None measures the device that the course trains on,
-             which takes a few seconds
-    counts:  what `record` returned: for the book, where there is no torch and no machine to measure
+    machine: from `measure_machine`; None measures the device that the course trains on, which takes
+             a few seconds
+    counts:  from `record`, for the book, where there is no torch and no machine to measure
 
     `panel.n.value = 4096` drives it in a test; `panel.sides` is what it shows: the op in fp32, and
     under AMP if the dtype has 16 bits. Casts are counted as AMP makes them: of the weights, and of
     the input if it arrives in fp32.
 
-    Raises TypeError for anything else than a Machine.
+    Raises TypeError for anything but a Machine.
     """
 
     title = "RooflineExplorer: what bounds an op, and what does AMP make of it?"
@@ -108,7 +107,7 @@ class RooflineExplorer(Panel):
         return self._rooflines[self.machine.value]
 
     def update(self, control: Control | None) -> None:
-        """Show what is predicted of the op, or measure it."""
+        """Show the op's prediction, or measure it."""
         if control is self.measure:
             self._measure()
             return
@@ -121,8 +120,9 @@ class RooflineExplorer(Panel):
         self.arrives.disabled = not kind.arrives or self.dtype.value == "fp32"
         self.measure.disabled = self.roofline is not self._own
         self.message = self._note()
-        count = self._count
-        self._show([predict(self.kind.value, on, self.roofline, count) for on in self._settings()])
+        self._show(
+            [predict(self.kind.value, on, self.roofline, self._count) for on in self._settings()]
+        )
 
     def _formats(self) -> list[str]:
         return [name for name in _DTYPES if name in self.roofline.peak_flops]
@@ -149,16 +149,16 @@ class RooflineExplorer(Panel):
         self.html = op_view(self.roofline, sides)
 
     def _measure(self) -> None:
-        """Time what is shown; what would take too much memory or time is refused, and said."""
+        """Time what is shown; say what is refused because it needs too much memory or time."""
         self.message = "Measuring …"
         self.sync()
         sides, refused, wait = [], [], CpuWait()
+        device = torch.device(self._device)
         for side, on in zip(self.sides, self._settings(), strict=True):
             seconds = None
             try:
                 with wait:
                     if side.calls:
-                        device = torch.device(self._device)
                         seconds = time_op(self.kind.value, on, self.roofline, device)
             except (RuntimeError, ValueError) as error:
                 reason = str(error).strip().partition("\n")[0]

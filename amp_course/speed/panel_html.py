@@ -1,6 +1,4 @@
-"""Draw what `RooflineExplorer` shows, as HTML: the verdict, the roofline with the op on it,
-and a table of the numbers.
-"""
+"""The HTML of `RooflineExplorer`: the verdict, the roofline with the op on it, and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +9,8 @@ from html import escape
 from amp_course.kit.colours import FORMAT_COLOURS, FORMAT_LINES
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.svg import FAINT, GRID, INK, line, picture, polyline, text
+from amp_course.kit.panel_parts import cells, scrolling, status, table, view
+from amp_course.kit.svg import FAINT, GRID, line, picture, polyline, text
 from amp_course.speed.one_op import Predicted
 from amp_course.speed.roof_labels import (
     LEAST,
@@ -26,6 +25,8 @@ from amp_course.speed.roof_labels import (
 from amp_course.speed.roofline import Roofline
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _FLOOR = 700, 330, 84, 692, 12, 286
+_CIRCLE, _DIAMOND = "M-6,0 a6,6 0 1,0 12,0 a6,6 0 1,0 -12,0", "M0,-8 L8,0 L0,8 L-8,0 Z"
+_SHAPES = (_CIRCLE, _DIAMOND)  # of the sides
 _CELL = "text-align:left;padding:2px 12px 2px 0;vertical-align:top;white-space:nowrap"
 _WHY = {
     "launch": "starting a kernel takes longer than running it",
@@ -35,12 +36,9 @@ _WHY = {
 
 
 def op_view(roofline: Roofline, sides: Sequence[Predicted]) -> str:
-    """Return the panel's HTML; sides: fp32, and AMP if it was asked for."""
-    return (
-        f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite" '
-        f'style="margin-bottom:6px">{verdict(roofline, sides)}</div>'
-        f"{_roofline_picture(roofline, sides)}{_table(sides)}</div>"
-    )
+    """Return the panel's HTML; sides: fp32, and AMP if a 16-bit dtype is chosen."""
+    said = status(verdict(roofline, sides), "margin-bottom:6px")
+    return view(said, _roofline_picture(roofline, sides), _table(sides))
 
 
 def verdict(roofline: Roofline, sides: Sequence[Predicted]) -> str:
@@ -51,32 +49,24 @@ def verdict(roofline: Roofline, sides: Sequence[Predicted]) -> str:
             "An fp32 tensor needs no cast to fp32: there is nothing to run. Choose a 16-bit dtype."
         )
     mostly = "" if chosen.seconds_by[chosen.bound] > 0.95 * chosen.seconds else "mostly "
-    said = (
+    words = (
         f"{chosen.name} is {mostly}<b>{chosen.bound}-bound</b> on {escape(roofline.name)}: "
-        f"{_WHY[chosen.bound]}. "
+        f"{_WHY[chosen.bound]}. Predicted: {seconds_text(chosen.seconds)}"
     )
     if chosen is fp32:
-        said += (
-            f"Predicted: {seconds_text(chosen.seconds)}. Choose a 16-bit dtype to see what AMP "
-            f"makes of it."
-        )
+        words += ". Choose a 16-bit dtype to see what AMP makes of it."
     else:
-        said += (
-            f"Predicted: {seconds_text(chosen.seconds)}, {_compared(fp32.seconds, chosen.seconds)}."
-        )
+        words += f", {_compared(fp32.seconds, chosen.seconds)}."
         count = sum(call.kind == "cast" for call in chosen.calls)
         if count and fp32.calls and chosen.cast_seconds > 0.01 * chosen.seconds:
             casts = "Its cast takes" if count == 1 else f"Its {count} casts take"
-            said += f" {casts} {100 * chosen.cast_seconds / chosen.seconds:.0f} % of that."
+            words += f" {casts} {100 * chosen.cast_seconds / chosen.seconds:.0f} % of that."
     if chosen.measured:
-        said += f" <b>Measured: {seconds_text(chosen.measured)}</b>"
-        said += (
-            f", {_compared(fp32.measured, chosen.measured)}. "
-            if fp32.measured and chosen is not fp32
-            else ". "
-        )
-        said += _explain_measured(chosen)
-    return said
+        words += f" <b>Measured: {seconds_text(chosen.measured)}</b>"
+        if fp32.measured and chosen is not fp32:
+            words += f", {_compared(fp32.measured, chosen.measured)}"
+        words += f". {_explain_measured(chosen)}"
+    return words
 
 
 def _compared(fp32: float, amp: float) -> str:
@@ -156,29 +146,22 @@ def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
     for side, shape, place in zip(sides, _SHAPES, (0.3, 0.7), strict=False):
         for seconds, what in ((side.seconds, "predicted"), (side.measured, "measured")):
             if seconds and side.calls:
-                intensity = side.flops / side.bytes or in_strip(place)
+                intensity = side.intensity or in_strip(place)
                 rate = side.flops / seconds or intensity * side.bytes / seconds
-                tip = f"{side.name}, {what}: {seconds_text(seconds)}"
-                tip += (
-                    f", {rate_text(rate)}"
-                    if side.flops
-                    else f", {bytes_text(side.bytes / seconds)} per second"
-                )
+                moved = f"{bytes_text(side.bytes / seconds)} per second"
+                pace = rate_text(rate) if side.flops else moved
+                tip = f"{side.name}, {what}: {seconds_text(seconds)}, {pace}"
                 parts.append(
                     _mark(shape, across(intensity), down(rate), side.fmt, what == "measured", tip)
                 )
     return picture(_WIDTH, _HEIGHT, *parts, label=roof_words(roofline, sides))
 
 
-# a circle and a diamond
-_SHAPES = ("M-6,0 a6,6 0 1,0 12,0 a6,6 0 1,0 -12,0", "M0,-8 L8,0 L0,8 L-8,0 Z")
-
-
 def _mark(shape: str, x: float, y: float, fmt: str, hollow: bool, tip: str = "") -> str:
     fill = "none" if hollow else FORMAT_COLOURS[fmt]
     edge = FORMAT_COLOURS[fmt] if hollow else "white"
     title = f"<title>{escape(tip)}</title>" if tip else ""
-    # where prediction and measurement agree, a ring around a mark
+    # larger, so that it is a ring around the mark of a prediction that came true
     scale = 1.35 if hollow and tip else 1
     at = (
         f'transform="translate({x:.1f},{y:.1f}) scale({scale})" stroke-width="{2 if hollow else 1}"'
@@ -188,31 +171,22 @@ def _mark(shape: str, x: float, y: float, fmt: str, hollow: bool, tip: str = "")
 
 def _table(sides: Sequence[Predicted]) -> str:
     heads = "predicted, measured, of it casts, bound by, kernels, FLOPs, bytes, FLOPs per byte"
-    head = "".join(
-        f'<th scope="col" style="{_CELL};white-space:normal">{name}</th>'
-        for name in ("", *heads.split(", "))
-    )
-    rows = "".join(
-        f"<tr>{_row(side, shape)}</tr>" for side, shape in zip(sides, _SHAPES, strict=False)
-    )
-    # So that on a narrow page the table scrolls, and does not widen what is above it.
-    return (
-        '<div style="overflow-x:auto;width:0;min-width:100%"><table aria-label="the op in numbers" '
-        'style="border-collapse:collapse;margin:4px 0">'
-        f'<thead><tr style="border-bottom:1px solid '
-        f'{GRID}">{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    rows = map(_row, sides, _SHAPES)
+    style = f"{_CELL};white-space:normal"
+    # on a narrow page the table scrolls, and does not widen what is above it
+    return scrolling(
+        table("the op in numbers", ("", *heads.split(", ")), rows, style),
+        ";width:0;min-width:100%",
     )
 
 
 def _row(side: Predicted, shape: str) -> str:
     def symbol(hollow: bool) -> str:
         mark = _mark(shape, 9, 9, side.fmt, hollow)
-        return (
-            f'<svg width="18" height="18" style="vertical-align:-4px" '
-            f'aria-hidden="true">{mark}</svg>'
-        )
+        style = 'width="18" height="18" style="vertical-align:-4px"'
+        return f'<svg {style} aria-hidden="true">{mark}</svg>'
 
-    cells = [
+    contents = [
         f"{symbol(False)} {side.name}",
         seconds_text(side.seconds) if side.calls else "–",
         f"{symbol(True)} {seconds_text(side.measured)}" if side.measured else "–",
@@ -221,6 +195,6 @@ def _row(side: Predicted, shape: str) -> str:
         str(len(side.calls)),
         rate_text(side.flops).removesuffix("OP/s").removesuffix("FL"),
         bytes_text(side.bytes),
-        f"{side.flops / side.bytes:.3g}" if side.flops else "–",
+        f"{side.intensity:.3g}" if side.flops else "–",
     ]
-    return "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
+    return cells(contents, _CELL)

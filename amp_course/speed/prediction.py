@@ -3,10 +3,10 @@ measurement.
 
 The ceiling takes the matmuls alone: their share of the fp32 step, and how much faster 16 bits make
 each of them here. The prediction adds what AMP brings along: casts, and the other ops in other
-dtypes. Each op is timed on its own. The AMP step runs only to be compared with that.
+dtypes. Each op is timed on its own; the AMP step runs only to check the prediction.
 
 `predict_speedup` does this for a net of your own, `predict_workload` for one of the course's, whose
-ops it counts on fake tensors, which compute nothing.
+ops it counts on fake tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from amp_course.speed.experiments.workbench import low_dtype
 from amp_course.speed.machine import measure_launch
 from amp_course.speed.pricing import Side, TimedStep
 
-_ROUNDS, _BLOCK = 4, 5  # turns of each side, and steps in one
+_ROUNDS, _BLOCK = 4, 5  # turns of each side, and steps in a turn
 _RECIPES = {torch.bfloat16: AMP_BF16, torch.float16: AMP_FP16}
 
 
@@ -54,7 +54,7 @@ class Prediction:
 
     @property
     def share(self) -> float:
-        """The share of the fp32 step that is spent in matmuls, which autocast lowers."""
+        """The share of the fp32 step that is spent in matmuls, which AMP runs in 16 bits."""
         return min(1.0, self.fp32.priced_seconds(MATMUL) / self.fp32.seconds)
 
     @property
@@ -65,28 +65,28 @@ class Prediction:
 
     @property
     def ceiling(self) -> float:
-        """Amdahl's law: the speed-up if nothing but the matmuls changed."""
+        """The speed-up if only the matmuls changed, by Amdahl's law."""
         return 1 / (1 - self.share + self.share / self.factor)
 
     @property
     def predicted_seconds(self) -> float:
-        """The fp32 step, with the price of AMP's ops in place of that of its own.
+        """The fp32 step with the price of its ops replaced by that of AMP's.
 
-        A GPU works while the CPU queues the next ops. The longer of the two decides, and AMP has
-        more ops to queue: its casts.
+        A GPU works while the CPU queues the next ops: the longer of the two decides, and AMP has
+        more ops to queue, its casts.
         """
         return max(self._priced_seconds, self.queueing)
 
     @property
     def queueing(self) -> float:
-        """The CPU's time to queue an AMP step: fp32's, and a launch for each op more."""
+        """The CPU's time to queue an AMP step: fp32's, and a launch for each additional op."""
         more = len(self.amp.priced) - len(self.fp32.priced)
         return self.fp32.queueing + self.fp32.launch * more
 
     @property
     def _priced_seconds(self) -> float:
-        """Timed one by one, ops may take longer than the whole step, where they find their data in
-        the cache. Then the step is taken to be nothing but ops, and both prices shrink alike.
+        """Timed one by one, ops may take longer than the whole step, which finds their data in the
+        cache. Then the step is taken to be nothing but ops, and both prices shrink alike.
         """
         step, fp32, amp = self.fp32.seconds, self.fp32.priced_seconds(), self.amp.priced_seconds()
         if not fp32 or not amp:
@@ -99,27 +99,27 @@ class Prediction:
 
     @property
     def measured(self) -> float:
-        """The speed-up of the fastest steps, which were taken in turn."""
+        """The speed-up of the fastest steps; the sides took turns."""
         return self.fp32.seconds / self.amp.seconds
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from the times; "" on a quiet machine."""
+        """Why the times show nothing; "" on a quiet machine."""
         return busy_text(self.fp32.timing.waited, self.amp.timing.waited)
 
     @property
     def error(self) -> float:
-        """The prediction over the measurement, less 1: 0.05 is 5 % too high."""
+        """The prediction over the measurement, minus 1: 0.05 is 5 % too high."""
         return self.predicted / self.measured - 1
 
     def gap(self) -> dict[str, float]:
-        """Name what lies between the ceiling and the measured AMP step, in seconds a step; negative
+        """Split the time between the ceiling and the measured AMP step, in seconds a step; negative
         parts are gains.
 
-        casts:      to 16 bits and back, which fp32 does not need
-        other ops:  norms, activations, losses, that run in another dtype now
-        memory:     pages that the system handed out, more than to fp32
-        launches:   on a GPU, what it waits for the CPU to queue its ops
+        casts:       to 16 bits and back
+        other ops:   norms, activations and losses, in another dtype than in fp32
+        memory:      new pages from the system, compared with fp32
+        launches:    on a GPU, waiting for the CPU to queue ops
         unexplained: the rest: autocast's own bookkeeping, caches, noise
         """
         casts, other = (
@@ -185,10 +185,10 @@ def predict_speedup(
 ) -> Prediction:
     """Predict and measure what AMP buys for a net of your own on this machine, in about `seconds`.
 
-    model:   its parameters in float32, on the device to predict for
+    model:   with parameters in float32, on the device to predict for
     loss_fn: as in `loss_fn(model(inputs), targets)`; returns a loss of one element
     batch:   (inputs, targets); a model that takes several inputs gets all but the last
-    dtype:   torch.bfloat16 or torch.float16; None takes bfloat16, and float16 on GPUs without it
+    dtype:   torch.bfloat16 or torch.float16; None takes bfloat16, or float16 on GPUs without it
 
     A step is forward and backward, on copies: weights, gradients, buffers, mode and random numbers
     stay as they are. The optimizer, which takes the same time in both, is left out, so a whole step
@@ -230,7 +230,7 @@ def predict_speedup(
 
 
 def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
-    """Return the model's device. Raises TypeError or ValueError for what cannot be trained."""
+    """Return the model's device. Raises TypeError or ValueError as `predict_speedup`."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}: pass the torch.nn.Module itself, as in "
@@ -244,7 +244,7 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
     tensors = isinstance(batch, (tuple, list)) and all(isinstance(one, Tensor) for one in batch)
     if not tensors or len(batch) < 2:
         raise TypeError(
-            "batch is to be a pair of tensors, (inputs, targets), as one step takes it."
+            "batch has to be a pair of tensors, (inputs, targets), as one step takes it."
         )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
@@ -263,7 +263,7 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
 
 @contextmanager
 def _same_gradients(model: nn.Module) -> Iterator[None]:
-    """Put the model's own gradients back: a loss that reads its weights trains them too."""
+    """Put the model's own gradients back: a loss that uses the model's weights adds to them."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         for parameter, _ in gradients:
@@ -287,8 +287,8 @@ def _own_step(
     except Exception as error:
         raise ValueError(
             f"the model or the loss could not be copied ({error}). A tensor that it keeps, and "
-            f"that "
-            "was computed with gradients, has to be detached first; of a DDP model, pass `.module`."
+            "that was computed with gradients, has to be detached first; of a DDP model, pass "
+            "`.module`."
         ) from error
     *inputs, targets = (one.detach() for one in batch)
 
@@ -307,10 +307,9 @@ def predict_workload(
     seconds: float = 4.0,
     rounds: int = _ROUNDS,
 ) -> Prediction:
-    """Predict and measure what `recipe` buys for a workload, in about `seconds`, or as long as two
-    slow steps take.
+    """Predict and measure what `recipe` buys for a workload with its optimizer, in about `seconds`,
+    or as long as two slow steps take.
 
-    A step has its optimizer, here.
     Example: predict_workload(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with
     bf16 units
     """
@@ -338,12 +337,11 @@ def _measure(
         for number in range(rounds):
             if number > 1 and time.perf_counter() > late:
                 break
-            interleaved = [*timed.values()] if number % 2 else [*reversed(timed.values())]
+            in_turn = [*timed.values()] if number % 2 else [*reversed(timed.values())]
             ends = time.perf_counter() + seconds / 2 / rounds
-            for one in interleaved:
-                one.block(_BLOCK, ends)
-            # in between, so that a machine that slows down for a while slows steps and prices alike
-            for one in interleaved:
-                one.price(seconds / 4 / rounds)
-    sides = (timed[name].side(wait.share, launch) for name in ("fp32", "amp"))
-    return Prediction(title, recipe, *sides)
+            for side in in_turn:
+                side.block(_BLOCK, ends)
+            # in between, so that a busy moment of the machine slows steps and prices alike
+            for side in in_turn:
+                side.price(seconds / 4 / rounds)
+    return Prediction(title, recipe, *(one.side(wait.share, launch) for one in timed.values()))

@@ -1,10 +1,10 @@
-"""Price ops by timing each alone on this machine: what a step would take, told from the list of its
-ops; and time the step itself.
+"""Price ops by timing each alone on this machine, to predict what a step would take from the list
+of its ops; and time the step itself.
 
-Each op of the list is called again on new tensors of the same shapes, strides and dtypes. Ops that
-are alike are timed once. Between two calls of an op come calls of the others, as in a step, so that
-it does not find its own data in the cache. On a GPU the price is its own time: queueing the op is
-the CPU's, and goes on meanwhile.
+Each op of the list is called again on new tensors of the same shapes, strides and dtypes; identical
+ops are timed once. Between two calls of an op come calls of the others, as in a step, so that it
+does not find its own data in the cache. On a GPU the price is the time of its kernel: the CPU
+queues ops meanwhile.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from amp_course.kit.measure import Timing, clock, synchronize
+from amp_course.kit.measure import Timing, clock
 from amp_course.speed.counting import OpCall, OpCounter, Replay
-from amp_course.speed.faults import page_faults, seconds_per_fault
+from amp_course.speed.faults import clock_and_faults, seconds_per_fault
 
 _HEAD_START = 1_000_000  # cycles, about half a millisecond: longer than Python needs to queue an op
 
@@ -34,20 +34,20 @@ class PricedCall:
 
 
 class Pricer:
-    """Times every op that was counted; the fastest call of each counts, whenever it was."""
+    """Times every op that was counted; the price is its fastest call in all runs."""
 
     def __init__(self, counter: OpCounter, device: torch.device) -> None:
         self.counter, self.device = counter, device
         self._keys = [_key(replay) for replay in counter.replays]
-        kinds = dict(zip(self._keys, counter.replays, strict=True))
-        self._calls = {key: replay.on_new_tensors() for key, replay in kinds.items()}
+        distinct = dict(zip(self._keys, counter.replays, strict=True))
+        self._calls = {key: replay.on_new_tensors() for key, replay in distinct.items()}
         self._best: dict[Any, float] = {}
 
     def run(self, seconds: float) -> None:
         """Time each op at least once, for about `seconds` in all."""
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if not self._best:
-                self._round()  # which warms up
+                self._round()  # warms up
                 self._best.clear()
             ends = time.perf_counter() + seconds
             self._round()
@@ -57,11 +57,11 @@ class Pricer:
     def _round(self) -> None:
         for key, call in [*self._calls.items()]:
             try:
-                taken = _time(call, self.device)
+                seconds = _time(call, self.device)
             except (RuntimeError, TypeError, ValueError, IndexError):
                 del self._calls[key]
             else:
-                self._best[key] = min(self._best.get(key, taken), taken)
+                self._best[key] = min(self._best.get(key, seconds), seconds)
 
     def prices(self) -> tuple[PricedCall, ...]:
         """Return the price of each op, in the order of the step."""
@@ -77,7 +77,7 @@ def _key(replay: Replay) -> Any:
 
 def _time(call: Callable[[], Any], device: torch.device) -> float:
     if device.type == "cuda":
-        # The GPU is busy until the op is queued: what is timed is the op alone, not its launch.
+        # The GPU sleeps until the op is queued, so the events time the op without its launch.
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(_HEAD_START)
         begin.record()
@@ -90,12 +90,12 @@ def _time(call: Callable[[], Any], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its steps in seconds, the pages that each was handed, and the price
-    of its ops.
+    """One side of a comparison: the times of its steps, the seconds of a step that go into new
+    pages, and the prices of its ops.
 
     priced:   forward and backward; the optimizer's ops are the same on both sides
-    queueing: on a GPU, the seconds that the CPU takes to start the step's ops; 0 on a CPU
-    launch:   the seconds that it takes to start one small op; 0 on a CPU
+    queueing: the seconds that the CPU takes to queue the step's ops on a GPU; 0 on a CPU
+    launch:   the same for one small op
     """
 
     timing: Timing
@@ -106,7 +106,9 @@ class Side:
 
     @property
     def seconds(self) -> float:
-        """The fastest step: other programs can only make one slower; prices are fastest, too."""
+        """The fastest step, as prices are those of the fastest calls: other programs can only
+        make one slower.
+        """
         return min(self.timing.samples)
 
     def priced_seconds(self, kind: str | None = None) -> float:
@@ -115,8 +117,9 @@ class Side:
 
 
 class TimedStep:
-    """A step that is timed block by block, and whose ops are priced. precision:
-    what it runs in, such as fp32 without TF32.
+    """A step that is timed block by block, and whose ops are priced.
+
+    precision: makes the context that it runs in, such as fp32 without TF32
     """
 
     def __init__(
@@ -134,33 +137,34 @@ class TimedStep:
         self._step()  # the first one allocates and loads
 
     def block(self, steps: int, ends: float) -> None:
-        """Take a step untimed, then `steps` timed; after `ends`, stop as soon as two are there."""
-        if len(self.seconds) >= 2 and time.perf_counter() > ends:
+        """Take a step untimed, then `steps` timed; stop after `ends` once two have been timed."""
+        if self._is_done(ends):
             return
         if not self.seconds or statistics.median(self.seconds) < 0.2:
-            self._step()  # after the other side's, so that caches hold this side's weights
+            self._step()  # brings this side's weights back into the caches
         for _ in range(steps):
-            synchronize(self.device)
-            faults, start = page_faults(), time.perf_counter()
-            self._step()
-            self.queueing.append(time.perf_counter() - start if self.device.type == "cuda" else 0.0)
-            synchronize(self.device)
-            self.seconds.append(time.perf_counter() - start)
-            self.faults.append(page_faults() - faults)
-            if time.perf_counter() > ends and len(self.seconds) >= 2:
+            seconds, faults = clock_and_faults(self._step, self.device)
+            self.seconds.append(seconds)
+            self.faults.append(faults)
+            if self._is_done(ends):
                 return
 
+    def _is_done(self, ends: float) -> bool:
+        return len(self.seconds) >= 2 and time.perf_counter() > ends
+
     def price(self, seconds: float) -> None:
-        """Price the step's ops, with fp32 meaning what it means in the step: TF32 or not."""
+        """Price the step's ops in the step's own precision: with TF32 or without."""
         with self.precision():
             self.pricer.run(seconds)
 
     def side(self, waited: float | None, launch: float) -> Side:
-        timing = Timing(tuple(self.seconds), waited)
-        a_fault = seconds_per_fault() if self.device.type == "cpu" else 0.0
-        faults = statistics.median(self.faults) * a_fault
-        return Side(timing, faults, self.pricer.prices(), min(self.queueing), launch)
+        timing, kind = Timing(tuple(self.seconds), waited), self.device.type
+        faults = statistics.median(self.faults) * seconds_per_fault() if kind == "cpu" else 0.0
+        queueing = min(self.queueing) if kind == "cuda" else 0.0
+        return Side(timing, faults, self.pricer.prices(), queueing, launch)
 
     def _step(self) -> None:
+        start = time.perf_counter()
         with self.precision():
             self.step()
+        self.queueing.append(time.perf_counter() - start)

@@ -1,12 +1,10 @@
-"""What a drawn roofline has in common, be it a figure or a panel's picture:
-its axis, and the words at its roofs.
-"""
+"""What the figure and the panel's picture of a roofline share: its axis, and its labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import seconds_text, three_figures
 from amp_course.speed.one_op import Predicted
 from amp_course.speed.roofline import Roofline
 
@@ -16,9 +14,7 @@ LEAST, STRIP_END, MOST = 2.0**-6, 2.0**-3, 2.0**15
 
 
 def in_strip(place: float) -> float:
-    """Return the horizontal place of a mark in the strip, from its left end, 0, to its right end,
-    1; it has no other meaning.
-    """
+    """Return where a mark lies in the strip, from 0 (its left end) to 1; it means nothing else."""
     return 1.3 * LEAST * (STRIP_END / LEAST / 1.5) ** place
 
 
@@ -26,14 +22,14 @@ def rate_text(flops: float) -> str:
     """Write a rate for people, with three figures. Example: 3.12e14 → "312 TFLOP/s" """
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if flops >= 0.9995 * size:
-            number = flops / size
-            return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f} {unit}FLOP/s"
+            return f"{three_figures(flops / size)} {unit}FLOP/s"
     return f"{flops:,.0f} FLOP/s"
 
 
 def same_height(roofline: Roofline) -> list[list[str]]:
-    """Group formats whose roofs are too close to be told apart, the highest first. Example:
-    [["bf16", "fp16"], ["fp32"]]
+    """Group formats whose roofs nearly coincide, the highest first.
+
+    Example: [["bf16", "fp16"], ["fp32"]]
     """
     groups: list[list[str]] = []
     for fmt in sorted(roofline.peak_flops, key=lambda name: -roofline.peak_flops[name]):
@@ -53,26 +49,24 @@ def roof_label(roofline: Roofline, names: Sequence[str]) -> str:
 
 
 def roofs_in_words(roofline: Roofline) -> str:
-    """Write the roofs for a reader who cannot see them, with their ridges in FLOPs per byte."""
-    groups = same_height(roofline)
+    """Describe the roofs for a screen reader, with their ridges in FLOPs per byte."""
     return "; ".join(
         f"{roof_label(roofline, names)}, ridge at {roofline.ridge(names[0]):.3g}"
-        for names in groups
+        for names in same_height(roofline)
     )
 
 
 def roof_words(roofline: Roofline, sides: Sequence[Predicted]) -> str:
-    """Write where an op lands, for a reader who cannot see it."""
-    said = [f"Roofline of {roofline.name}: {roofs_in_words(roofline)}"]
+    """Describe for a screen reader where an op lands."""
+    parts = [f"Roofline of {roofline.name}: {roofs_in_words(roofline)}"]
     for side in sides:
-        where = (
-            f"{side.flops / side.bytes:.3g} FLOPs per byte" if side.flops else "no FLOPs counted"
-        )
+        if not side.calls:
+            parts.append(f"{side.name}: nothing to do")
+            continue
+        per_byte = f"{side.intensity:.3g} FLOPs per byte" if side.flops else "no FLOPs counted"
         measured = f", measured {seconds_text(side.measured)}" if side.measured else ""
-        said.append(
-            f"{side.name}: {where}, {side.bound}-bound, predicted "
+        parts.append(
+            f"{side.name}: {per_byte}, {side.bound}-bound, predicted "
             f"{seconds_text(side.seconds)}{measured}"
-            if side.calls
-            else f"{side.name}: nothing to do"
         )
-    return ". ".join(said)
+    return ". ".join(parts)

@@ -42,17 +42,17 @@ class Roofline:
     launch_seconds: float
 
     def ridge(self, fmt: str) -> float:
-        """Return the FLOPs per byte below which an op waits for its bytes."""
+        """Return the FLOPs per byte below which memory bounds an op."""
         return self.peak_flops[fmt] / self.bandwidth
 
     def attainable(self, intensity: float, fmt: str) -> float:
-        """Return the roof: the most FLOPs per second that so many FLOPs per byte can reach."""
+        """Return the roof: the most FLOPs per second at so many FLOPs per byte."""
         return min(self.peak_flops[fmt], intensity * self.bandwidth)
 
     def parts(self, flops: float, moved: float, fmt: str) -> dict[Bound, float]:
         """Return the three times of an op in seconds; the longest is its time.
 
-        A format that this machine has no peak for raises KeyError.
+        Raises KeyError for a format that this machine has no peak for.
         """
         compute = flops / self.peak_flops[fmt] if flops else 0.0
         return {"launch": self.launch_seconds, "memory": moved / self.bandwidth, "compute": compute}
@@ -64,7 +64,7 @@ class Roofline:
     def bound(self, call: OpCall) -> Bound:
         """Say what takes the longest in an op: "launch", "memory" or "compute"."""
         parts = self.parts(call.flops, call.bytes, format_of(call))
-        return max(parts, key=lambda name: parts[name])
+        return max(parts, key=parts.__getitem__)
 
     def total(self, calls: Iterable[OpCall]) -> float:
         """Return the seconds of ops that run one after the other."""
@@ -79,7 +79,7 @@ class Roofline:
 
 
 def format_of(call: OpCall) -> str:
-    """Return the format that an op computes in; what is no matmul counts as fp32."""
+    """Return the format that an op computes in; fp32 for all but matmuls."""
     if call.kind != MATMUL or call.dtype is None:
         return "fp32"
     return FORMATS.get(call.dtype, "fp32")
@@ -87,12 +87,12 @@ def format_of(call: OpCall) -> str:
 
 @dataclass(frozen=True)
 class PlacedOps:
-    """Ops that are alike, as one mark on a roofline.
+    """Similar ops, as one mark on a roofline.
 
-    op, kind: as `OpCall` has them
-    calls:    how many there are
-    seconds:  what they take together
-    share:    of the time of all ops that were placed with them
+    op, kind: as in `OpCall`
+    calls:    their number
+    seconds:  of all together
+    share:    of the time of all ops on the roofline
     bound:    what takes the longest: "launch", "memory" or "compute"
     """
 
@@ -117,7 +117,7 @@ class PlacedOps:
 
 
 def place(roofline: Roofline, calls: Iterable[OpCall]) -> tuple[PlacedOps, ...]:
-    """Place ops on a roofline, the longest first: matmuls by shape and format, the others by name.
+    """Place ops on a roofline, the longest first: matmuls by size and format, the others by name.
 
     Raises KeyError for a matmul in a format that the roofline has no peak for.
     """

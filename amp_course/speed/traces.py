@@ -1,9 +1,8 @@
-"""Traces of training steps on a pretend GPU: where the time of a step goes, on the host and on the
-GPU.
+"""Simulated traces of training steps: where the time of a step goes, on the host and on the GPU.
 
 The host loads a batch, launches kernels one after the other, and now and then waits for a value.
-The GPU works through the kernels in order. Both are simulated, so the numbers of a trace fit
-together, and a step can be run again with one cause fixed.
+The GPU works through the kernels in order. Since both are simulated, the numbers of a trace are
+consistent, and a step can be run again with one cause fixed.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from dataclasses import dataclass
 _KINDS = FP32, LOW, CAST, OTHER = "fp32 matmul", "16-bit matmul", "cast", "other"  # of kernel
 DATA, LAUNCH, SYNC, SLOW_FORMAT, MEMORY = "data", "launch", "sync", "fp32", "memory"
 BOTTLENECKS = (DATA, LAUNCH, SYNC, SLOW_FORMAT, MEMORY)
-_STEPS = 4  # until one step is like the next
+_STEPS = 4  # after so many, each step is like the one before
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step asks for.
+    """The work of a step.
 
-    load_ms:   until the next batch is there
-    kernels:   (kind, milliseconds on the GPU), in the order in which they are launched
+    load_ms:   how long the host waits for a batch
+    kernels:   (kind, milliseconds on the GPU), in the order of their launches
     launch_ms: the host's time for each launch
     reads:     after how many kernels the host reads a value
     read_ms:   what a read costs on top of waiting for the GPU
@@ -40,16 +39,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the time of one step went, in milliseconds; a step takes `step_ms`.
+    """Where the time of one step went, in milliseconds; `_ROWS` says what each attribute is.
 
-    The host's time adds up to the step: load_ms (waiting for a batch), launch_ms (launching
-    kernels), read_ms (waiting in the reads of values). The GPU's adds up to busy_ms: fp32_ms
-    (matmuls in fp32), low_ms (matmuls in 16 bits), cast_ms, other_ms (norms, activations, the
-    optimizer, …). It is idle for the rest of the step.
-
-    kernels, reads: how many there are
-    fp32_kernels:   how many of the kernels are matmuls in fp32
-    largest:        kind and milliseconds of the longest kernel
+    The host's load_ms, launch_ms and read_ms add up to step_ms. The GPU's fp32_ms, low_ms, cast_ms
+    and other_ms (norms, activations, the optimizer, …) add up to busy_ms; it is idle for the rest
+    of the step. kernels, fp32_kernels and reads are numbers of them; `largest` is the kind and the
+    milliseconds of the longest kernel.
     """
 
     step_ms: float
@@ -100,7 +95,7 @@ def _cell(value: float | tuple[str, float]) -> str:
 
 
 def run(step: Step) -> Trace:
-    """Run a few steps of a kind one after the other, and return the trace of the last."""
+    """Simulate a few equal steps in a row, and return the trace of the last."""
     host = gpu = 0.0
     for _ in range(_STEPS):
         began, waited = host, 0.0
@@ -111,31 +106,30 @@ def run(step: Step) -> Trace:
             if number in step.reads:
                 wait = max(0.0, gpu - host) + step.read_ms
                 host, waited = host + wait, waited + wait
-    of = {kind: sum(one for name, one in step.kernels if name == kind) for kind in _KINDS}
+    total = {kind: sum(ms for name, ms in step.kernels if name == kind) for kind in _KINDS}
     return Trace(
         step_ms=host - began,
         load_ms=step.load_ms,
         launch_ms=step.launch_ms * len(step.kernels),
         read_ms=waited,
-        busy_ms=sum(of.values()),
-        fp32_ms=of[FP32],
-        low_ms=of[LOW],
-        cast_ms=of[CAST],
-        other_ms=of[OTHER],
+        busy_ms=sum(total.values()),
+        fp32_ms=total[FP32],
+        low_ms=total[LOW],
+        cast_ms=total[CAST],
+        other_ms=total[OTHER],
         kernels=len(step.kernels),
         fp32_kernels=sum(kind == FP32 for kind, _ in step.kernels),
         reads=len(step.reads),
-        largest=max(step.kernels, key=lambda one: one[1]),
+        largest=max(step.kernels, key=lambda kernel: kernel[1]),
     )
 
 
-FIXES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if one cause were gone
+FIXES: dict[str, Callable[[Step], Step]] = {  # cause → the step without it
     DATA: lambda step: dataclasses.replace(step, load_ms=0.0),
     LAUNCH: lambda step: dataclasses.replace(step, launch_ms=0.0),
     SYNC: lambda step: dataclasses.replace(step, reads=frozenset([min(step.reads)])),
     SLOW_FORMAT: lambda step: _faster(step, FP32, by=8.0),  # in 16 bits
-    # fused, so that they read and write less
-    MEMORY: lambda step: _faster(step, CAST, OTHER, by=4.0),
+    MEMORY: lambda step: _faster(step, CAST, OTHER, by=4.0),  # fused: they move fewer bytes
 }
 
 
@@ -143,7 +137,7 @@ def scaled(step: Step, factor: float) -> Step:
     """Return the step of a GPU and a host that take `factor` times as long for everything."""
     return Step(
         factor * step.load_ms,
-        tuple((kind, factor * one) for kind, one in step.kernels),
+        tuple((kind, factor * ms) for kind, ms in step.kernels),
         factor * step.launch_ms,
         step.reads,
         factor * step.read_ms,
@@ -151,20 +145,20 @@ def scaled(step: Step, factor: float) -> Step:
 
 
 def _faster(step: Step, *kinds: str, by: float) -> Step:
-    kernels = tuple((kind, one / by if kind in kinds else one) for kind, one in step.kernels)
+    kernels = tuple((kind, ms / by if kind in kinds else ms) for kind, ms in step.kernels)
     return dataclasses.replace(step, kernels=kernels)
 
 
 def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) -> Step:
-    """Draw a step that has this bottleneck: its fix shortens the step by far the most.
+    """Draw a step with this bottleneck, whose fix shortens the step by far the most.
 
-    misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all,
-                and bytes are moved by many kernels, not by a few casts
+    misleading: on a busy GPU, the longest kernel is not of the kind that takes the most time in
+                all, and bytes are moved by many kernels, not by a few casts
     """
     few, size = draw.randint(2, 3), draw.uniform(0.9, 1.1)
 
     def drawn(*counts: tuple[int, float]) -> tuple[tuple[str, float], ...]:
-        """Draw kernels: of each kind so many, of about so many milliseconds, in a mixed order."""
+        """Draw kernels in mixed order; counts: for each kind the number and the mean in ms."""
         kernels = [
             (kind, mean * draw.uniform(0.8, 1.2))
             for kind, (count, mean) in zip(_KINDS, counts, strict=True)
@@ -188,7 +182,7 @@ def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) 
         return Step(6.0, (*kernels, *[(OTHER, 2.4 * size)] * misleading), 0.007, frozenset([70]))
     if misleading:
         kernels = drawn((few, 1.4), (40, 0.05), (80, 0.03), (300, 0.06 * size))
-    else:  # fewer and longer ones, and it is the casts
+    else:  # fewer and longer kernels, most of it casts
         kernels = drawn((few, 0.13), (40, 0.05), (100, 0.18 * size), (60, 0.003))
     return Step(2.0, kernels, 0.014, frozenset([140]))
 
@@ -196,8 +190,5 @@ def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) 
 @functools.cache
 def example_traces() -> dict[str, Trace]:
     """Return five traces, "A" to "E", each with another bottleneck."""
-    kinds = (SLOW_FORMAT, LAUNCH, MEMORY, DATA, SYNC)
-    return {
-        name: run(draw_step(kind, random.Random(9)))
-        for name, kind in zip("ABCDE", kinds, strict=True)
-    }
+    kinds = {"A": SLOW_FORMAT, "B": LAUNCH, "C": MEMORY, "D": DATA, "E": SYNC}
+    return {name: run(draw_step(kind, random.Random(9))) for name, kind in kinds.items()}

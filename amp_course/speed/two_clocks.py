@@ -1,8 +1,8 @@
 """Host and GPU on one time axis: when each op of a step is launched, and when it runs.
 
 The host launches ops one after the other, with some Python between two steps; the GPU runs them in
-that order, each once it has been launched and the one before it is done. How long an op runs is
-told by a card's roofline.
+that order, each once it has been launched and the one before it is done. A card's roofline says how
+long an op runs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from amp_course.kit.models import SimpleNet
 from amp_course.speed.cards import find_card
-from amp_course.speed.counting import OpCall, count_on_fakes
+from amp_course.speed.counting import OpCall
+from amp_course.speed.opening import step_calls
 from amp_course.speed.roofline import format_of
 
 CARD = "H100 SXM"
@@ -26,7 +26,7 @@ Span = tuple[float, float]  # begin and end, in seconds
 class Clocks:
     """What host and GPU do in some steps, one after the other.
 
-    waits: when the host launches nothing: it waits for a value, or for a batch
+    waits: when the host launches nothing, because it waits for a value or for a batch
     """
 
     name: str
@@ -57,11 +57,11 @@ def schedule(
 
     runs:    how long each op of a step runs on the GPU, in seconds
     launch:  how long the host takes to launch one
-    read:    whether the host asks for a value at the end of each step, as `.item()` does
+    read:    True if the host reads a value at the end of each step, as `.item()` does
     loading: how long the host waits for each batch
     """
     host, waits, gpu = list[Span](), list[Span](), list[Span]()
-    now = free = 0.0  # of the host, and of the GPU
+    now = free = 0.0  # the host's clock, and when the GPU is free
     for _ in range(steps):
         now += PYTHON
         if loading:
@@ -89,12 +89,7 @@ def four_steps() -> tuple[Clocks, ...]:
         return max(parts["memory"], parts["compute"])
 
     def runs(width: int, batch: int) -> list[float]:
-        x = torch.zeros(batch, width)
-        net = SimpleNet(width)
-        counted = count_on_fakes(
-            net, torch.nn.functional.mse_loss, x, x, torch.device("cpu"), torch.bfloat16
-        )
-        return [seconds(call) for call in counted.calls if call.bytes]
+        return [seconds(call) for call in step_calls(width, torch.bfloat16, batch) if call.bytes]
 
     large, small, launch = runs(2048, 2048), runs(256, 64), card.launch_seconds
     return (

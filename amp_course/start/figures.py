@@ -1,6 +1,4 @@
-"""The figure of the start page: what a minute of AMP buys.
-It takes data that was measured, and computes nothing.
-"""
+"""The figure of the start page: what a minute of AMP buys."""
 
 from __future__ import annotations
 
@@ -17,22 +15,19 @@ from amp_course.start.taste import Side
 
 
 def taste_figure(sides: Sequence[Side]) -> Figure:
-    """Draw bars for time and memory, one a side, and a line of accuracy."""
-    said = "; ".join(
+    """Draw a bar of time and one of memory for each side, and write the accuracies."""
+    numbers = "; ".join(
         f"{side.recipe.label}: {seconds_text(side.seconds_per_step)} a step, a peak of "
         f"{bytes_text(side.peak_bytes)}, {side.accuracy:.1%} right"
         for side in sides
     )
-    figure, axes = new_figure(
-        7.2, 2.4, columns=2, alt=f"Time per step and peak memory of the same training. {said}."
-    )
+    alt = f"Time per step and peak memory of the same training. {numbers}."
+    figure, axes = new_figure(7.2, 2.4, columns=2, alt=alt)
     _bars(axes[0], sides, [side.seconds_per_step for side in sides], seconds_text)
     _bars(axes[1], sides, [side.peak_bytes for side in sides], bytes_text)
     busy = too_busy(*(side.waited for side in sides))
-    title(
-        axes[0],
-        *((TOO_BUSY, "Time per step") if busy else ("Time per step", "median; shorter is better")),
-    )
+    name, note = "Time per step", "median; shorter is better"
+    title(axes[0], TOO_BUSY if busy else name, name if busy else note)
     title(axes[1], "Peak memory of a step", "shorter is better")
     words = "     ".join(f"{side.recipe.label}: {side.accuracy:.1%}" for side in sides)
     figure.supxlabel(f"Accuracy on digits never seen:  {words}", fontsize=9, color=INK)

@@ -1,4 +1,4 @@
-"""The map of the course with the reader's progress, for the start page."""
+"""The map of the course with the learner's progress, for the start page."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def _title(chapter: Chapter) -> str:
 
 
 class CourseMap:
-    """A table of the chapters: what each asks, how many of its exercises are solved,
-    and links to open both.
-    """
+    """A table of the chapters: the question of each, how many exercises are solved, and links."""
 
     def __init__(self) -> None:
         self.progress = progress.load()
@@ -32,14 +30,11 @@ class CourseMap:
     def counts(self, chapter: Chapter) -> tuple[int, int]:
         """Return (solved, all) of a chapter's exercises."""
         exercises = chapter.exercises() if chapter in self.ready else ()
-        return sum(self.progress.state(exercise.id) == "correct" for exercise in exercises), len(
-            exercises
-        )
+        solved = [one for one in exercises if self.progress.state(one.id) == "correct"]
+        return len(solved), len(exercises)
 
     def next(self) -> Chapter | None:
-        """Return the first chapter after this page with an exercise to solve;
-        None if all are solved.
-        """
+        """Return the first later chapter with an exercise to solve; None if all are solved."""
         for chapter in self.ready:
             solved, count = self.counts(chapter)
             if chapter.number > 0 and solved < count:
@@ -57,9 +52,7 @@ class CourseMap:
             )
         following = self.next()
         last = f"Next: {following.stem}.ipynb" if following else _ALL_SOLVED
-        return "\n".join(
-            [*([self.progress.note] if self.progress.note else []), *lines, _whole(), last]
-        )
+        return "\n".join(filter(None, [self.progress.note, *lines, _whole(), last]))
 
     def _repr_html_(self) -> str:
         rows = "".join(self._row(chapter) for chapter in CHAPTERS)
@@ -68,12 +61,9 @@ class CourseMap:
             f'<th style="text-align:left">{text}</th>'
             for text in ("no.", "chapter", "the question", "reading", "exercises", "solved")
         )
-        following = self.next()
-        last = (
-            f'<b>Next:</b> <a href="{following.stem}.ipynb">{_title(following)}</a>'
-            if following
-            else _ALL_SOLVED
-        )
+        last = _ALL_SOLVED
+        if following := self.next():
+            last = f'<b>Next:</b> <a href="{following.stem}.ipynb">{_title(following)}</a>'
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         return f"{note}{table}<p>{_whole()}</p><p>{last}</p>"
 

@@ -19,31 +19,28 @@ from amp_course.kit.style import new_figure, title
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
 _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32"))
-# A colour and a linestyle for each curve of a figure, in the order in which they are given.
+# a colour and a linestyle for each curve of a figure, in the order of the caller's data
 _TOTALS = ((_FP16, "--"), (_BF16, "-."), (_FP32, "-"))
 _WAYS = ((_FP16, "--"), (INK, "-."), ("#CC79A7", "-"), (_FP32, ":"))
 _PATHS = ((INK, "--"), (_FP16, "-"), (_BF16, "-."), (_BF16, ":"))
-_VISIBLE = 0.005  # of a layer's tallest bar: anything lower need not be in the picture
+_EXACT: dict[str, Any] = {"color": FAINT, "lw": 4, "alpha": 0.4}
+_VISIBLE = 0.005  # of a layer's tallest bar: a lower bar may be outside the picture
 
 
 def gradient_figure(
     layers: Mapping[str, ZoneHistogram], fmt: FloatFormat, formats: Sequence[FloatFormat], head: str
 ) -> Figure:
-    """Draw a histogram over exponents for each layer, by zone of `fmt`, above strips with the zones
-    of some formats.
+    """Draw a histogram over exponents for each layer, above strips with the zones of formats.
 
     layers: name of the layer → its numbers, sorted by the zones of `fmt`
     """
     rows = len(layers)
     shares = {name: percent(histogram.share("lost")) for name, histogram in layers.items()}
     lost = ", ".join(f"{name} {share}" for name, share in shares.items())
+    alt = f"{head}: histograms of their sizes, layer by layer; lost in {fmt.name}: {lost}."
+    heights = [0.27 * rows, 0.2 * len(formats)]
     figure, (axis, strips) = new_figure(
-        7.6,
-        1.6 + 0.27 * rows + 0.2 * len(formats),
-        rows=2,
-        sharex=True,
-        height_ratios=[0.27 * rows, 0.2 * len(formats)],
-        alt=f"{head}: histograms of their sizes, layer by layer; lost in {fmt.name}: {lost}.",
+        7.6, 1.6 + sum(heights), rows=2, sharex=True, height_ratios=heights, alt=alt
     )
     right = axis.get_yaxis_transform()
     for row, (name, histogram) in enumerate(layers.items()):
@@ -69,55 +66,52 @@ def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[f
         f"{ends}."
     )
     figure, axis = new_figure(7.2, 3.0, alt=alt)
-    axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
+    axis.plot(range(1, len(exact) + 1), exact, label="exact", **_EXACT)
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
         axis.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=1.6, label=name)
         end = f"{values[-1]:,.0f}"
         axis.text(len(values) * 1.01, values[-1], end, color=colour, fontsize=8, va="center")
     axis.set_xlim(0, 1.1 * len(exact))
-    axis.set_xlabel("numbers added", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="upper left")
-    title(axis, "Totals that stand still", "the running total of ones")
+    _finish(axis, "numbers added", "Totals that stand still", "the running total of ones")
     return figure
 
 
 def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw relative errors against the number of terms, both on log scales:
-    name → one for each size, 0 left out.
-    """
+    """Draw relative errors against the number of terms: name → an error for each size."""
     ends = "; ".join(f"{name} {values[-1]:.1g}" for name, values in errors.items())
     alt = f"Relative error of a sum against the number of terms; at {sizes[-1]:,} terms: {ends}."
     figure, axis = new_figure(7.2, 3.2, alt=alt)
     for (name, values), (colour, style) in zip(errors.items(), _WAYS, strict=False):
-        shown = [value or math.nan for value in values]  # an error of 0 has no place on a log scale
+        shown = [value or math.nan for value in values]  # a log scale has no 0
         axis.plot(sizes, shown, color=colour, ls=style, lw=1.6, marker="o", ms=3, label=name)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_xlabel("numbers added", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="upper left")
-    title(axis, "Four ways to add", "relative error of the sum, log scale")
+    _finish(axis, "numbers added", "Four ways to add", "relative error of the sum, log scale")
     return figure
 
 
 def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
-    """Draw a weight after each update: name → its values, next to what exact arithmetic gives."""
+    """Draw a weight after each update: name → its values, next to those of exact arithmetic."""
     ends = "; ".join(f"{name} at {values[-1]:.4g}" for name, values in weights.items())
     alt = f"A weight over {len(exact)} updates; exact arithmetic ends at {exact[-1]:.4g}; {ends}."
     figure, axis = new_figure(7.2, 3.0, alt=alt)
-    axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
+    axis.plot(range(len(exact)), exact, label="exact", **_EXACT)
     for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):
-        axis.step(
-            range(len(values)), values, where="post", color=colour, ls=style, lw=1.6, label=name
-        )
+        look = {"color": colour, "ls": style, "lw": 1.6, "label": name}
+        axis.step(range(len(values)), values, where="post", **look)
     axis.ticklabel_format(axis="y", useOffset=False)
-    axis.set_xlabel("updates", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="upper left")
-    title(axis, "A weight that cannot move", "the weight after each update")
+    _finish(axis, "updates", "A weight that cannot move", "the weight after each update")
     return figure
 
 
+def _finish(axis: Any, x: str, head: str, under: str) -> None:
+    axis.set_xlabel(x, fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    title(axis, head, under)
+
+
 def _lowest(histogram: ZoneHistogram) -> int:
-    """Return the lowest exponent whose bar can be seen."""
+    """Return the lowest exponent whose bar is visible."""
     least = _VISIBLE * max(histogram.heights, default=0)
     bars = zip(histogram.exponents, histogram.heights, strict=True)
     return min((exponent for exponent, height in bars if height >= least), default=0)
@@ -134,9 +128,7 @@ def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> N
 
 
 def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
-    """Draw a strip for each format, cut where its zones begin,
-    under an axis of exponents whose limits are set.
-    """
+    """Draw a strip for each format, cut where its zones begin, over exponents in set limits."""
     left, right = axis.get_xlim()
     for row, fmt in enumerate(reversed(formats)):
         ends = [left, *(min(max(edge, left), right) for edge in edges(fmt)), right]

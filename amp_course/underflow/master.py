@@ -1,6 +1,4 @@
-"""Train weights of few bits with a float32 copy of each:
-the master weights of mixed precision training.
-"""
+"""Train weights of few bits with a float32 copy of each, its master weight."""
 
 from __future__ import annotations
 
@@ -14,11 +12,10 @@ MASTER = "master"
 
 
 class MasterSGD(torch.optim.Optimizer):
-    """SGD that keeps its weights in float32 between steps, and hands the model a rounded copy after
-    each.
+    """SGD that keeps its weights in float32, and gives the model a rounded copy after each step.
 
-    params: parameters of any floating dtype, fp16 and bf16 above all; each takes 4 bytes more for
-            its master copy
+    params: parameters of any floating dtype, mostly fp16 or bf16; the master copy of each number
+            takes 4 more bytes
     lr:     the learning rate, above 0
 
     Raises ValueError for a learning rate that is not positive.
@@ -34,9 +31,7 @@ class MasterSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every master that has a gradient, then its parameter;
-        return what the closure returned.
-        """
+        """Update each master that has a gradient, and its parameter; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,8 +42,7 @@ class MasterSGD(torch.optim.Optimizer):
                     continue
                 master = self.master(parameter)
                 master.add_(parameter.grad.float(), alpha=-group["lr"])
-                # the only rounding, and it is not what the next step starts from
-                parameter.copy_(master)
+                parameter.copy_(master)  # rounded, but the next step starts from the master
         return loss
 
     def master(self, parameter: Tensor) -> Tensor:
@@ -60,10 +54,10 @@ class MasterSGD(torch.optim.Optimizer):
         return master
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, with the master copies in float32.
+        """Load a state with the masters in float32.
 
-        torch casts an optimizer's state to the dtype of its parameter on loading, which would round
-        the masters.
+        On loading, torch casts an optimizer's state to its parameter's dtype, which would round the
+        masters.
         """
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]

@@ -1,10 +1,9 @@
-"""Draw what `RangeExplorer` shows, as HTML: percentages in words,
-and a histogram over exponents as SVG.
-"""
+"""Draw what `RangeExplorer` shows, as HTML: percentages, and a histogram over exponents as SVG."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import compress
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
 from amp_course.kit.colours import ZONES as ZONE_STYLES
 from amp_course.kit.markup import percent
+from amp_course.kit.panel_parts import in_row, status
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
@@ -21,22 +21,24 @@ _NARROW = (-48, 24)  # the exponents that the picture shows at least
 
 
 def range_view(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
-    """Return the panel's HTML: one swatch with its percentage for each zone,
-    and the histogram under it.
-    """
-    return f"{shares_line(histogram)}{_picture(histogram, fmt)}"
-
-
-def shares_line(histogram: ZoneHistogram) -> str:
-    """Return the zones with their percentages: "lost 12.3 % · subnormal …",
-    each behind its swatch.
-    """
-    shares = "".join(
-        f'<span style="margin-right:2em;white-space:nowrap">{swatch(*ZONE_STYLES[zone])} {zone} '
-        f"<b>{percent(histogram.share(zone))}</b></span>"
+    """Return the panel's HTML: each zone's swatch and percentage, above the histogram."""
+    shares = (
+        f"{swatch(*ZONE_STYLES[zone])} {zone} <b>{percent(histogram.share(zone))}</b>"
         for zone in ZONES
     )
-    return f'<div role="status" aria-live="polite" style="margin:2px 0 6px">{shares}</div>'
+    return status(in_row(shares, "2em"), "margin:2px 0 6px") + _picture(histogram, fmt)
+
+
+def zone_column(
+    x: float, floor: float, width: float, zones: Iterable[tuple[str, float, str]]
+) -> list[str]:
+    """Stack a box for each (zone, height, tip), from the floor up."""
+    parts = []
+    for zone, height, tip in zones:
+        floor -= height
+        colour, hatch = ZONE_STYLES[zone]
+        parts.append(box(x, floor, width, height, colour, hatch=hatch, tip=tip))
+    return parts
 
 
 class _Axis(NamedTuple):
@@ -51,7 +53,7 @@ class _Axis(NamedTuple):
         return (_RIGHT - _LEFT) / (self.high - self.low)
 
     def x(self, exponent: float) -> float:
-        """Return the position of an exponent, clamped to the picture."""
+        """Return an exponent's position, clamped to the picture."""
         return _LEFT + (min(max(exponent, self.low), self.high) - self.low) * self.wide
 
 
@@ -70,9 +72,7 @@ def _picture(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
 
 
 def _label(histogram: ZoneHistogram) -> str:
-    """Say where the numbers are and what becomes of them,
-    for a reader who cannot see the picture.
-    """
+    """Return the alt text: where the numbers are, and what becomes of them."""
     shares = ", ".join(f"{zone} {percent(histogram.share(zone))}" for zone in ZONES)
     heights = histogram.heights
     filled = list(compress(histogram.exponents, heights))
@@ -84,9 +84,7 @@ def _label(histogram: ZoneHistogram) -> str:
 
 
 def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
-    """Stack each exponent's zones; anything outside the picture is counted in the first or last
-    bar.
-    """
+    """Stack each exponent's zones; the first and last bar include what is outside the picture."""
     columns: dict[int, Counter[str]] = {}
     for zone in ZONES:
         for exponent, count in zip(histogram.exponents, histogram.counts[zone], strict=True):
@@ -97,25 +95,21 @@ def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
     width = max(1.0, axis.wide - (1 if axis.wide > 4 else 0))
     parts = []
     for exponent, column in columns.items():
-        base = float(_FLOOR)
-        for zone, count in column.items():
-            height = count / tallest * (_FLOOR - _TOP)
-            base -= height
-            colour, hatch = ZONE_STYLES[zone]
-            tip = f"2{raised(exponent)} to 2{raised(exponent + 1)}: {count:,} {zone}"
-            parts.append(box(axis.x(exponent), base, width, height, colour, hatch=hatch, tip=tip))
+        where = f"2{raised(exponent)} to 2{raised(exponent + 1)}"
+        zones = (
+            (zone, count / tallest * (_FLOOR - _TOP), f"{where}: {count:,} {zone}")
+            for zone, count in column.items()
+        )
+        parts += zone_column(axis.x(exponent), _FLOOR, width, zones)
     return parts
 
 
 def _strip(limits: tuple[float, float, float], axis: _Axis) -> list[str]:
-    """Draw where the zones lie: a strip under the histogram, names above it,
-    and a line up from each edge.
-    """
+    """Draw the zones as a strip under the histogram, their names above, a line at each edge."""
     cuts = [axis.x(limit) for limit in limits]
     parts = []
     for zone, left, right in zip(ZONES, [_LEFT, *cuts], [*cuts, _RIGHT], strict=True):
-        colour, hatch = ZONE_STYLES[zone]
-        parts.append(box(left, _FLOOR + 4, right - left, 10, colour, hatch=hatch, tip=zone))
+        parts += zone_column(left, _FLOOR + 14, right - left, [(zone, 10, zone)])
         if right - left > 8 * len(zone):  # else the name would run into the next
             parts.append(text((left + right) / 2, _TOP - 12, zone, anchor="middle", fill=FAINT))
     return parts + [line(cut, _TOP - 6, cut, _FLOOR + 14, dash="4 3") for cut in cuts]
@@ -128,8 +122,5 @@ def _ticks(axis: _Axis) -> list[str]:
         at = axis.x(exponent)
         parts.append(line(at, _FLOOR + 14, at, _FLOOR + 19, stroke=GRID))
         parts.append(text(at, _FLOOR + 34, f"2{raised(exponent)}", anchor="middle"))
-    middle = (_LEFT + _RIGHT) / 2
-    return [
-        *parts,
-        text(middle, _FLOOR + 58, "size of the number, after scaling", anchor="middle", fill=FAINT),
-    ]
+    middle, caption = (_LEFT + _RIGHT) / 2, "size of the number, after scaling"
+    return [*parts, text(middle, _FLOOR + 58, caption, anchor="middle", fill=FAINT)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -17,15 +16,13 @@ class GradientRecorder:
 
     with GradientRecorder(model) as recorder:
         loss_fn(model(x), y).backward()
-    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order
-    in which they arrived
-    recorder.outputs["head"]     # (n,): the gradients that flowed into it from above, of the
-    layer's output
+    recorder.weights["head"]  # (n,): the gradients of the layer's own parameters, as they arrived
+    recorder.outputs["head"]  # (n,): the gradients of the layer's output
 
     A layer is a module without submodules, or one that owns parameters; layers are in the order of
     the model. Several backward passes are joined. The copies take as many bytes as the gradients,
-    on the same device: open the block around a few steps, not around a whole training run. The
-    model's results and gradients are not changed.
+    on the same device: open the block around a few steps, not a whole training run. The model's
+    results and gradients do not change.
 
     Raises ValueError for a model in which nothing needs a gradient.
     """
@@ -34,7 +31,7 @@ class GradientRecorder:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(
                 f"no parameter of this {type(model).__name__} needs a gradient: there is nothing "
-                f"to record. Is the model frozen?"
+                "to record. Is the model frozen?"
             )
         self._layers = {
             name or _ROOT: module
@@ -46,67 +43,54 @@ class GradientRecorder:
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
-        seen: set[int] = set()
+        hooked: set[int] = set()
         for name, layer in self._layers.items():
             self._handles.append(layer.register_forward_hook(self._watch_output(name)))
             for parameter in layer.parameters(recurse=False):
                 # a tied weight counts for the first layer that has it
-                if parameter.requires_grad and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    self._handles.append(
-                        parameter.register_hook(_keep(self._of_weights.setdefault(name, [])))
-                    )
+                if parameter.requires_grad and id(parameter) not in hooked:
+                    hooked.add(id(parameter))
+                    self._copy_gradient(parameter, self._of_weights, name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The gradients of each layer's parameters, flattened: {name: (n,)}.
-        ValueError if no backward pass ran.
-        """
+        """Each layer's gradients of its parameters, {name: (n,)}; ValueError without backward."""
         return self._joined(self._of_weights)
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """The gradients of each layer's output, flattened: {name: (n,)}.
-        ValueError if no backward pass ran.
-        """
+        """Each layer's gradients of its output, {name: (n,)}; ValueError without backward."""
         return self._joined(self._of_outputs)
 
     def _watch_output(self, name: str) -> Any:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    # A hook on the tensor, not on the module: those forbid to change the output in
-                    # place afterwards.
-                    self._handles.append(
-                        leaf.register_hook(_keep(self._of_outputs.setdefault(name, [])))
-                    )
+                    # a module's backward hook would forbid changing the output in place
+                    self._copy_gradient(leaf, self._of_outputs, name)
 
         return hook
 
-    def _joined(self, found: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-        joined = {name: torch.cat(found[name]) for name in self._layers if found.get(name)}
+    def _copy_gradient(self, tensor: Tensor, into: dict[str, list[Tensor]], name: str) -> None:
+        copies = into.setdefault(name, [])
+
+        def hook(gradient: Tensor) -> None:
+            dense = gradient.coalesce().values() if gradient.is_sparse else gradient
+            copies.append(dense.detach().flatten().clone())
+
+        self._handles.append(tensor.register_hook(hook))
+
+    def _joined(self, copies: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+        joined = {name: torch.cat(copies[name]) for name in self._layers if copies.get(name)}
         if not joined:
             raise ValueError(
                 "nothing was recorded: call the model and `backward()` inside `with "
                 "GradientRecorder(model):`"
             )
         return joined
-
-
-def _keep(into: list[Tensor]) -> Any:
-    def hook(gradient: Tensor) -> None:
-        dense = gradient.coalesce().values() if gradient.is_sparse else gradient
-        into.append(dense.detach().flatten().clone())
-
-    return hook

@@ -1,7 +1,7 @@
 """Add up many numbers in few bits: the way that stagnates, and three that do not.
 
-All additions are torch's own, on tensors of the dtype in question. `torch.sum` itself is not among
-them: it accumulates fp16 and bf16 in float32 and rounds once, at the end.
+All additions are torch's, on tensors of the dtype in question. `torch.sum` itself is not used: it
+accumulates fp16 and bf16 in float32 and rounds once, at the end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def running_sum(terms: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def kahan_running_sum(terms: Tensor) -> Tensor:
-    """Add terms one after the other, carrying along what each addition rounded away: (n,) → (n,),
-    the terms' dtype.
+    """Add terms one after the other, carrying what each addition rounded away: (n,) → (n,).
 
     Raises as `running_sum` does.
     Example: kahan_running_sum(torch.ones(10_000, dtype=torch.float16))[-1] → 10000
@@ -42,15 +41,14 @@ def kahan_running_sum(terms: Tensor) -> Tensor:
     for term in terms:
         wanted = term + carried
         grown = total + wanted
-        carried = wanted - (grown - total)  # what should have been added, less what was
+        carried = wanted - (grown - total)  # what should have been added, minus what was
         total = grown
         totals.append(total)
     return torch.stack(totals)
 
 
 def pairwise_sum(terms: Tensor) -> Tensor:
-    """Add neighbours, then neighbours of these, until one number is left: (n,) → (), the terms'
-    dtype.
+    """Add neighbours, then the sums of neighbours, until one number is left: (n,) → ().
 
     Numbers of similar size are added, and each goes through log2(n) roundings instead of n.
 
@@ -69,11 +67,11 @@ def _row(terms: Tensor) -> Tensor:
     if not terms.is_floating_point():
         raise TypeError(
             f"these functions add floating-point numbers, and the tensor is {terms.dtype}: convert "
-            f"it first"
+            "it first"
         )
     if terms.dim() != 1 or len(terms) == 0:
         raise ValueError(
             f"the terms have shape {tuple(terms.shape)}: pass a row of at least one, such as "
-            f"x.flatten()"
+            "x.flatten()"
         )
     return terms

@@ -1,7 +1,6 @@
 """Sort a tensor's numbers by what becomes of them in a format: lost, subnormal, normal, overflow.
 
-A number's zone is decided by how it is rounded: half of the smallest subnormal is lost, and a
-little more than half is rounded up and lives.
+Rounding decides on the zone: half of the smallest subnormal is lost, a little more is rounded up.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _NONE = -1  # a zero or NaN: in no zone
 class ZoneFractions:
     """What becomes of a tensor's numbers in a format.
 
-    lost, subnormal, normal, overflow: fractions, from 0 to 1, of the numbers that were neither 0
-             nor NaN before; they add up to 1, or are all 0 if there was no such number
-    counted: how many numbers that were
-    zeros:   how many were 0 before: rounding loses nothing there
-    nans:    how many were NaN before
+    lost, subnormal, normal, overflow: fractions of the `counted` numbers; they add up to 1, or are
+             all 0 if nothing was counted
+    counted: how many numbers were neither 0 nor NaN before rounding
+    zeros:   how many were 0: rounding loses nothing there
+    nans:    how many were NaN
     """
 
     lost: float
@@ -42,27 +41,24 @@ class ZoneFractions:
 
     def __str__(self) -> str:
         """Return "lost 25.0%, subnormal 25.0%, normal 25.0%, overflow 25.0%; zeros 1"."""
-        shares = ", ".join(f"{zone} {getattr(self, zone):.1%}" for zone in ZONES)
-        apart = ", ".join(
-            f"{name} {count}"
-            for name, count in (("zeros", self.zeros), ("NaN", self.nans))
-            if count
-        )
-        return f"{shares}; {apart}" if apart else shares
+        text = ", ".join(f"{zone} {getattr(self, zone):.1%}" for zone in ZONES)
+        others = {"zeros": self.zeros, "NaN": self.nans}
+        rest = ", ".join(f"{name} {count}" for name, count in others.items() if count)
+        return f"{text}; {rest}" if rest else text
 
 
 def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneFractions:
-    """Say what fraction of a tensor, times a loss scale, each zone of a format gets.
+    """Return what fraction of a tensor, times a loss scale, is in each zone of a format.
 
     tensor:     any shape, any floating dtype; float64 is rounded exactly
     loss_scale: what the numbers are multiplied by first, as the scaler does with gradients
 
-    `lost` is rounded to 0. `subnormal` and `normal` go by the number that comes out. `overflow` is
-    rounded past the largest number, whatever the format makes of it then (inf, or the largest
-    number again); inf is counted there too.
+    `lost` is rounded to 0. `subnormal` and `normal` are kinds of the rounded number. `overflow` is
+    rounded past the largest number, whether the format then makes it inf or the largest number
+    again; inf is counted there too.
 
-    Raises TypeError for a tensor that is not of real floating-point numbers; ValueError for an
-    empty one, for one of nothing but NaN, for a loss scale that is not positive and finite.
+    Raises TypeError for a tensor that is not of real floating-point numbers; ValueError for one
+    that is empty or all NaN, and for a loss scale that is not positive and finite.
     Example: zone_fractions(torch.tensor([0.0, 1e-8, 1e-5, 1.0, 1e5]), FP16) → a quarter each,
              zeros=1
     """
@@ -84,11 +80,10 @@ def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) ->
 
 
 def zones_of(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> Tensor:
-    """Return the zone of each number as its place in `ZONES`: int8 of the tensor's shape, −1 for
-    zero and NaN.
+    """Return each number's place in `ZONES`: int8 of the tensor's shape, −1 for zero and NaN.
 
-    Raises TypeError and ValueError for tensors and scales as `zone_fractions` does, but takes an
-    empty tensor, or NaN alone.
+    Raises TypeError and ValueError as `zone_fractions` does, except for tensors that are empty or
+    all NaN.
     Example: zones_of(torch.tensor([1e-8, 0.0, 1.0]), FP16) → tensor([0, -1, 2])
     """
     if not (math.isfinite(loss_scale) and loss_scale > 0):
@@ -106,15 +101,16 @@ def zones_of(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> Tenso
 
 
 def starts(fmt: FloatFormat) -> tuple[float, float, float]:
-    """Return the smallest float64 numbers that are rounded to subnormal, normal and overflow;
+    """Return the smallest float64 numbers that are rounded to subnormal, normal and overflow.
+
     `edges` is for pictures.
     """
-    # Ties go to the even neighbour: half of the smallest number to 0, half a step under the
-    # smallest normal up to it.
+    # ties go to the even neighbour: half of the smallest number to 0, half a step below the
+    # smallest normal number up to it
     half = fmt.smallest_subnormal / 2
     subnormal = math.nextafter(half, 1.0)
     normal = max(subnormal, fmt.smallest_normal - half)
-    # past the middle between the largest number and what would come next, or from there on if the
+    # overflow starts half a step past the largest number; that tie itself is included if the
     # largest is odd
     step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
     middle = fmt.max + step / 2
@@ -125,10 +121,9 @@ def starts(fmt: FloatFormat) -> tuple[float, float, float]:
 class ZoneHistogram:
     """How many numbers lie in each binade, by zone.
 
-    exponents: e means the numbers from 2^e up to 2^(e+1), after scaling and before rounding; all in
-               a row
+    exponents: consecutive; e means the numbers from 2^e up to 2^(e+1), scaled but not rounded
     counts:    zone → one count for each exponent
-    infinite:  numbers that are inf, and so in no binade
+    infinite:  how many numbers are inf, and so in no binade
     """
 
     exponents: tuple[int, ...]
@@ -137,7 +132,7 @@ class ZoneHistogram:
 
     @property
     def heights(self) -> list[int]:
-        """How many numbers each exponent has, of all zones."""
+        """How many numbers of all zones each exponent has."""
         return [sum(column) for column in zip(*self.counts.values(), strict=True)]
 
     @property
@@ -146,14 +141,13 @@ class ZoneHistogram:
         return sum(self.heights) + self.infinite
 
     def share(self, zone: str) -> float:
-        """Return the fraction of the numbers that a zone has, as `zone_fractions` does."""
+        """Return the fraction of the numbers in a zone, as `zone_fractions` does."""
         count = sum(self.counts[zone]) + (self.infinite if zone == "overflow" else 0)
         return count / max(self.total, 1)
 
 
 def edges(fmt: FloatFormat) -> tuple[float, float, float]:
-    """Return where subnormal, normal and overflow begin, as powers of two: FP16 → (−25.0, −14.0,
-    16.0), rounded.
+    """Return where subnormal, normal and overflow begin, as log2: FP16 → about (−25, −14, 16).
 
     A number at or below the first is lost; the second and third are half a step too high, which no
     picture shows.
@@ -165,10 +159,10 @@ def edges(fmt: FloatFormat) -> tuple[float, float, float]:
 def count_zones(
     below: Callable[[float], int], fmt: FloatFormat, exponents: range, infinite: int = 0
 ) -> ZoneHistogram:
-    """Count positive numbers by exponent and zone, without one of them at hand.
+    """Count positive numbers, of which only ranks are known, by exponent and zone.
 
-    below:     returns how many of the numbers are smaller than a cut
-    exponents: of all finite numbers, empty if there is none
+    below:     cut → how many of the numbers are smaller
+    exponents: of all finite numbers; empty if there are none
     """
     zone_starts = starts(fmt)
     columns = []
@@ -181,22 +175,22 @@ def count_zones(
 
 
 def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneHistogram:
-    """Count a tensor's numbers, times a loss scale, by exponent and zone. Zeros and NaN are left
-    out.
+    """Count a tensor's numbers, times a loss scale, by exponent and zone, without zeros and NaN.
 
     Raises as `zones_of` does.
     Example: zone_histogram(torch.tensor([1.0, 1.5, 2.0]), FP16).counts["normal"] → (2, 1)
     """
     zones = zones_of(tensor, fmt, loss_scale)
     scaled = tensor.detach().to(work_dtype(tensor, fmt)) * loss_scale
-    there = (zones != _NONE) & scaled.isfinite() & (scaled != 0)
-    infinite = int((zones != _NONE).sum() - there.sum())
-    exponents = torch.frexp(scaled[there]).exponent.long() - 1  # frexp's fraction lies in [1/2, 1)
+    counted = (zones != _NONE) & scaled.isfinite() & (scaled != 0)
+    infinite = int((zones != _NONE).sum() - counted.sum())
+    # frexp's fraction lies in [1/2, 1)
+    exponents = torch.frexp(scaled[counted]).exponent.long() - 1
     if exponents.numel() == 0:
         return ZoneHistogram((), {zone: () for zone in ZONES}, infinite)
     low, high = int(exponents.min()), int(exponents.max())
     width = high - low + 1
-    places = zones[there].long() * width + (exponents - low)
+    places = zones[counted].long() * width + (exponents - low)
     table = torch.bincount(places, minlength=len(ZONES) * width).view(len(ZONES), width).tolist()
     counts = {zone: tuple(row) for zone, row in zip(ZONES, table, strict=True)}
     return ZoneHistogram(tuple(range(low, high + 1)), counts, infinite)

@@ -1,4 +1,4 @@
-"""Take batches from what was given, copy them, and hand them to a step as it takes them."""
+"""Read batches, copy them, and pass them to a step the way it takes them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from amp_course.checking.limit import TimeUp, within
 
 
 class BatchError(Exception):
-    """The batches could not be read, or do not fit the step: said in a sentence, with the fix."""
+    """The batches could not be read, or do not fit the step; the message names the fix."""
 
 
-def taken(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:
+def read_batches(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:
     """Read at most `most` batches, within a time limit. Raises TypeError, BatchError."""
     kind = "one tensor" if isinstance(batches, Tensor) else f"a {type(batches).__name__}"
     wrong = isinstance(batches, (str, bytes, Mapping, Tensor))
@@ -39,11 +39,11 @@ def taken(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:
 
 
 def cloned(batch: Any) -> Any:
-    """Copy a batch, so that what the step does to it is not seen by the next."""
-    return pytree.tree_map(_cloned, batch)
+    """Copy a batch, so that a step that changes it does not change the next run."""
+    return pytree.tree_map(_clone_leaf, batch)
 
 
-def _cloned(leaf: Any) -> Any:
+def _clone_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     if isinstance(leaf, np.ndarray):
@@ -55,17 +55,16 @@ def _cloned(leaf: Any) -> Any:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Put batches of tensors together, along the first dimension. Raises if they do not fit."""
+    """Concatenate batches of tensors along the first dimension. Raises if they do not fit."""
     leaves, specs = zip(*(pytree.tree_flatten(batch) for batch in batches), strict=True)
     if any(one != specs[0] for one in specs):
         raise ValueError("the batches are built differently")
-    return pytree.tree_unflatten(
-        [torch.cat(parts) for parts in zip(*leaves, strict=True)], specs[0]
-    )
+    parts = [torch.cat(tensors) for tensors in zip(*leaves, strict=True)]
+    return pytree.tree_unflatten(parts, specs[0])
 
 
 def lengths_of(batch: Any) -> list[int]:
-    """Return the different lengths of a batch's tensors and arrays, the first one's first."""
+    """Return the distinct lengths of a batch's tensors and arrays, in order."""
     leaves = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
     sized = [len(leaf) for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim]
     return list(dict.fromkeys(sized))
@@ -77,7 +76,7 @@ def size_of(batch: Any) -> int:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Return True if a function itself, not one that it wraps, takes a keyword."""
+    """Return True if a function takes a keyword, or wraps with `**kwargs` one that does."""
     signature = _signature(function)
     if signature is None:
         return False
@@ -110,17 +109,18 @@ def arguments_for(
 ) -> Arguments:
     """Return (args, kwargs) to call a function with a batch: its parts, or the batch itself.
 
-    before: what comes before the batch, as a loss's model does
-    way:    which of the ways in which the batch fits, if there are several
+    before: arguments before the batch, such as a loss's model
+    way:    which way of passing the batch to take, if it fits in several
+    more:   further keyword arguments
 
-    Raises BatchError for a batch that fits in no way.
+    Raises BatchError if the batch does not fit.
     """
     fitting = _fitting(function, batch, before, more)
     if not fitting:
         ways, signature = _ways(batch), _signature(function)
         wanted = ", ".join(str(one) for one in signature.parameters.values()) if signature else "…"
         parts = len(ways[0][0])
-        holds = f"{parts} part{'s'[: parts != 1]}"
+        holds = f"{parts} part{'s' * (parts != 1)}"
         if isinstance(batch, Mapping):
             holds = f"the keys {', '.join(map(str, batch))}"
         name = getattr(function, "__name__", "the step")

@@ -1,4 +1,4 @@
-"""Find weights in 16 bits that lose their updates: an fp32 twin gets the same gradients."""
+"""Find 16-bit weights that lose their updates: an fp32 copy of them gets the same gradients."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.watching import taps
 from amp_course.watching.graphs import LOW_DTYPES
-from amp_course.watching.records import weights_of
+from amp_course.watching.weights import weights_of
 
-_MOST = 20_000_000  # weights of a model that is given a twin
+_MOST = 20_000_000  # weights of an optimizer that gets a twin
 
 
 @dataclass(frozen=True)
 class LostUpdates:
-    """How far weights in 16 bits moved in so many steps, and how far their fp32 twins did.
+    """How far 16-bit weights `moved` in some steps, and their fp32 twins, which move as `wanted`.
 
     still: share of the weights that never moved although their twins did
-    plain: by an optimizer of torch's, whose state is in 16 bits, too
+    plain: the optimizer is one of torch's, and its state is in 16 bits too
     """
 
     dtype: torch.dtype
@@ -36,15 +35,15 @@ class LostUpdates:
 
 
 class Twin:
-    """An fp32 copy of an optimizer and its 16-bit weights. Kahan sums keep up with it."""
+    """An fp32 copy of an optimizer and its 16-bit weights; Kahan summation keeps up with it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.steps = 0
         self.twin = copy.deepcopy(optimizer)
-        # A schedule has put its own there, which would step the copied optimizer.
+        # A scheduler has put its own `step` there, which steps the original optimizer.
         vars(self.twin).pop("step", None)
-        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, where both began
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, their first value
         for weight, double in zip(weights_of(optimizer), weights_of(self.twin), strict=True):
             double.data = double.data.float()
             state = self.twin.state.get(double, {})
@@ -55,7 +54,7 @@ class Twin:
 
     @staticmethod
     def is_wanted(optimizer: torch.optim.Optimizer) -> bool:
-        """Return True if an optimizer steps weights in 16 bits, and few enough."""
+        """Return True if an optimizer steps 16-bit weights, and not too many."""
         weights = weights_of(optimizer)
         low = any(p.dtype in LOW_DTYPES for p in weights)
         return low and sum(map(Tensor.numel, weights)) <= _MOST
@@ -74,7 +73,7 @@ class Twin:
 
     @torch.no_grad()
     def lost(self) -> LostUpdates | None:
-        """Compare the ways of the weights in 16 bits with their twins'; None if there are none."""
+        """Compare how far 16-bit weights and their twins moved; None if there are none."""
         pairs = [one for one in self.pairs if one[0].dtype in LOW_DTYPES]
         low = [(w.detach().float(), d.detach(), began) for w, d, began in pairs]
         if not low:
@@ -91,7 +90,7 @@ class Twin:
 
 
 class Fp32Shadow:
-    """Twins of all optimizers that step weights in 16 bits, which step along with them.
+    """The twins of all optimizers with 16-bit weights: a listener of taps that steps them along.
 
     aside: a context for what is not part of the training
     """
@@ -101,25 +100,21 @@ class Fp32Shadow:
         # By the id of an optimizer; None for one without a twin
         self._of: dict[int, Twin | None] = {}
 
-    def hooks(self) -> AbstractContextManager[None]:
-        """Let the twins follow what is stepped inside."""
-        return taps.listening({"step_begins": self._before, "step_ends": self._after})
-
-    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) not in self._of and not self._busy:
             self._of[id(optimizer)] = None
             with self._aside(), suppress(Exception):
                 self._of[id(optimizer)] = Twin(optimizer) if Twin.is_wanted(optimizer) else None
         self._follow(optimizer, Twin.before)
 
-    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._follow(optimizer, Twin.after)
 
     def _follow(self, optimizer: torch.optim.Optimizer, move: Callable[[Twin], None]) -> None:
         twin = self._of.get(id(optimizer))
         if twin is None or self._busy:
             return
-        self._busy = True  # the twin's own step calls the hooks, too
+        self._busy = True  # the twin's own step calls the hooks too
         try:
             with self._aside():
                 move(twin)
@@ -129,7 +124,7 @@ class Fp32Shadow:
             self._busy = False
 
     def lost(self) -> Iterator[LostUpdates]:
-        """Yield how far the weights of each optimizer moved, next to their twins."""
+        """Yield how far the weights of each optimizer and their twins moved."""
         for twin in self._of.values():
             if twin is not None and (lost := twin.lost()) is not None:
                 yield lost

@@ -1,4 +1,4 @@
-"""Look at the graph of a loss: which ops ran in 16 bits, and whether the loss function did."""
+"""The graph of a loss: which ops ran in 16 bits, and whether the loss function did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from amp_course.watching.records import Graph
 
 LOW_DTYPES = (torch.float16, torch.bfloat16)
-# Losses that autocast runs in float32, on CPU and GPU: in 16 bits, one ran outside the region.
+# Losses that autocast runs in fp32 on CPU and GPU: one that ran in 16 bits was outside the region.
 # https://docs.pytorch.org/docs/stable/amp.html, "Ops that autocast to float32", for both devices.
 _LOSSES = {
     "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
@@ -25,28 +25,35 @@ _LOSSES = {
     "HuberLoss": "huber_loss",
     "SoftMarginLoss": "soft_margin_loss",
 }
-# Ops of hand-written losses; those count that autocast runs in float32 on a GPU, not `mean`.
+# Ops of hand-written losses. Those that autocast runs in fp32 on a GPU count, so `mean` does not.
 _OPS = {
-    "Sum": "sum", "Mean": "mean", "Prod": "prod", "Pow": "pow.Tensor_Scalar", "Exp": "exp",
-    "Log": "log", "LogSoftmax": "log_softmax.int", "Softmax": "softmax.int",
-    "LinalgVectorNorm": "linalg_vector_norm", "Norm": "norm.Scalar",
-}  # fmt: skip
+    "Sum": "sum",
+    "Mean": "mean",
+    "Prod": "prod",
+    "Pow": "pow.Tensor_Scalar",
+    "Exp": "exp",
+    "Log": "log",
+    "LogSoftmax": "log_softmax.int",
+    "Softmax": "softmax.int",
+    "LinalgVectorNorm": "linalg_vector_norm",
+    "Norm": "norm.Scalar",
+}
 _FP32_OPS = {
     node: op.split(".")[0].removeprefix("linalg_vector_")
     for node, op in _OPS.items()
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "AutocastCUDA")
 }
-_STEPS_BACK = 8  # nodes that are looked back
-_PASSING_ON = {  # ops whose results have the dtype of what they take
-    "Add", "Clamp", "Copy", "Div", "Exp", "Expand", "Gather", "Index", "Log", "Maximum", "Mean",
-    "Minimum", "Mul", "Neg", "ReshapeAlias", "Select", "Slice", "Squeeze", "Sub", "Sum",
-    "Transpose", "Unsafe", "UnsafeView", "Unsqueeze", "View", "Where",
-}  # fmt: skip
+_STEPS_BACK = 8  # nodes in a row that are searched
+# Ops whose results have the dtype of their inputs
+_KEEP_DTYPE = (
+    "Add Clamp Copy Div Exp Expand Gather Index Log Maximum Mean Minimum Mul Neg ReshapeAlias "
+    "Select Slice Squeeze Sub Sum Transpose Unsafe UnsafeView Unsqueeze View Where"
+).split()
 _MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution", "Linear")
-_MOST = 200_000  # nodes
+_MOST_NODES = 200_000
 
 
-def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
+def inspect_graphs(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
     """Walk the graphs of losses that are about to be differentiated.
 
     region_end: the sequence number of the first node after the last autocast region
@@ -74,11 +81,18 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
             ratio = max(0.0 if math.isnan(ratio) else ratio, _distance_from_1(node._saved_result))
         # Written in Python, or compiled
         opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)
-    factor = max(map(_factor, ends), default=1.0)
     return Graph(
-        frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, factor, twice, single,
-        ratio,
-    )  # fmt: skip
+        low=frozenset(low),
+        casts=casts,
+        opaque=opaque,
+        loss_ops=tuple(losses),
+        late_ops=tuple(late),
+        fp32_matmuls=matmuls,
+        factor=max(map(_factor, ends), default=1.0),
+        softmax_twice=twice,
+        single_class=single,
+        ratio=ratio,
+    )
 
 
 def _op_of(node: Any) -> str:
@@ -88,8 +102,8 @@ def _op_of(node: Any) -> str:
 
 def _is_against_constant(node: Any) -> bool:
     """Return True if a node subtracts a tensor without gradients, or from one."""
-    ways: list[Any] = list(node.next_functions) if _op_of(node) == "Sub" else []
-    return len(ways) == 2 and (ways[0][0] is None) != (ways[1][0] is None)
+    inputs: list[Any] = list(node.next_functions) if _op_of(node) == "Sub" else []
+    return len(inputs) == 2 and (inputs[0][0] is None) != (inputs[1][0] is None)
 
 
 def _distance_from_1(values: Tensor) -> float:
@@ -98,26 +112,26 @@ def _distance_from_1(values: Tensor) -> float:
 
 
 def _is_over_one(node: Any) -> bool:
-    """Return True if a softmax is over one number; torch keeps dimension -1 unsigned."""
+    """Return True if a softmax is over a single number; torch stores dimension -1 unsigned."""
     dim = node._saved_dim - 2**64 if node._saved_dim >= 2**63 else node._saved_dim
     return any(len(one.shape) and one.shape[dim] == 1 for one in node._input_metadata)
 
 
 def _is_fp32_on_gpu(node: Any, region_end: float) -> bool:
-    """Return True if an op takes what autocast ran in fp32 in the region, if on a GPU."""
-    waiting = [node]
+    """Return True if on a GPU an op's input comes, in fp32, from an op inside the region."""
+    nodes = [node]
     for _ in range(_STEPS_BACK):
-        waiting = [one for other in waiting for one, _ in other.next_functions if one is not None]
-        for one in waiting:
+        nodes = [one for node in nodes for one, _ in node.next_functions if one is not None]
+        for one in nodes:
             op = _op_of(one)
             if (op in _FP32_OPS or op in _LOSSES) and one._sequence_nr() < region_end:
                 return True
-        waiting = [one for one in waiting if _op_of(one) in _PASSING_ON]
+        nodes = [one for one in nodes if _op_of(one) in _KEEP_DTYPE]
     return False
 
 
 def _source(node: Any) -> str:
-    """Return the op whose output a node takes, without casts in between."""
+    """Return the op whose output is a node's input, casts in between left out."""
     node = node.next_functions[0][0]
     while _op_of(node) == "ToCopy":
         node = node.next_functions[0][0]
@@ -129,15 +143,15 @@ def _factor(node: Any) -> float:
     factor = 1.0
     while node is not None and node.name() in ("MulBackward0", "DivBackward0"):
         saved = [one for one in (node._saved_self, node._saved_other) if one is not None]
-        held = [one for one in saved if one.numel() == 1]
-        ways = [one for one, _ in node.next_functions if one is not None]
-        if len(held) != 1 or len(ways) != 1:
+        numbers = [one for one in saved if one.numel() == 1]
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        if len(numbers) != 1 or len(inputs) != 1:
             break
-        # A watch is given such a tensor as a plain number, which torch then refuses.
+        # A dispatch mode would get this tensor as a plain number, which torch then refuses.
         with _disable_current_modes():
-            number = float(held[0])
+            number = float(numbers[0])
         factor *= number if _op_of(node) == "Mul" else 1 / number if number else 1.0
-        node = ways[0]
+        node = inputs[0]
     return abs(factor)
 
 
@@ -147,12 +161,18 @@ def next_node() -> int:
 
 
 def nodes_of(roots: list[Any]) -> Iterator[Any]:
-    """Yield the nodes of the graphs that end in some nodes."""
-    met, waiting = set(roots), list(roots)
-    while waiting and len(met) < _MOST:
+    """Yield the nodes of the graphs that end in these nodes."""
+    found, waiting = set(roots), list(roots)
+    while waiting and len(found) < _MOST_NODES:
         node = waiting.pop()
         yield node
         for following, _ in node.next_functions:
-            if following is not None and following not in met:
-                met.add(following)
+            if following is not None and following not in found:
+                found.add(following)
                 waiting.append(following)
+
+
+def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaves to which a backward pass through these tensors gives a gradient."""
+    nodes = nodes_of([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
+    return [node.variable for node in nodes if hasattr(node, "variable")]

@@ -1,4 +1,4 @@
-"""What is done to gradients on purpose: make them larger or smaller, put an inf into them."""
+"""Change gradients on purpose: make them larger or smaller, put an inf into them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from amp_course.watching.records import Intervention, Layout
 
 
 def added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
-    """Return what was added to a gradient, or None for nothing."""
+    """Return what was added to a gradient; None if nothing was."""
     if now is None:
         return None
     now = now.detach()
     if before is None:
         return now
     strided = now.layout == before.layout == torch.strided
-    if strided and torch.equal(now, before):  # not of another shape
+    if strided and torch.equal(now, before):  # False for another shape, and for NaN
+        return None
+    if strided and before.isnan().any() and torch.equal(now.nan_to_num(), before.nan_to_num()):
         return None
     added = now - before
     return added if added.layout != torch.strided or bool((added != 0).any()) else None
 
 
 def enlarge(p: Tensor, before: Tensor | None, added: Tensor, factor: float) -> None:
-    """Multiply what was added to a gradient by a factor, in place where that can be."""
+    """Multiply what was added to a gradient by a factor, in place if possible."""
     assert p.grad is not None
     if p.grad.layout != torch.strided:
         p.grad = added * factor if before is None else added * factor + before

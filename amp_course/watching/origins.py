@@ -16,16 +16,16 @@ import torch
 from amp_course.watching.values import NAN, Values
 
 _FOLDERS = ("watching", "diagnosis", "audit", "doctor", "checking", "debugging/nonfinite")
-_PYTHONS = os.path.dirname(os.__file__)
+_PYTHON = os.path.dirname(os.__file__)
 _OURS = (
     torch.__path__[0],
     *(str(Path(__file__).parents[1] / folder) + os.sep for folder in _FOLDERS),
 )
 
 Phase = Literal["forward", "backward", "recomputation", "optimizer"]
-# Where a value that is not finite does harm.
-MADE = "a tensor made in "  # before a line, as a name of what held inf or NaN from its first moment
+# Where a value that is not finite arrives
 Sink = Literal["loss", "output", "gradient", "weight", "buffer", "scaler"]
+MADE = "a tensor made in "  # and a line: the name of a tensor that held inf or NaN from the start
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Line:
 
     @property
     def source(self) -> str:
-        """The line's text, "" if the file cannot be read any more."""
+        """The line's text, "" if the file can no longer be read."""
         return linecache.getline(self.file, self.number).strip()
 
     @property
@@ -51,7 +51,7 @@ class Line:
         return f"line {self.number} of {'a cell' if cell else os.path.basename(self.file)}"
 
     def __str__(self) -> str:
-        """Write it as a message does. Example: → "line 12 of train.py, `w = scores.exp()`" """
+        """Write it for a message. Example: → "line 12 of train.py, `w = scores.exp()`" """
         return f"{self.place}, `{self.source}`" if self.source else self.place
 
 
@@ -67,15 +67,15 @@ def caller() -> tuple[CodeType, int] | None:
 
 @cache
 def is_of_a_library(file: str) -> bool:
-    """Return True if a file is Python's own, or lies in a folder into which pip installs."""
-    if file.startswith((_PYTHONS, "<frozen")) or "-packages" in file:
+    """Return True if a file is Python's own, or in a folder into which pip installs."""
+    if file.startswith((_PYTHON, "<frozen")) or "-packages" in file:
         return True
     folders = (Path(one) for one in sys.path if one and file.startswith(one + os.sep))
     return any(any(folder.glob("*.dist-info")) for folder in folders)
 
 
-def readers_line() -> Line | None:
-    """Return the innermost line of the reader's own code; of a library's, if there is no other."""
+def user_line() -> Line | None:
+    """Return the innermost line of the user's own code; if there is none, of a library's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -87,9 +87,10 @@ def readers_line() -> Line | None:
 
 @dataclass(frozen=True)
 class Frame:
-    """One op that ran: what it was, where, and the largest magnitude that it gave.
+    """One op that ran, where, and the `largest` magnitude in its result.
 
-    op:     "exp", as torch names it; module: path of the module at work, "" outside of any
+    op:     "exp", as torch names it
+    module: path of the module that ran, "" outside of any
     """
 
     op: str
@@ -103,19 +104,16 @@ class Frame:
 class NonfiniteOrigin:
     """An op that made inf or NaN from finite numbers, or NaN from an infinity that was meant.
 
-    number:   in the order in which they happened
+    number:   in the order in which they happened, from 1
     step:     from 1
-    phase:    in which the op ran
     op:       "exp", as torch names it
-    module:   path of the module at work, "" outside of any; `kind` is its class
+    module:   path of the module that ran, "" outside of any
     tensor:   the name of the weight or buffer that the op wrote to, "" for any other
-    made:     what came out
-    took:     what went in, without what the op overwrote
-    line:     the innermost line of code outside torch that called it; None in a backward pass
-    forward:  of an op in a backward pass: the line whose op it belongs to
+    made:     its result; `took`: its inputs, without what it overwrote
+    line:     the innermost line outside torch that called it; None in a backward pass
+    forward:  of an op in a backward pass: the line of its forward op
     node:     of an op in a backward pass: autograd's name for it, "ExpBackward0"
-    origins:  the infinities that went in, if they were made while watched
-    given:    names of what went in and had them before: a weight, a buffer, or "the data"
+    origins:  of the infinities among its inputs, if they were made while watched
     meant:    a constant of the program, such as a mask's −inf: no fault in itself
     before:   the ops that ran before it, the last one last
     reached:  where it, or what came of it, arrived: (kind, name)
@@ -126,7 +124,6 @@ class NonfiniteOrigin:
     phase: Phase
     op: str
     module: str
-    kind: str
     tensor: str
     made: Values
     took: tuple[Values, ...]
@@ -134,27 +131,26 @@ class NonfiniteOrigin:
     forward: Line | None
     node: str
     origins: tuple[NonfiniteOrigin, ...] = ()
-    given: tuple[str, ...] = ()
     meant: bool = False
     before: tuple[Frame, ...] = ()
     reached: dict[tuple[Sink, str], None] = field(default_factory=dict)
 
     @property
     def harmful(self) -> bool:
-        """Whether it reached more than a GradScaler, which skips the step and lowers its scale."""
+        """Did it reach more than a GradScaler, which skips the step and lowers its scale?"""
         return any(kind != "scaler" for kind, _ in self.reached)
 
     def roots(self) -> tuple[NonfiniteOrigin, ...]:
-        """Return the origins without which this one would not have happened, or itself."""
+        """Return the origins without which this one would not have happened; by default itself."""
         causes = [root for origin in self.origins if not origin.meant for root in origin.roots()]
         return tuple({root.number: root for root in causes}.values()) or (self,)
 
     @property
     def operands(self) -> str:
-        """What it took, in words: three of the twenty that a fused optimizer takes."""
+        """Its inputs in words, at most three: a fused optimizer has twenty."""
         words = [*map(str, self.took)]
-        if self.op.rstrip("_") == "div" and words:
-            words[-1] += ", 0 among them" * (self.took[-1].least == 0 < self.took[-1].largest)
+        if self.op.rstrip("_") == "div" and self.took and self.took[-1].least == 0:
+            words[-1] += ", 0 among them" * (self.took[-1].largest > 0)
         more = f" and {len(words) - 3} more" if len(words) > 3 else ""
         return ", ".join(words[:3]) + more
 

@@ -1,4 +1,4 @@
-"""What a process that trains makes, raises, saves, waits for: listeners of taps."""
+"""What a training process creates, raises, saves and waits for: listeners of taps."""
 
 from __future__ import annotations
 
@@ -13,58 +13,61 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from amp_course.kit.tensors import has_device
 from amp_course.watching.ops import Watch
-from amp_course.watching.origins import Line, readers_line
+from amp_course.watching.origins import Line, user_line
 from amp_course.watching.taps import Original
 
-_MOST_WEIGHTS = 300  # that are compared one by one between ranks
-_CALL = 4  # lines that a call may take up
-_MOST_ITEMS = 100  # of a list in a checkpoint that are looked into: it may be a replay buffer
+_MOST_WEIGHTS = 300  # more are not compared one by one between ranks
+_CALL_LINES = 4  # that a call may take up
+_MOST_ITEMS = 100  # searched in a list of a checkpoint, which may be a replay buffer
 
 
-class Made:
-    """The optimizers, scalers and schedulers that a script makes.
+class CreatedObjects:
+    """The optimizers, scalers and schedulers that a script creates.
 
-    new_phase: is called after each new optimizer
-    resumed: are the schedulers made to begin at a point that the script names?
+    new_phase: called after each new optimizer
+    lines:     id of an optimizer → the line that created it
+    resumed:   the script names a point where a schedule begins
     """
 
     def __init__(self, watch: Watch, new_phase: Callable[[], None]) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.lines: dict[int, Line | None] = {}  # by the id of an optimizer, where it was made
+        self.lines: dict[int, Line | None] = {}
         self.scalers: list[torch.amp.GradScaler] = []
         self.schedulers: list[Any] = []
         self.resumed = False
         self._watch, self._new_phase = watch, new_phase
 
-    def _make(
-        self, known: list[Any], original: Original, this: Any, *args: Any, **kwargs: Any
+    def _add(
+        self, known: list[Any], original: Original, new: Any, *args: Any, **kwargs: Any
     ) -> bool:
-        original(this, *args, **kwargs)
-        new = not self._watch._aside and not any(one is this for one in known)
-        known += [this] * new
-        return new
+        original(new, *args, **kwargs)
+        if self._watch.paused or any(one is new for one in known):
+            return False
+        known.append(new)
+        return True
 
     def new_optimizer(self, original: Original, *args: Any, **kwargs: Any) -> None:
-        if self._make(self.optimizers, original, *args, **kwargs):
-            self.lines[id(args[0])] = readers_line()
+        if self._add(self.optimizers, original, *args, **kwargs):
+            self.lines[id(args[0])] = user_line()
             self._new_phase()
 
     def new_scaler(self, *args: Any, **kwargs: Any) -> None:
-        self._make(self.scalers, *args, **kwargs)
+        self._add(self.scalers, *args, **kwargs)
 
     def new_scheduler(self, *args: Any, **kwargs: Any) -> None:
-        if (line := readers_line()) is not None:
-            lines = (linecache.getline(line.file, line.number + more) for more in range(_CALL))
-            self.resumed |= any("last_epoch" in one for one in lines)
-        self._make(self.schedulers, *args, **kwargs)
+        if (line := user_line()) is not None:
+            numbers = range(line.number, line.number + _CALL_LINES)
+            self.resumed |= any("last_epoch" in linecache.getline(line.file, n) for n in numbers)
+        self._add(self.schedulers, *args, **kwargs)
 
 
-class Raised:
-    """Exceptions that the script has perhaps caught.
+class RaisedErrors:
+    """Exceptions, some of which the script may have caught.
 
     errors:  raised by backward passes and scalers
-    escaped: that left those or an autocast region, described; one that leaves several counts once
+    escaped: descriptions of those that left one of these, or an autocast region; each one once
     """
 
     def __init__(self, describe: Callable[[BaseException], str]) -> None:
@@ -86,7 +89,7 @@ class Raised:
     def leave_region(
         self, original: Original, region: Any, kind: Any = None, error: Any = None, at: Any = None
     ) -> Any:
-        # A checkpoint ends its second run, in a backward pass, by an exception of its own.
+        # Activation checkpointing ends its second run, in a backward pass, by an exception.
         if isinstance(error, Exception) and torch._C._current_graph_task_id() == -1:
             self._escapes(error)
         return original(region, kind, error, at)
@@ -97,17 +100,17 @@ class Raised:
             self.escaped.append(self._describe(error))
 
 
-class Saved:
+class SavedStates:
     """What the script saves by `torch.save`.
 
-    states: "optimizer", "scaler" and "schedule", each with the line that saved the first
+    states: "optimizer", "scaler" and "schedule" → the line that first saved one
     """
 
     def __init__(self) -> None:
         self.states: dict[str, Line | None] = {}
 
     def save(self, original: Original, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        line = readers_line()
+        line = user_line()
         with suppress(Exception):  # an odd object must not keep the script from saving
             for kind in _states_in(obj):
                 self.states.setdefault(kind, line)
@@ -122,7 +125,7 @@ _SAVED = {
 
 
 def _states_in(obj: Any, depth: int = 4) -> Iterator[str]:
-    """Yield what a checkpoint holds: the objects themselves, or their `state_dict`."""
+    """Yield which states a checkpoint holds, as objects or as their `state_dict`."""
     for kind, name in _SAVED.items():
         if isinstance(obj, kind):
             yield name
@@ -146,14 +149,17 @@ def _states_in(obj: Any, depth: int = 4) -> Iterator[str]:
 
 
 class Calls:
-    """How often the engine ran, in regions of which dtypes; seconds of waiting for batches.
+    """How often autograd ran, and how long the script waited.
 
-    passes: of `backward`; `by_hand`: of `torch.autograd.grad`
+    passes:  calls of `backward`; `by_hand`: calls of `torch.autograd.grad`
+    regions: dtypes of the autocast regions; `missing_devices`: of regions that torch switched off
+    waited:  seconds, for batches
     """
 
     def __init__(self, watch: Watch) -> None:
         self.passes = self.by_hand = 0
         self.regions: set[str] = set()
+        self.missing_devices: set[str] = set()
         self.waited = 0.0
         self._watch = watch
 
@@ -168,10 +174,12 @@ class Calls:
     def enter_region(self, original: Original, region: Any) -> Any:
         if region._enabled:
             self.regions.add(str(region.fast_dtype)[6:])
+        elif not has_device(region.device):
+            self.missing_devices.add(region.device)
         return original(region)
 
     def next_batch(self, original: Original, iterator: Any) -> Any:
-        """Take its time; a batch is no part of the training."""
+        """Measure the time; making a batch is no part of the training."""
         began = time.perf_counter()
         with self._watch.aside(foreign=True):
             try:
@@ -181,17 +189,18 @@ class Calls:
 
 
 class Ranks:
-    """What is to be the same on all ranks: a sum of the weights after each update.
+    """What has to be the same on all ranks, and how the script wraps its models in DDP.
 
-    weights: update by update, of each weight, a sum of it in the first backward pass, and of its
-             gradient after the last
+    sums:    the sum of all weights after each update
+    weights: for each update, pairs for each weight: its sum at the first backward pass, and the sum
+             of its gradient after the last
     called:  wrapped models whose forward pass was called
-    inner:   the line that called a wrapped model past its wrapper
+    inner:   the line that called a model without its wrapper
     made:    the line that wrapped the first
     joined:  updates so far, at the end of each `with model.join()`, which allows uneven batches
-    wrapped: models in DDP, kept until the process ends: where a script drops them while gloo's
-             thread is at work, torch 2.13 may wait for ever, for the destructor waits for that
-             thread and holds the lock that the thread needs
+    wrapped: models in DDP. They are kept until the process ends: if a script drops one while gloo's
+             thread works, torch 2.13 may hang, as the destructor waits for that thread and holds
+             the lock that it needs
     """
 
     def __init__(self, updates: Callable[[], int]) -> None:
@@ -205,8 +214,8 @@ class Ranks:
         self.weights: list[list[tuple[float, float]]] = []
         self._values: list[float] = []
         self._gradients: list[float] = []
-        self._begun: nn.Module | None = None  # the model of a wrapper whose forward pass has begun
-        # Weights of wrapped models, and where their gradients arrive
+        self._begun: nn.Module | None = None  # the model whose wrapper's forward pass has begun
+        # Weights of wrapped models, and the nodes that add to their gradients
         self._nodes: list[tuple[torch.Tensor, Any]] = []
         self._updates = updates
 
@@ -217,7 +226,7 @@ class Ranks:
     def new_wrapper(self, original: Original, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
         self.wrapped.append(model)
-        self.made = self.made or readers_line()
+        self.made = self.made or user_line()
         self._nodes += [(p, _accumulator(p)) for p in model.parameters() if p.requires_grad]
 
     def forward(self, module: nn.Module) -> None:
@@ -226,7 +235,7 @@ class Ranks:
             self._begun = module.module
         elif self.wrapped and any(one.module is module for one in self.wrapped):
             if self._begun is not module and module.training:
-                self.inner = self.inner or readers_line()
+                self.inner = self.inner or user_line()
             self._begun = None
 
     def pass_begins(self, weights: list[torch.Tensor]) -> None:
@@ -238,11 +247,11 @@ class Ranks:
             self._gradients = [0.0 if one.grad is None else _sum(one.grad) for one in weights]
 
     def moved(self) -> bool:
-        """Return True if weights were given other storage, which wrappers do not notice."""
+        """Return True if weights got other storage, which wrappers do not notice."""
         return any(_accumulator(p) is not node for p, node in self._nodes if p.requires_grad)
 
     def not_called(self, trained: list[torch.Tensor]) -> bool:
-        """Return True if weights of wrapped models were trained, and none was called."""
+        """Return True if weights of wrapped models were trained, and no wrapper was called."""
         inside = {id(p) for one in self.wrapped for p in one.parameters()}
         return not self.called and any(id(one) in inside for one in trained)
 
@@ -259,7 +268,7 @@ def _sum(tensor: torch.Tensor) -> float:
 
 
 def _ranks() -> int:
-    """Return the number of processes that train together, 0 if they have not met."""
+    """Return the number of processes that train together, 0 without a process group."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if there else 0
 

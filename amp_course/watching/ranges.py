@@ -1,4 +1,4 @@
-"""Watch a model while it trains: every tenth forward pass, and its backward pass, is measured."""
+"""Watch a model while it trains: every tenth forward and backward pass is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amp_course.kit.tensors import short, tensors_in
 from amp_course.watching import taps
 from amp_course.watching.readings import KINDS, Kind, Ranges, Reading, read_range
 
-_MOST = 200_000  # readings that are kept; the oldest go first
+_MOST = 200_000  # readings that are kept; then the oldest are dropped
 
 
 def watch_ranges(
@@ -31,19 +31,18 @@ def watch_ranges(
 ) -> RangeWatch:
     """Watch activations, weights and gradients inside a `with`, or from `.start()` to `.stop()`.
 
-    An activation is what a leaf module returns, one with no modules inside. The result of an op
-    between two modules is not seen: attention scores that `forward` computes with `@` may overflow
-    without a word. Pass such a result through an `nn.Identity` that is a part of the model, and it
-    is measured, too.
+    An activation is what a leaf module returns, a module with no modules inside. The result of an
+    op between two modules is not measured: attention scores that `forward` computes with `@` may
+    overflow without an alert. Pass such a result through an `nn.Identity` that is part of the
+    model, and it is measured too.
 
     model: a module of yours; only what it computes with gradients enabled is watched
     dtype: the format whose range counts
     every: forward passes from one that is measured to the next; the first is measured
-    alert:  doublings of headroom from which a module is reported, once, by `say`; -inf for never
+    alert: at this headroom or less, in doublings, `say` reports a module, once; -inf for never
 
-    Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises
-    TypeError for what is not a module, ValueError for an `every` below 1 or a dtype that is not a
-    float.
+    The training does not change. Compiled code runs uncompiled meanwhile. Raises TypeError for what
+    is not a module, ValueError for an `every` below 1 or a dtype that is not a float.
     Example: with watch_ranges(model) as ranges: train(); print(ranges)
     """
     if not isinstance(model, nn.Module):
@@ -62,7 +61,8 @@ class RangeWatch(Ranges, Page):
     """What a model's values did, pass by pass.
 
     passes: forward passes so far, measured or not
-    bells:  what was told
+    bells:  the alerts so far
+    aside:  a context that hides the measuring from other watchers
     """
 
     def __init__(
@@ -79,17 +79,15 @@ class RangeWatch(Ranges, Page):
         self.readings: deque[Reading] = deque(maxlen=_MOST)
         self.passes = 0
         self.bells: list[str] = []
-        # For what others who watch are not to see
         self.aside: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self._rung: set[tuple[str, Kind]] = set()
-        self._measuring = False
+        self._alerted: set[tuple[str, Kind]] = set()
+        self._watches = self._measuring = False
         self._stack = ExitStack()
 
     def start(self) -> RangeWatch:
         """Begin to watch; `with` does this for you."""
         if self._watches:
             raise RuntimeError("this watch is on already: `.stop()` it first.")
-        self._stack = ExitStack()
         self._stack.enter_context(uncompiled_run())
         named = self.model.named_modules()
         leaves = {module: path for path, module in named if not any(module.children())}
@@ -103,8 +101,6 @@ class RangeWatch(Ranges, Page):
         """End it. The readings stay."""
         self._stack.close()
         self._watches = self._measuring = False
-
-    _watches = False
 
     def __enter__(self) -> RangeWatch:
         return self.start()
@@ -130,8 +126,7 @@ class RangeWatch(Ranges, Page):
             self._measuring = False
 
     def _leaf(self, path: str, output: Any) -> None:
-        # recomputed by a checkpoint, in a backward pass
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1:  # recomputed by activation checkpointing
             return
         number, me = self.passes, ref(self)
         for tensor in tensors_in(output):
@@ -149,31 +144,32 @@ class RangeWatch(Ranges, Page):
     def _backward(self, original: taps.Original, *args: Any, **kwargs: Any) -> Any:
         if not self._measuring:
             return original(*args, **kwargs)
-        before = {path: _mark(weight.grad) for path, weight in self.model.named_parameters()}
+        before = {path: _version(weight.grad) for path, weight in self.model.named_parameters()}
         result = original(*args, **kwargs)
         for path, weight in self.model.named_parameters() if self._measuring else ():
-            if weight.grad is not None and _mark(weight.grad) != before.get(path):
+            if weight.grad is not None and _version(weight.grad) != before.get(path):
                 self._read(path, "weight gradient", weight.grad)
         return result
 
     def _read(self, path: str, kind: Kind, tensor: Tensor, number: int | None = None) -> None:
-        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # by vmap: has no values
-        empty = mapped or tensor.is_sparse or tensor.is_meta or not tensor.numel()
-        if empty or not tensor.is_floating_point():
+        in_vmap = torch._C._functorch.peek_interpreter_stack() is not None  # there are no values
+        if in_vmap or tensor.is_sparse or tensor.is_meta or not tensor.numel():
+            return
+        if not tensor.is_floating_point():
             return
         with self.aside():
             reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
         self.readings.append(reading)
         hot = self.alert > -math.inf and not reading.headroom > self.alert
-        if hot and (path, kind) not in self._rung:
-            self._rung.add((path, kind))
-            self.bells.append(_bell(reading, self.dtype))
+        if hot and (path, kind) not in self._alerted:
+            self._alerted.add((path, kind))
+            self.bells.append(_alert(reading, self.dtype))
             self.say(self.bells[-1])
 
     # ---- what came of it ----
 
     def rows(self) -> list[list[str]]:
-        """Return a table, its head first: where each kind has least headroom and loses most."""
+        """Return a table with its head: where each kind has least headroom and loses most."""
         rows = [["kind", "least headroom in", "doublings", "pass", "most lost in", "share", "pass"]]
         for kind in KINDS:
             readings = [one for one in self.readings if one.kind == kind]
@@ -200,8 +196,8 @@ class RangeWatch(Ranges, Page):
         yield Table(self.rows())
 
 
-def _mark(grad: Tensor | None) -> tuple[int, int] | None:
-    """Return what differs once something was added to a gradient."""
+def _version(grad: Tensor | None) -> tuple[int, int] | None:
+    """Return something that changes when the gradient does."""
     return None if grad is None else (id(grad), grad._version)
 
 
@@ -215,7 +211,7 @@ def _doublings(reading: Reading) -> str:
     return "inf" if math.isinf(reading.largest) else f"{reading.headroom:.1f}"
 
 
-def _bell(reading: Reading, dtype: torch.dtype) -> str:
+def _alert(reading: Reading, dtype: torch.dtype) -> str:
     where = f"pass {reading.number}: the {reading.kind} of {reading.module or 'the model'}"
     if not reading.finite:
         return f"{where} holds {'NaN' if math.isnan(reading.largest) else 'inf'}."

@@ -1,4 +1,4 @@
-"""One look at a tensor: how large its values are, and what a 16-bit format would make of them."""
+"""The range of one tensor: how large its values are, and which of them 16 bits would lose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_course.kit.tensors import short
 
 Kind = Literal["activation", "activation gradient", "weight", "weight gradient"]
 KINDS: tuple[Kind, ...] = ("activation", "activation gradient", "weight", "weight gradient")
-_SAMPLE = 2**14  # elements that are looked at one by one; all of them count for the largest
+_SAMPLE = 2**14  # elements that are counted; the largest is found among all
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Reading:
     number:   of the forward pass, from 1
     module:   path of the module, "" for the model itself; of a weight, the path of the weight
     kind:     what the tensor is
-    dtype:    that it has: "fp16"
+    dtype:    "fp16"
     largest:  the largest magnitude, inf and NaN included
     smallest: the smallest magnitude above 0, in a sample of the elements; NaN if all are 0
     zero:     share of zeros in the sample
-    lost:     share of the sample that is not 0 and would be in the watched format
-    headroom: how often the largest could double before it overflowed in the watched format: 16 for
-              1.0 in fp16; below 0 it already does; inf for a tensor of zeros, NaN for a NaN
+    lost:     share of the sample that is not 0 but rounds to 0 in the watched format
+    headroom: doublings until the largest overflows in the watched format: 16 for 1.0 in fp16;
+              negative if it already does; inf for a tensor of zeros, NaN for a NaN
     """
 
     number: int
@@ -49,11 +49,10 @@ class Reading:
 
 
 class Ranges:
-    """What was read of a model's values.
+    """The readings of a model's values, in order.
 
-    dtype:    the format whose range counts, or the course's name of it
-    every:    forward passes from one that was measured to the next
-    readings: all that was measured, in order
+    dtype: the format whose range counts, or the course's name of it
+    every: forward passes from one that was measured to the next
     """
 
     def __init__(self, dtype: torch.dtype | str, every: int, readings: Sequence[Reading]) -> None:
@@ -73,7 +72,7 @@ class Ranges:
 def read_range(
     tensor: Tensor, dtype: torch.dtype, number: int = 1, module: str = "", kind: Kind = "activation"
 ) -> Reading:
-    """Look at a tensor with the format `dtype` in mind. Raises ValueError if either has no range.
+    """Read a tensor's range for the format `dtype`. Raises ValueError if either has none.
 
     Example: read_range(torch.tensor([1024.0, 2.0**-26]), torch.float16) → headroom 6.0, lost 0.5
     """
@@ -89,11 +88,16 @@ def read_range(
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].float().abs()
     above = sample > 0
     # Half of the smallest number, and less, rounds to 0.
-    gone = (sample <= limits.smallest_normal * limits.eps / 2) & above
+    lost = (sample <= limits.smallest_normal * limits.eps / 2) & above
     smallest = float(sample.masked_fill(~above, math.inf).min())
     return Reading(
-        number, module, kind, short(tensor.dtype), largest,
-        smallest if math.isfinite(smallest) else math.nan,
-        1 - float(above.float().mean()), float(gone.float().mean()),
-        math.log2(limits.max) - math.log2(largest) if largest else math.inf,
-    )  # fmt: skip
+        number=number,
+        module=module,
+        kind=kind,
+        dtype=short(tensor.dtype),
+        largest=largest,
+        smallest=smallest if math.isfinite(smallest) else math.nan,
+        zero=1 - float(above.float().mean()),
+        lost=float(lost.float().mean()),
+        headroom=math.log2(limits.max) - math.log2(largest) if largest else math.inf,
+    )

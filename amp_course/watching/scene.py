@@ -1,6 +1,6 @@
-"""A small training on which an exercise runs a reader's step, watched by the auditor's observer.
+"""A small training on which an exercise runs the learner's step, under the auditor's observer.
 
-What comes of it is told as outputs, in the order in which a fault is explained: dtypes, passes,
+The results are named outputs, in the order in which a mistake is explained: dtypes, passes,
 gradients, weights, scale.
 """
 
@@ -18,18 +18,19 @@ from torch.nn.functional import cross_entropy
 from amp_course.checking.judging import Failed
 from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.observer import Observer
-from amp_course.watching.records import Backward, Step, Training, Update
+from amp_course.watching.records import Backward, Call, Step, Training, Update
 
 Batch = tuple[Tensor, Tensor]
 
 
 class Scene:
-    """A model of 16 features and 5 classes, with all that trains it, drawn by `draw`.
+    """A random model of 16 features and 5 classes, with all that trains it.
 
+    draw:        the source of its random numbers
     batches:     how many, of `rows` rows each
-    overflow_at: numbers of those whose inputs are too large for fp16: their gradients become NaN
-    scaler:      options for a `GradScaler`, or None for no scaler
-    layer_dtypes, loss_dtypes: what the first layer and the loss gave, call by call
+    overflow_at: numbers of batches with inputs too large for fp16: their gradients become NaN
+    scaler:      options for a `GradScaler`; None for no scaler
+    layer_dtypes, loss_dtypes: of what the first layer and the loss returned, call by call
     """
 
     def __init__(
@@ -81,16 +82,18 @@ class Scene:
                 raise
 
     def evidence(self, update: Update) -> dict[str, Any]:
-        """Return what tells apart mistakes of one effect: what arrived, the order of events."""
-        names = {id(one): "update" for one in update.called("update")}
-        events = [one for one in update.events if isinstance(one, (Backward, Step))]
-        names |= {id(one): type(one).__name__ for one in events}
+        """Return what distinguishes mistakes with the same effect: norms, the order of events."""
+        order = []
+        for event in update.events:
+            if isinstance(event, (Backward, Step)):
+                order.append(type(event).__name__)
+            elif isinstance(event, Call) and event.name == "update":
+                order.append("update")
         arrived = [one.norm for event in update.backwards for one in event.arrived.values()]
-        order = [names[id(one)] for one in update.events if id(one) in names]
         return {"arrived": arrived, "order": order}
 
     def outputs(self, update: Update) -> dict[str, Any]:
-        """Return what a step did, in the order in which it is explained."""
+        """Return what a step did, as named outputs."""
         steps = update.steps(0)
         layer, loss = dtype_names(self.layer_dtypes), dtype_names(self.loss_dtypes)
         inside = sum(one.in_autocast for one in update.backwards)

@@ -1,7 +1,7 @@
-"""Watch a script's training as it runs: the observer, cut into updates where the next one begins.
+"""Watch a script's training as it runs, and cut it into updates.
 
-An update is complete once every optimizer has stepped, or was asked to by a scaler that skipped;
-the next one begins with the next autocast region or backward pass.
+An update is complete once every optimizer has stepped, or its scaler has skipped the step; the next
+one begins with the next autocast region or backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.watching.observer import Observer, _Stepping
+from amp_course.watching.observer import Observer
+from amp_course.watching.optimizer_steps import OpenStep
 from amp_course.watching.origins import Line
 from amp_course.watching.records import (
     Backward,
@@ -33,12 +34,15 @@ from amp_course.watching.taps import Original
 from amp_course.watching.uses import steps_of
 from amp_course.watching.values import all_finite
 
-_PATIENCE = 8  # steps of one optimizer without one of another, which then counts as idle
+_PATIENCE = 8  # steps of one optimizer, after which another that took none counts as idle
 
 
 @dataclass(eq=False)
 class Clip(Event):
-    """A call that clips a `norm` of some optimizers to `limit`; `scaled`: with a loss scale."""
+    """A call that clips the gradients of some optimizers, with a `norm`, to `limit`.
+
+    numbers: of the optimizers; `scaled`: those whose gradients carry a loss scale
+    """
 
     numbers: frozenset[int]
     limit: float
@@ -47,10 +51,11 @@ class Clip(Event):
 
 
 @dataclass(frozen=True)
-class Use:
-    """What a step used: the `norm` of its gradients, and of what `arrived` by backward passes.
+class StepNorms:
+    """What a step used, in short: the norms of its gradients, and of what `arrived` for it.
 
-    scale: that the loss carried for certain; None where that cannot be told
+    number: of the optimizer
+    scale:  that the loss carried for certain; None if it is unknown
     """
 
     number: int
@@ -65,35 +70,41 @@ class Use:
 class Summary:
     """What is kept of an update once it is over.
 
-    losses:  at its backward passes, without the scale where that is known
-    asked:   the optimizers that a scaler was asked to step; `stepped`: those that did step
+    losses:    at its backward passes, without the scale where that is known
+    attempted: the optimizers that a scaler was to step; `stepped`: those that did step
+    moves:     of schedulers
+    divided:   each loss was divided by the number of passes
     """
 
     passes: int
     losses: tuple[float, ...]
     scales: tuple[float, ...]
     scales_after: tuple[float, ...]
-    asked: frozenset[int]
+    attempted: frozenset[int]
     stepped: frozenset[int]
-    uses: tuple[Use, ...]
+    uses: tuple[StepNorms, ...]
     clips: tuple[Clip, ...]
-    moves: int  # of schedulers
-    divided: bool = False  # each loss was divided by the number of passes
+    moves: int
+    divided: bool = False
 
     @property
     def skipped(self) -> bool:
-        """A scaler was asked to step and took no step."""
-        return bool(self.asked - self.stepped)
+        """A scaler skipped a step."""
+        return bool(self.attempted - self.stepped)
 
 
 @dataclass
 class Script:
-    """What is known of a script's updates: the last two in full, and summaries."""
+    """What is known of a script's updates: the last two in full, and summaries.
+
+    idle:  optimizers that take no step for now
+    lines: kind of event → the lines that made it
+    """
 
     summaries: list[Summary] = field(default_factory=list)
     recent: list[Update] = field(default_factory=list)
     idle: set[int] = field(default_factory=set)
-    lines: dict[str, Counter[Line]] = field(default_factory=dict)  # of events, by their kinds
+    lines: dict[str, Counter[Line]] = field(default_factory=dict)
 
     def most_common_lines(self) -> dict[str, str]:
         """Return, for each kind of event, the line that made most of them."""
@@ -101,11 +112,11 @@ class Script:
 
 
 class ScriptObserver(Observer):
-    """An observer that stays for a whole run.
+    """An observer for a whole run.
 
     aside:    a context for what is not part of the training
-    trouble:  what went wrong in the observing itself, which then ends; the script goes on
-    complete: is called after each update; returns what to do to the gradients of the next one
+    complete: called after each update; returns what to do to the gradients of the next one
+    trouble:  an error in the observer itself, which then stops; the script goes on
     """
 
     def __init__(
@@ -117,13 +128,11 @@ class ScriptObserver(Observer):
     ) -> None:
         super().__init__(training, graphs=True)
         self.aside, self.script = aside, script
-        self._completed = complete
+        self.complete = complete
         self.trouble: Exception | None = None
-        # id → a tensor that `scale` gave, with the scale
+        # id → a tensor that `scale` returned, with the scale
         self._scaled: dict[int, tuple[weakref.ref[Tensor], float]] = {}
-        # id of a backward event → the scale of its loss
-        self._scale_of: dict[int, float | None] = {}
-        self._own_call = False  # the next backward pass belongs to a micro-batch that has begun
+        self._region_began = False  # the next backward pass belongs to its micro-batch
 
     def __enter__(self) -> ScriptObserver:
         with self.aside():
@@ -131,13 +140,13 @@ class ScriptObserver(Observer):
         return self
 
     def enter_step(self, optimizer: Any) -> None:
-        """Go on from inside an optimizer's step, whose closure has run its first backward pass."""
-        self._stepping_now.append(_Stepping(optimizer))
+        """Begin inside an optimizer's step, whose closure has run its first backward pass."""
+        self._open_steps.append(OpenStep(optimizer))
         self._note_step(optimizer, closure=True)
 
     def _points(self) -> dict[str, Callable[..., Any]]:
-        more = {"scale": self._scale, "clip_norm": self._clip, "clip_value": self._clip}
-        return super()._points() | more
+        clips = {"clip_norm": self._clip, "clip_value": self._clip}
+        return super()._points() | clips | {"scale": self._scale}
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -145,16 +154,16 @@ class ScriptObserver(Observer):
     # ---- where one update ends and the next begins ----
 
     def _note(self, event: Event) -> None:
-        begins = isinstance(event, Backward) or (isinstance(event, Region) and event.enabled)
-        if begins and self._is_complete():
-            self.end_update()
-            if isinstance(event, Backward):
-                event.moved = False
-        goes_on = isinstance(event, Backward) and self._own_call
-        if begins and not goes_on and self.update.backwards:
-            self.call += 1
-        self._own_call = isinstance(event, Region) if begins else self._own_call
-        if begins:
+        is_backward = isinstance(event, Backward)
+        if is_backward or (isinstance(event, Region) and event.enabled):
+            if self.is_complete():
+                self.end_update()
+                if isinstance(event, Backward):
+                    event.moved = False
+            goes_on = is_backward and self._region_began
+            if not goes_on and self.update.backwards:
+                self.call += 1
+            self._region_began = not is_backward
             self.update.calls = max(self.update.calls, self.call + 1)
         event.call = self.call
         super()._note(event)
@@ -162,30 +171,30 @@ class ScriptObserver(Observer):
             kind = event.name if isinstance(event, Call) else type(event).__name__.lower()
             self.script.lines.setdefault(kind, Counter())[event.line] += 1
 
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
         tried = [number for one in self.update.events if (number := _tried(one)) is not None]
-        in_closure = any(one.noted for one in self._stepping_now)
+        in_closure = any(one.noted for one in self._open_steps)
         if in_closure or not tried or not self.update.backwards:
             return False
-        missing = set(range(len(self.training.optimizers))) - set(tried) - self.script.idle
+        missing = set(self.training.numbers) - set(tried) - self.script.idle
         if missing and max(map(tried.count, tried)) >= _PATIENCE:
             self.script.idle |= missing
             return True
         return not missing
 
     def end_update(self) -> None:
-        with self._apart(), torch.no_grad():
+        with self._outside_training(), torch.no_grad():
             update, training = self.update, self.training
             update.scales_after = training.scales()
-            update.scalers_made = len(self._made)
+            update.scalers_made = len(self._new_scalers)
             for slot, was in zip(training.slots, self._start, strict=True):
                 now = [p.detach() for p in slot.parameters]
                 update.changed.append(not all(map(torch.equal, now, was)))
-                update.spoilt.append(not all_finite(now))
+                update.corrupted.append(not all_finite(now))
             self.script.summaries.append(self._summary(update))
             self.script.recent = [*self.script.recent, update][-2:]
             self._start = [slot.copies() for slot in training.slots]
-            intervention = self._completed(update)
+            intervention = self.complete(update)
             self.update, self.call = Update(training.scales()), 0
             self.intervention = intervention or Intervention()
             self._scaled = {key: one for key, one in self._scaled.items() if one[0]() is not None}
@@ -193,43 +202,50 @@ class ScriptObserver(Observer):
     def _summary(self, update: Update) -> Summary:
         losses, divided = [], len(update.backwards) > 1
         for one in update.backwards:
-            scale = self._scale_of.pop(id(one), None)
-            one.scale = scale  # type: ignore[attr-defined]
-            # The first call of `scale` may come too early.
-            seen = self.script.summaries or not self.training.scalers
-            if seen or scale is not None:
-                losses.append(one.value / (scale or 1.0))
-                share = one.graph.factor / (scale or 1.0)
+            # The script may have called `scale` before it was observed, in the first update.
+            missed = self.training.scalers and not self.script.summaries
+            if one.scale is not None or not missed:
+                scale = one.scale or 1.0
+                losses.append(one.value / scale)
+                share = one.graph.factor / scale
                 divided &= math.isclose(share * len(update.backwards), 1.0, rel_tol=1e-3)
         return Summary(
-            len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),
-            frozenset(one.number for one in update.called("scaler.step")),
-            frozenset(one.number for one in update.steps()), tuple(self._uses(update)),
-            tuple(update.of(Clip)), len(update.called("scheduler")), divided and bool(losses),
-        )  # fmt: skip
+            passes=len(update.backwards),
+            losses=tuple(losses),
+            scales=tuple(update.scales),
+            scales_after=tuple(update.scales_after),
+            attempted=frozenset(one.number for one in update.called("scaler.step")),
+            stepped=frozenset(one.number for one in update.steps()),
+            uses=tuple(self._uses(update)),
+            clips=tuple(update.of(Clip)),
+            moves=len(update.called("scheduler")),
+            divided=divided and bool(losses),
+        )
 
-    def _uses(self, update: Update) -> Iterator[Use]:
-        for number in range(len(self.training.optimizers)):
+    def _uses(self, update: Update) -> Iterator[StepNorms]:
+        for number in self.training.numbers:
             for used in steps_of(update.events, number):
                 parts = [one for one in used.parts if number in one.arrived and one.complete]
-                scales = {getattr(one, "scale", None) for one in parts}
+                scales = {one.scale for one in parts}
                 if not parts or used.stale or len(scales) > 1 or not used.step.gradient.finite:
                     continue
                 arrivals = [one.arrived[number] for one in parts]
                 stride = math.sqrt(arrivals[0].layout.stride)
                 arrived = torch.stack([one.values for one in arrivals]).sum(0).norm()
-                norm = used.step.gradient.values.norm()
-                unscaled = bool(update.called("unscale", number))
-                yield Use(
-                    number, float(norm) * stride, float(arrived) * stride, scales.pop(),
-                    used.step.by_scaler, unscaled,
-                )  # fmt: skip
+                yield StepNorms(
+                    number=number,
+                    norm=float(used.step.gradient.values.norm()) * stride,
+                    arrived=float(arrived) * stride,
+                    scale=scales.pop(),
+                    by_scaler=used.step.by_scaler,
+                    unscaled=bool(update.called("unscale", number)),
+                )
 
-    # ---- what is watched, not counting what the doctor itself does ----
+    # ---- what is watched ----
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Do something that is not part of the training; if it fails, the observing ends."""
+    def _outside_training(self) -> Iterator[None]:
+        """Do something that is not part of the training; an error in it stops the observer."""
         try:
             with self.aside():
                 yield
@@ -238,16 +254,16 @@ class ScriptObserver(Observer):
 
     def _begin(self, tensors: Any) -> Backward:
         event = Backward(self.call)
-        with self._apart():
+        with self._outside_training():
             event = super()._begin(tensors)
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         known = [self._scaled.get(id(one), (lambda: None, None)) for one in roots]
-        if known and all(of() is one for (of, _), one in zip(known, roots, strict=True)):
-            self._scale_of[id(event)] = known[0][1]
+        if known and all(scaled() is one for (scaled, _), one in zip(known, roots, strict=True)):
+            event.scale = known[0][1]
         return event
 
     def _keep_weights(self, number: int) -> None:
-        """Only an audit compares them with what is left."""
+        """Keep none: only an audit compares them with the weights at the end."""
 
     def _scale(self, original: Original, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._scaler_method("scale", original, scaler, *args, **kwargs)
@@ -257,33 +273,34 @@ class ScriptObserver(Observer):
         return result
 
     def _clip(self, original: Original, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         limit = next(iter(args), kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
-        numbers = frozenset(self._slot_of[id(p)] for p in held if id(p) in self._slot_of)
+        numbers = frozenset(self._slot_of[id(p)] for p in parameters if id(p) in self._slot_of)
         with self.aside():
-            grads = [p.grad.detach() for p in held if p.grad is not None]
+            grads = [p.grad.detach() for p in parameters if p.grad is not None]
             largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
-        result = original(held, *args, **kwargs)
+        result = original(parameters, *args, **kwargs)
         with self.aside():
             norm = float(result) if isinstance(result, Tensor) else largest
             if not self.paused:
-                self._note(Clip(self.call, numbers, float(limit), norm, self._scaled_ones(numbers)))
+                scaled = self._with_scale() & numbers
+                self._note(Clip(self.call, numbers, float(limit), norm, scaled))
         return result
 
-    def _scaled_ones(self, numbers: frozenset[int]) -> frozenset[int]:
+    def _with_scale(self) -> frozenset[int]:
         """Return the optimizers whose gradients carry a loss scale."""
         scaled: set[int] = set()
         for event in self.update.events:
             if isinstance(event, Backward):
-                carries = self._scale_of.get(id(event)) not in (None, 1.0)
+                carries = event.scale not in (None, 1.0)
                 scaled = scaled | event.arrived.keys() if carries else scaled - event.arrived.keys()
             elif isinstance(event, Call) and event.name == "unscale":
                 scaled.discard(event.number)
-        return numbers & scaled
+        return frozenset(scaled)
 
 
 def _tried(event: Event) -> int | None:
-    """Return the number of the optimizer that an event is a step or a try of; else None."""
-    steps = isinstance(event, Step) or (isinstance(event, Call) and event.name == "scaler.step")
-    number = getattr(event, "number", -1)
-    return number if steps and number >= 0 else None
+    """Return the number of the optimizer that steps in an event, or is to step; else None."""
+    if isinstance(event, Step) or (isinstance(event, Call) and event.name == "scaler.step"):
+        return event.number if event.number >= 0 else None
+    return None

@@ -1,12 +1,11 @@
-"""The one place that patches torch: what watches a training listens here.
+"""The one place that patches torch: whatever watches a training listens here.
 
-A listener has functions that are named after points, as attributes or as the keys of a dict. A
-point is a function of torch: its listener is called as `point(original, *args, **kwargs)`, calls
-`original` and returns what that returns; the one that listens longest is outermost. A hook gets its
-arguments as torch passes them. Nothing hangs on an object of the script's: functions, classes and
-torch's global hooks are patched, with the first listener, and put back after the last. While torch
-traces, scripts, exports or compiles, in workers of a DataLoader and among fake tensors, nobody is
-called.
+A listener has functions named after points, as attributes or as the keys of a dict. A point is a
+function of torch: its listener is called as `point(original, *args, **kwargs)`, calls `original`
+and returns its result; the first to listen is outermost. A hook gets its arguments as torch passes
+them. Nothing is attached to the script's objects: functions, classes and torch's global hooks are
+patched for the first listener, and restored after the last. No listener is called while torch
+traces, scripts, exports or compiles, in a DataLoader's workers, or for fake tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import _utils, dataloader
 
 Original = Callable[..., Any]  # a function of torch's, as a listener gets it
-# Points, and where their functions are found.
+# Point → where its function is found
 FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
     "backward": [(torch.autograd, "backward")],
     "grad": [(torch.autograd, "grad")],
@@ -76,27 +75,28 @@ _listeners: dict[str, list[Callable[..., Any]]] = {}
 # (id of owner, name) → owner, name, original, patch
 _patches: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
 _hooks: list[list[Any]] = []  # point, hook, torch's handle
-_classes: dict[type, Mapping[str, str]] = {}  # met: scalers and schedulers
+_classes: dict[type, Mapping[str, str]] = {}  # of scalers and schedulers, with their methods
 
 
 @contextmanager
 def listening(
     listener: Any, scalers: Iterable[Any] = (), schedulers: Iterable[Any] = ()
 ) -> Iterator[None]:
-    """Let an object, or a dict, be called at the points that it names.
+    """Call the functions of an object, or of a dict, at the points that they are named after.
 
     scalers, schedulers: are watched even if their classes have nothing to do with torch's
     """
-    named = isinstance(listener, Mapping)
-    get = listener.get if named else lambda name: getattr(listener, name, None)
+    is_dict = isinstance(listener, Mapping)
+    get = listener.get if is_dict else lambda name: getattr(listener, name, None)
     points = [*FUNCTIONS, *SCALER_METHODS, *SCHEDULER_METHODS]
     called = [(point, function) for point in points if (function := get(point)) is not None]
-    heard = [(hook, function) for hook in HOOKS if (function := get(hook)) is not None]
-    hooks: list[list[Any]] = [[hook, _guarded(function), None] for hook, function in heard]
+    hooks: list[list[Any]] = [
+        [hook, _guarded(function), None] for hook in HOOKS if (function := get(hook)) is not None
+    ]
     for kind in (torch.amp.GradScaler, *map(type, scalers)):
-        _meet(kind, SCALER_METHODS)
+        _add_class(kind, SCALER_METHODS)
     for kind in (*_subclasses(LRScheduler), *map(type, schedulers)):
-        _meet(kind, SCHEDULER_METHODS)
+        _add_class(kind, SCHEDULER_METHODS)
     for point, function in called:
         _listeners.setdefault(point, []).append(function)
     _hooks.extend(hooks)
@@ -110,13 +110,11 @@ def listening(
         for point, function in called:
             _listeners[point].remove(function)
         if not _hooks and not any(_listeners.values()):
-            _put_back()
+            _restore()
 
 
 def stands_aside() -> bool:
-    """Return True if torch traces or compiles what runs now,
-    or a worker of a DataLoader runs it.
-    """
+    """Return True while torch traces or compiles, or in a DataLoader's worker."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
@@ -128,7 +126,7 @@ def stands_aside() -> bool:
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
-        # The first, for a compiler that traces this line
+        # `is_compiling` first, for a compiler that traces this line
         if torch.compiler.is_compiling() or stands_aside():
             return None
         return hook(*args)
@@ -137,7 +135,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pass_on(listeners: list[Any], place: int, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call the listener at a place, with an original that calls the next, even a new one."""
+    """Call one listener, with an `original` that calls the next, even one that joins later."""
     if place >= len(listeners):
         return original(*args, **kwargs)
     following = partial(_pass_on, listeners, place + 1, original)
@@ -146,14 +144,14 @@ def _pass_on(listeners: list[Any], place: int, original: Any, /, *args: Any, **k
 
 def _tap(point: str, original: Any) -> Any:
     listeners = _listeners.setdefault(point, [])
-    meets = {"new_scaler": SCALER_METHODS, "new_scheduler": SCHEDULER_METHODS}.get(point)
+    methods = {"new_scaler": SCALER_METHODS, "new_scheduler": SCHEDULER_METHODS}.get(point)
 
     @wraps(original)
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or stands_aside():
             return original(*args, **kwargs)
-        if meets is not None:
-            _meet(type(args[0]), meets)
+        if methods is not None:
+            _add_class(type(args[0]), methods)
             _install()
         return _pass_on(listeners, 0, original, *args, **kwargs)
 
@@ -191,13 +189,13 @@ def _patch(point: str, owner: Any, name: str) -> None:
 
 @cache
 def _patched(point: str, original: Any) -> Any:
-    """Return one patch for a function that is found in two places."""
+    """Return the patch of a function, the same one wherever the function is found."""
     return _tracing(original) if point in _TRACING else _tap(point, original)
 
 
-def _put_back() -> None:
+def _restore() -> None:
     for owner, name, original, patch in _patches.values():
-        # Else somebody else has patched it since, and calls ours.
+        # If not, someone else has patched it since, and calls our patch.
         if vars(owner).get(name) is patch:
             setattr(owner, name, original)
     for one in _hooks:
@@ -209,25 +207,25 @@ def _put_back() -> None:
 
 
 def _tracing(original: Any) -> Any:
-    """Put all back meanwhile: these read sources, and know torch's own functions only."""
+    """Restore everything meanwhile: these read sources, and know only torch's own functions."""
 
     @wraps(original)
     def trace(*args: Any, **kwargs: Any) -> Any:
         if original.__name__ == "script":
             kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
-        kept = dict(_classes)
-        _put_back()
+        classes = dict(_classes)
+        _restore()
         try:
             with _disable_current_modes():
                 return original(*args, **kwargs)
         finally:
-            _classes.update(kept)
+            _classes.update(classes)
             _install()
 
     return trace
 
 
-def _meet(kind: type, methods: Mapping[str, str]) -> None:
+def _add_class(kind: type, methods: Mapping[str, str]) -> None:
     for base in kind.__mro__[:-1]:
         _classes.setdefault(base, methods)
 
@@ -239,7 +237,7 @@ def _subclasses(kind: Any) -> Iterator[type]:
 
 
 def _found(point: str) -> Iterator[tuple[Any, str]]:
-    """Yield the places that are looked for when a point is listened to."""
+    """Yield the places of a point that are searched only when someone listens to it."""
     if point == "leave_join" and torch.distributed.is_available():
         from torch.distributed.algorithms.join import Join
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from amp_course.watching.records import Backward, Event, Step
 
 
 @dataclass(eq=False)
-class Used:
-    """A step with the backward passes whose gradients it used.
+class StepUse:
+    """A step and the backward passes, `parts`, whose gradients it used.
 
-    stale:   those among them that an earlier step had used already
-    cleared: those since the step before whose gradients were cleared before this one
+    stale:   those of them that an earlier step had already used
+    cleared: passes since the previous step whose gradients were cleared before this one
     """
 
     step: Step
     parts: list[Backward]
-    stale: list[Backward] = field(default_factory=list)
-    cleared: list[Backward] = field(default_factory=list)
+    stale: list[Backward]
+    cleared: list[Backward]
 
 
-def steps_of(events: Sequence[Event], number: int) -> list[Used]:
+def steps_of(events: Sequence[Event], number: int) -> list[StepUse]:
     """Follow the gradients of one optimizer from backward pass to step."""
-    used: list[Used] = []
+    steps: list[StepUse] = []
     parts: list[Backward] = []
     cleared: list[Backward] = []
     taken: set[int] = set()
@@ -36,9 +36,8 @@ def steps_of(events: Sequence[Event], number: int) -> list[Used]:
             if number in event.arrived or not event.complete:
                 parts = [*parts, event]
         elif isinstance(event, Step) and event.number == number:
-            used.append(
-                Used(event, list(parts), [one for one in parts if id(one) in taken], cleared)
-            )
+            stale = [one for one in parts if id(one) in taken]
+            steps.append(StepUse(event, parts, stale, cleared))
             taken |= {id(one) for one in parts}
             cleared = []
-    return used
+    return steps

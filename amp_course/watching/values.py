@@ -1,8 +1,9 @@
-"""Look at values: their range in one quick pass, and what is not finite among them."""
+"""The values of a tensor: their range in one quick pass, and what is not finite among them."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,6 @@ class Values:
     """What a tensor holds.
 
     dtype:   "float16"
-    shape:   of the tensor
     largest: the largest magnitude among the finite elements; NaN if there is none
     holds:   what is not finite: those of INF, MINUS_INF and NAN that occur
     share:   of the elements that are not finite
@@ -53,7 +53,7 @@ class Values:
 def extremes(tensor: Tensor) -> tuple[float, float] | None:
     """Return the smallest and the largest element, NaN if there is one; None without a value.
 
-    Integers and bools are always finite, and have none to see here; so have fake and meta tensors.
+    Integers, bools, fake and meta tensors have no value here, and count as finite.
     """
     values = _plain(tensor)
     if values is None or not values.numel():
@@ -63,7 +63,7 @@ def extremes(tensor: Tensor) -> tuple[float, float] | None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return True if all elements are finite, or none can be seen."""
+    """Return True if all elements are finite, or no value can be read."""
     return all(map(math.isfinite, extremes(tensor) or ()))
 
 
@@ -79,12 +79,12 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def skips(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if a step will change nothing: a scaler tells a fused optimizer what it found."""
+    """Return True if a scaler has told a fused optimizer of an inf: its step changes nothing."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, Tensor) and bool(found_inf.item())
 
 
-def look_at(tensor: Tensor) -> Values:
+def inspect_values(tensor: Tensor) -> Values:
     """Return everything about a tensor's values; slower than `extremes`."""
     values = _plain(tensor)
     if values is None or not values.numel():
@@ -93,32 +93,33 @@ def look_at(tensor: Tensor) -> Values:
     kinds = {INF: values == math.inf, MINUS_INF: values == -math.inf, NAN: values.isnan()}
     holds = frozenset(kind for kind, there in kinds.items() if bool(there.any()))
     sizes = values[finite].abs()
-    ends = (float(sizes.max()), float(sizes.min())) if sizes.numel() else (math.nan, math.nan)
-    return _values(tensor, ends[0], holds, 1.0 - float(finite.double().mean()), ends[1])
+    largest, least = (float(sizes.max()), float(sizes.min())) if len(sizes) else (math.nan,) * 2
+    return _values(tensor, largest, holds, 1.0 - float(finite.double().mean()), least)
 
 
-def within(tensor: Tensor, found: tuple[float, float]) -> Values:
+def finite_values(tensor: Tensor, found: tuple[float, float]) -> Values:
     """Make the values of a finite tensor from its `extremes`."""
     return _values(tensor, max(map(abs, found)))
 
 
-def _values(
-    tensor: Tensor, largest: float, holds: frozenset[str] = frozenset(), *more: float
-) -> Values:
-    name = str(tensor.dtype).removeprefix("torch.")
-    return Values(name, tuple(tensor.shape), largest, holds, *(more or (0.0,)))
+def _values(tensor: Tensor, largest: float, *more: Any) -> Values:
+    return Values(str(tensor.dtype)[6:], tuple(tensor.shape), largest, *more)
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:
-    """Return True if an op got inf or NaN as a number:
-    `x.masked_fill(mask, float("-inf"))` does.
-    """
+    """Return True if a number among an op's arguments is inf or NaN, as in masked_fill(m, -inf)."""
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             return True
         if isinstance(value, (tuple, list)) and infinite_constants(value):
             return True
     return False
+
+
+def mentions_values(error: BaseException) -> bool:
+    """Return True if the message of an exception is about inf or NaN."""
+    words = r"\b(nans?|infs?|infinite|infinity|non-?finite|finite)\b"
+    return bool(re.search(words, str(error), re.IGNORECASE))
 
 
 def _plain(tensor: Tensor) -> Tensor | None:

@@ -1,11 +1,11 @@
-"""Wrong calls of `audit`, as readers make them, and what it should say. A few only look wrong.
+"""Wrong calls of `audit`, as learners make them, and what it should say. A few only look wrong.
 
     bad.call(audit)    calls it wrongly
     bad.says           regular expressions; the message, or the report, has to match each
-    bad.hangs          it goes on for `PATIENCE` seconds if nobody stops it
+    bad.hangs          it runs for `PATIENCE` seconds unless it is stopped
 
 Most are written in bad_input.toml. An error from deep inside, such as AttributeError: 'NoneType'
-object has no attribute 'parameters', is no good message, even where its words happen to match.
+object has no attribute 'parameters', is no good message, even if its words happen to match.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE = 90.0  # seconds
 
 
 class NobodyStopped(BaseException):
-    """What should have been stopped went on to its end. No Exception, which a step may raise."""
+    """What should have been stopped ran to its end. Not an Exception, which a step may catch."""
 
 
 def wait_for_ever() -> None:
@@ -51,7 +51,7 @@ NAMES = {"wait_for_ever": wait_for_ever, "NobodyStopped": NobodyStopped, "PATIEN
 BASE = SOUND | {"names": NAMES, "optimizer": "SGD, lr=0.1, momentum=0.9"}
 
 
-def called(name: str, case: dict[str, Any], audit: Audit) -> Any:
+def call(name: str, case: dict[str, Any], audit: Audit) -> Any:
     step, arguments, names = make(name, case, BASE)
     changed = eval(f"dict({case.get('change', '')})", names | {"step": step})
     return audit(**{"train_step": step} | arguments | changed)
@@ -60,7 +60,7 @@ def called(name: str, case: dict[str, Any], audit: Audit) -> Any:
 BAD_INPUTS = [
     BadInput(
         name,
-        functools.partial(called, name, case),
+        functools.partial(call, name, case),
         tuple(as_list(case.get("says"))),
         case.get("hangs", False),
     )
@@ -68,48 +68,40 @@ BAD_INPUTS = [
 ]
 
 
-def bad(name: str, *says: str) -> Callable[[Callable[[Audit], Any]], Callable[[Audit], Any]]:
-    def put(call: Callable[[Audit], Any]) -> Callable[[Audit], Any]:
-        BAD_INPUTS.append(BadInput(name, call, says))
-        return call
-
-    return put
+def with_number(argument: str, value: Any, audit: Audit) -> Any:
+    return call(argument, {"change": "loss=plain"}, functools.partial(audit, **{argument: value}))
 
 
-def given(argument: str, it: Any, audit: Audit) -> Any:
-    return called(argument, {"change": "loss=plain"}, functools.partial(audit, **{argument: it}))
-
-
-# accumulate has to be a whole number from 1 on, max_norm a positive one, tolerance one from 0 on
+# accumulate has to be a whole number from 1 on, max_norm and tolerance have to be positive
 NUMBERS = {
     "accumulate": (-1, 0, 1.5, float("nan"), "2", None, [2], 2.0, True, torch.tensor(1)),
     "max_norm": (-1.0, 0.0, float("nan"), "1.0", [1.0], 1j),
     "tolerance": (-0.1, float("nan"), "0.1", (0.1,), 1j),
 }
-for argument, wrong in NUMBERS.items():
-    for it in wrong:
-        bad(f"{argument}={it!r}", argument)(functools.partial(given, argument, it))
+BAD_INPUTS += [
+    BadInput(f"{name}={value!r}", functools.partial(with_number, name, value), (name,))
+    for name, values in NUMBERS.items()
+    for value in values
+]
 
 
-@bad("a step that changes its own default arguments")
 def step_defaults(audit: Audit) -> Any:
-    """Nothing is wrong: a counter in `__defaults__`. It has to be put back."""
+    """Nothing is wrong: a counter in `__defaults__`, which has to be put back."""
     inner, arguments, _ = make("a step", {}, BASE)
 
     def step(x: Any, y: Any, calls: int = 0) -> None:
         step.__defaults__ = (calls + 1,)
         inner(x, y)
 
-    told = audit(step, **arguments)
+    report = audit(step, **arguments)
     assert step.__defaults__ == (0,), "the default arguments were not put back"
-    return told
+    return report
 
 
-@bad("a step that calls audit")
 def step_calls_audit(audit: Audit) -> Any:
-    """One audit at a time; to let it is fine, if it comes to an end."""
+    """Audits inside an audit are allowed, as long as they come to an end."""
     inner, arguments, _ = make("a step", {}, BASE)
-    depth = (n for n in count(1))  # nobody can put it back
+    depth = (n for n in count(1))  # a generator, which is not put back
 
     def step(x: Any, y: Any) -> None:
         if next(depth) < 4:
@@ -120,7 +112,7 @@ def step_calls_audit(audit: Audit) -> Any:
 
 
 def interrupted(audit: Audit, twice: bool) -> Any:
-    """KeyboardInterrupt passes through; a second one waits until everything is back."""
+    """KeyboardInterrupt passes through; a second one waits until everything is put back."""
     inner, arguments, _ = make("a step", {}, BASE)
     calls, armed = (n for n in count(1)), False
 
@@ -130,12 +122,12 @@ def interrupted(audit: Audit, twice: bool) -> Any:
                 signal.raise_signal(signal.SIGINT)
             type.__setattr__(cls, name, value)
 
-    class Kept(metaclass=Slow):
+    class Counter(metaclass=Slow):
         number = 1
 
     def step(x: Any, y: Any) -> None:
         nonlocal armed
-        Kept.number += 1
+        Counter.number += 1
         if next(calls) == 3:
             armed = twice
             raise KeyboardInterrupt
@@ -146,13 +138,17 @@ def interrupted(audit: Audit, twice: bool) -> Any:
         return audit(step, **arguments)
     finally:
         armed = False
-        assert Kept.number == 1, "the attribute was not put back"
-        assert all(
-            torch.equal(before[name], now) for name, now in arguments["model"].state_dict().items()
-        )
+        assert Counter.number == 1, "the attribute was not put back"
+        after = arguments["model"].state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in after)
 
 
-bad("Ctrl-C during the audit")(functools.partial(interrupted, twice=False))
-bad("Ctrl-C twice, in the step and while it is put back")(
-    functools.partial(interrupted, twice=True)
-)
+BAD_INPUTS += [
+    BadInput("a step that changes its own default arguments", step_defaults),
+    BadInput("a step that calls audit", step_calls_audit),
+    BadInput("Ctrl-C during the audit", functools.partial(interrupted, twice=False)),
+    BadInput(
+        "Ctrl-C twice, in the step and while it is put back",
+        functools.partial(interrupted, twice=True),
+    ),
+]

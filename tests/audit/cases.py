@@ -1,4 +1,4 @@
-"""All cases, and how one is audited."""
+"""All broken and sound steps, and how to audit one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def recipe_case(index: int) -> Case:
             model=model, optimizer=session.optimizer, batches=classes(), scaler=scaler, loss=loss
         )
 
-    return Case(f"chapter 08: {recipe.label}", make)  # each is sound in what it promises
+    return Case(f"chapter 08: {recipe.label}", make)  # all recipes are sound
 
 
 BROKEN = written.cases_of("broken_*.toml", written.BROKEN)
@@ -38,6 +38,6 @@ SOUND = written.cases_of("sound_*.toml", written.SOUND) + [
 
 
 def audited(case: Case) -> Report:
-    """Make a case, and audit it."""
+    """Make the step of a case and audit it."""
     step, arguments = case.make()
     return audit(step, **arguments)

@@ -1,8 +1,8 @@
-"""What the tests of the auditor share."""
+"""What the tests of `audit` share."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny_nets(one_thread):
-    """Nets this small lose by a second thread, most of all on a machine with other work."""
+    """With nets this small, a second thread only costs time, above all on a busy machine."""

@@ -1,14 +1,14 @@
-"""What was there before, and is it there still? Fingerprints of objects, for `stress`.
+"""Fingerprints of objects, for `stress`: is everything as it was before?
 
-    with globals_kept():
+    with sandbox():
         step, arguments, probes = stress.make()
         before = fingerprint(probes)
         audit(step, **arguments)
         assert not differences(before, fingerprint(probes))
-        went_on = run_on(step, arguments), values(fingerprint(probes))
+        outcome = run_on(step, arguments), values(fingerprint(probes))
 
-and the same again without the audit: `went_on` has to be equal. First one of the twins from
-beginning to end, then the other: they share what is global, which `make()` resets.
+and the same again without the audit: the outcomes have to be equal. The two runs follow one another
+completely, since they share global state, which `make()` resets.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ from amp_course.kit.random_state import random_state
 
 Probes = dict[str, Callable[[], Any]]
 
-SCALARS = (
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
-    np.generic, Enum, slice,
-)  # fmt: skip
+SCALARS = (type(None), bool, int, float, complex, str, bytes, slice, np.generic, Enum)
+SCALARS = (*SCALARS, torch.dtype, torch.device, torch.layout)
 
 
 class Same:
-    """An object, equal to nothing but itself. It is kept alive: another cannot get its id()."""
+    """An object, equal only to itself. It is kept alive, so that no other gets its id()."""
 
     __hash__ = None
 
@@ -56,7 +54,7 @@ class Same:
 
 
 class Place:
-    """Where the numbers of a tensor lie. An alias keeps the memory, so that no other gets it."""
+    """Where a tensor's numbers are in memory, which is kept, so that no other tensor gets it."""
 
     __hash__ = None
 
@@ -71,14 +69,14 @@ class Place:
 
 
 def numbers(tensor: Tensor) -> bytes:
-    """Every bit of a tensor, -0.0 and NaN too."""
+    """Every bit of a tensor: so -0.0 is not 0.0, and a NaN equals itself."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def look(x: Any, _above: tuple[int, ...] = ()) -> Any:
     """What is in x, and which objects they are.
 
-    Containers, tensors, arrays and generators are entered; of an object: look(vars(x)).
+    Containers, tensors, arrays and generators are entered; for other objects: look(vars(x)).
     """
     if isinstance(x, SCALARS):
         return type(x).__name__, repr(x)
@@ -92,7 +90,7 @@ def look(x: Any, _above: tuple[int, ...] = ()) -> Any:
     if isinstance(x, SimpleNamespace):
         return Same(x), look(vars(x), inner)
     if isinstance(x, dict):
-        # The keys of hooks are numbers that rise with every hook that is made.
+        # The keys of hooks are numbers that grow with every new hook.
         handles = all(callable(value) or value is True for value in x.values())
         keys = [look(key) if isinstance(key, SCALARS) else Same(key) for key in x if not handles]
         return Same(x), type(x).__name__, keys, [look(value, inner) for value in x.values()]
@@ -118,20 +116,20 @@ def _state_of(x: Any) -> Any:
 
 
 def _look_tensor(x: Tensor, inner: tuple[int, ...]) -> dict[str, Any]:
-    seen = {"object": Same(x), "wanted": x.requires_grad, "attributes": look(vars(x), inner)[2:]}
-    seen["hooks"] = list(map(Same, (x._backward_hooks or {}).values()))
+    found = {"object": Same(x), "wanted": x.requires_grad, "attributes": look(vars(x), inner)[2:]}
+    found["hooks"] = list(map(Same, (x._backward_hooks or {}).values()))
     if x.is_leaf:
-        seen["hooks"] += map(Same, (x._post_accumulate_grad_hooks or {}).values())
-        seen["gradient"] = look(x.grad, inner)
+        found["hooks"] += map(Same, (x._post_accumulate_grad_hooks or {}).values())
+        found["gradient"] = look(x.grad, inner)
     if not is_lazy(x):
-        seen |= {"kind": (str(x.dtype), str(x.device), tuple(x.shape), x.stride())}
+        found |= {"kind": (str(x.dtype), str(x.device), tuple(x.shape), x.stride())}
         if x.device.type != "meta":
-            seen |= {"memory": Place(x), "values": numbers(x)}
-    return seen
+            found |= {"memory": Place(x), "values": numbers(x)}
+    return found
 
 
 def standard(arguments: dict[str, Any]) -> Probes:
-    """The probes that every step gets: what was passed to `audit`, and the process."""
+    """The probes for every step: what was passed to `audit`, and the process."""
     scaler, batches = arguments.get("scaler"), arguments["batches"]
     own = [*as_list(arguments["optimizer"]), *as_list(arguments.get("scheduler"))]
 
@@ -141,10 +139,10 @@ def standard(arguments: dict[str, Any]) -> Probes:
         return [(name, Same(one), Same(type(one)), look(vars(one))[2:]) for name, one in named]
 
     def attributes_of_scaler() -> Any:
-        kept = dict(vars(scaler))
-        # whose keys are the ids of optimizers
-        of_optimizers = list(kept.pop("_per_optimizer_states").values())
-        return values(look(of_optimizers)), look(kept)[2:]
+        attributes = dict(vars(scaler))
+        # The keys of this one are ids of optimizers.
+        states = list(attributes.pop("_per_optimizer_states").values())
+        return values(look(states)), look(attributes)[2:]
 
     probes: Probes = {
         "modules": modules,
@@ -160,7 +158,7 @@ def standard(arguments: dict[str, Any]) -> Probes:
 
 
 def process() -> Any:
-    """What the sandbox of a check does not look at; what it does, `test_stress` compares."""
+    """What the sandbox of a check does not cover; `test_stress` compares the rest."""
     filters = Same(warnings.filters), list(map(repr, warnings.filters))
     signals = [Same(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGALRM)]
     timers = [signal.getitimer(one)[0] > 0 for one in (signal.ITIMER_REAL, signal.ITIMER_PROF)]
@@ -169,7 +167,7 @@ def process() -> Any:
 
 
 def fingerprint(probes: Probes) -> dict[str, Any]:
-    """Every probe called."""
+    """Call every probe."""
     return {name: probe() for name, probe in probes.items()}
 
 
@@ -187,10 +185,10 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield from differences(one, other, f"{path}: {key}".removeprefix(": "))
 
 
-def values(seen: Any) -> Any:
-    """A fingerprint without identity: equal for two twins of which none was audited."""
-    if isinstance(seen, dict):
-        return {key: values(value) for key, value in seen.items()}
-    if isinstance(seen, list | tuple):
-        return [values(value) for value in seen]
-    return repr(seen) if isinstance(seen, Same | Place) else seen
+def values(found: Any) -> Any:
+    """A fingerprint without identity: equal for two steps that were made alike."""
+    if isinstance(found, dict):
+        return {key: values(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [values(value) for value in found]
+    return repr(found) if isinstance(found, Same | Place) else found

@@ -1,6 +1,6 @@
-"""What steps are made of: models, batches, losses, wrappers. Steps in words name them so."""
+"""What steps are made of: models, batches, losses, wrappers. The steps in TOML use these names."""
 
-# ruff: noqa: F401 - what is imported is for those steps
+# ruff: noqa: F401 - the steps use the imports, too
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def normed(*more: nn.Module) -> nn.Sequential:
 
 
 def classes(count: int = 6, sizes: tuple[int, ...] = (8,)) -> list[tuple[Tensor, Tensor]]:
-    """Return inputs and the classes that a fixed matrix gives them; the sizes take turns."""
+    """Return inputs and the classes that a fixed matrix gives them; batch sizes are cycled."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(8, 3, generator=generator)
     inputs = [torch.randn(sizes[i % len(sizes)], 8, generator=generator) for i in range(count)]

@@ -3,11 +3,11 @@
     step, arguments, probes = stress.make()
 
 `probes` are functions without arguments; each returns a fingerprint of something that
-`audit(step, **arguments)` may not change. The recipe for a test is in `fingerprints`. `make()`
-makes new objects each time, and may change the process's switches: call it within
-`globals_kept()`. Most are written in stress_*.toml; here are those whose holder matters.
+`audit(step, **arguments)` may not change. How a test uses them is in `fingerprints`. `make()`
+makes new objects each time, and may change the process's switches: call it in a `sandbox()`. Most
+are written in stress_*.toml; one with a whole trainer is here.
 
-What no auditor can put back is not here: a generator moved on, a file written, a line printed.
+What no audit can put back is left out: a generator moved on, a file written, a line printed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,17 +30,16 @@ from tests.audit.fingerprints import Place, Probes, Same, look, standard
 from tests.audit.parts import classes, half, mlp
 from tests.audit.written import SOUND, live, make, read
 
-Stressed = tuple[
-    Callable[..., Any], dict[str, Any], Probes
-]  # the step, what `audit` is given, what has to stay
+# The step, the arguments of `audit`, what has to stay the same
+Stressed = tuple[Callable[..., Any], dict[str, Any], Probes]
 
 
 @dataclass(frozen=True)
 class Stress:
-    """One step, made afresh by `make()`.
+    """One step, made anew by each `make()`.
 
-    sound: a finding would be a false alarm. Where False, `audit` may accuse it or even refuse it
-           by an error, if only everything stays as it was
+    sound: a finding would be a false alarm. If False, `audit` may accuse it, or even raise, as long
+           as everything stays as it was
     """
 
     name: str
@@ -62,9 +62,8 @@ BASE = SOUND | {
 def written(name: str, case: dict[str, Any]) -> Stressed:
     seed()
     step, arguments, names = make(name, case, BASE)
-    for number in range(case.get("first", 0)):
-        batches = arguments["batches"]
-        step(*batches[number % len(batches)])
+    for batch in islice(cycle(arguments["batches"]), case.get("first", 0)):
+        step(*batch)
     exec(case.get("after", ""), names)
     probes = {
         what: functools.partial(
@@ -94,7 +93,7 @@ class Meter:
 
 
 class Trainer:
-    """A class as in most projects: everything is an attribute, some of it deeper down."""
+    """A class as in most projects: everything is an attribute, or an attribute of one."""
 
     losses_of_all: list[float] = []  # noqa: RUF012 the class's own
 
@@ -139,16 +138,14 @@ def trainer() -> Stressed:
     Trainer.losses_of_all = []
     it = Trainer()
     it.training_step(*classes(1)[0])
-    arguments = {
-        "model": it.model, "optimizer": it.optimizer, "scaler": it.scaler, "batches": classes(),
-        "scheduler": it.scheduler, "max_norm": 1.0,
-    }  # fmt: skip
-    mine = {
+    own = {name: getattr(it, name) for name in ("model", "optimizer", "scaler", "scheduler")}
+    arguments = own | {"batches": classes(), "max_norm": 1.0}
+    probes = {
         "attributes": lambda: look(vars(it)),
         "meters": lambda: [(Same(one), one.count, one.sum) for one in it.meters.values()],
         "class": lambda: (look(Trainer.losses_of_all), Trainer.latest),
     }
-    return it.training_step, arguments, standard(arguments) | mine
+    return it.training_step, arguments, standard(arguments) | probes
 
 
 STRESSES.append(

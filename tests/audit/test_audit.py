@@ -1,4 +1,4 @@
-"""Right loops in every dtype and on other data, and what an audit takes and leaves."""
+"""Right loops in every dtype and on other data, and what an audit reads and puts back."""
 
 from __future__ import annotations
 
@@ -101,17 +101,13 @@ def test_an_iterator_of_batches_is_not_read_further_than_needed() -> None:
 def test_a_loss_computed_before_an_audit_can_be_differentiated_after_it() -> None:
     step, arguments, _ = make("a step", {}, SOUND)
     model, batch = arguments["model"], arguments["batches"][0]
-    wanted, pending = (
-        torch.autograd.grad(parts.plain(model, *batch), list(model.parameters())),
-        parts.plain(model, *batch),
-    )
+    wanted = torch.autograd.grad(parts.plain(model, *batch), list(model.parameters()))
+    pending = parts.plain(model, *batch)
     assert audit(step, **arguments).names == ()
     assert all(map(torch.equal, torch.autograd.grad(pending, list(model.parameters())), wanted))
 
 
-def test_a_module_of_the_readers_is_put_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_learners_module_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_counters.py").write_text(
         "count, history = 0, []\ndef note():\n    global count\n    count += 1\n"
     )

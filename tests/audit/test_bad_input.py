@@ -12,12 +12,8 @@ from tests.audit.bad_input import BAD_INPUTS, PATIENCE, BadInput
 from tests.findings.record import entry, stored
 
 
-def hangs(bad: BadInput) -> bool:
-    return bad.hangs
-
-
 def answer(bad: BadInput, call=audit) -> tuple[str, str, dict]:
-    """Return what kind of answer a call got, its text, and its line in the record."""
+    """Return the kind of answer that a call got, its text, and its line in the record."""
     names = ()
     try:
         report = bad.call(call)

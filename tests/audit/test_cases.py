@@ -34,8 +34,8 @@ def test_a_sound_step_is_not_accused(case: Case) -> None:
 
 def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:
     deserved = {name for case in BROKEN for name in case.faults}
-    seen_by_the_doctor = {"micro-batches-dropped", "island-of-another-device"}
-    assert set(FAULTS) - deserved - seen_by_the_doctor <= {"batch-does-not-fit"}
+    found_by_the_doctor = {"micro-batches-dropped", "island-of-another-device"}
+    assert set(FAULTS) - deserved - found_by_the_doctor <= {"batch-does-not-fit"}
     names = [case.name for case in [*BROKEN, *SOUND]]
     assert len(names) == len(set(names))
 
@@ -45,7 +45,7 @@ def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:
     [BROKEN[0], *(one for one in SOUND if one.name == "dropout, and the loss passed")],
     **NAMES,
 )
-def test_a_default_device_of_the_readers_changes_nothing(case: Case) -> None:
+def test_another_default_device_changes_nothing(case: Case) -> None:
     step, arguments = case.make()
     with torch.device("meta"):
         report = audit(step, **arguments)

@@ -14,15 +14,12 @@ from amp_course.diagnosis.compare import along, mixture, near
 def test_along_is_the_projection(seed: int, factor: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     reference, noise = torch.randn(2, 50, generator=generator, dtype=torch.float64)
-    found, distance = along(factor * reference + 0.1 * noise, reference)
-    solved, *_ = np.linalg.lstsq(
-        reference[:, None].numpy(), (factor * reference + 0.1 * noise).numpy(), rcond=None
-    )
+    values = factor * reference + 0.1 * noise
+    found, distance = along(values, reference)
+    solved, *_ = np.linalg.lstsq(reference[:, None].numpy(), values.numpy(), rcond=None)
     assert math.isclose(found, solved[0], rel_tol=1e-9)
-    left = (factor * reference + 0.1 * noise) - found * reference
-    assert math.isclose(
-        distance, (left.norm() / (factor * reference + 0.1 * noise).norm()).item(), rel_tol=1e-9
-    )
+    left = values - found * reference
+    assert math.isclose(distance, (left.norm() / values.norm()).item(), rel_tol=1e-9)
 
 
 def test_zeros_are_like_zeros_and_like_nothing_else() -> None:
@@ -42,6 +39,6 @@ def test_a_mixture_gives_its_weights_back(seed: int, weights: list[float]) -> No
     )
 
 
-def test_parts_that_are_alike_cannot_be_told() -> None:
+def test_parts_that_are_alike_cannot_be_told_apart() -> None:
     part = torch.randn(20)
     assert all(map(math.isnan, mixture(part, [part, 2 * part])[0]))

@@ -1,4 +1,4 @@
-"""Steps whose fault once had two names from the doctor, which joins the audit and its watch."""
+"""Steps whose fault the doctor, which combines the audit and its watch, once named twice."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ except RuntimeError: pass
 
 
 def names_by_doctor(case: dict[str, Any], accumulate: int = 1) -> tuple[str, ...]:
-    step, given, _ = make("a step", case, SOUND | {"data": "classes(8)", "scaler": ""})
-    found = (given["model"], step, given["batches"], given["optimizer"], given.get("scaler"))
-    return doctor(*found, timing=0, accumulate=accumulate).names
+    step, arguments, _ = make("a step", case, SOUND | {"data": "classes(8)", "scaler": ""})
+    return doctor(train_step=step, **arguments, timing=0, accumulate=accumulate).names
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -43,5 +42,5 @@ def test_the_doctor_counts_one_fault_once(name: str) -> None:
     assert names_by_doctor(CASES[name], 4 if "micro" in name else 1) == (name,)
 
 
-def test_a_scaler_that_looks_for_its_scale_is_not_ill() -> None:
+def test_a_scaler_that_is_lowering_its_scale_is_sound() -> None:
     assert names_by_doctor({"scaler": "init_scale=2.0**30"}) == ()

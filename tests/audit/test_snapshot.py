@@ -1,4 +1,4 @@
-"""Things that a step can change in unusual ways: a snapshot puts each back, in place."""
+"""Objects that a step can change in unusual ways: a snapshot puts each back, in place."""
 
 import collections
 import dataclasses
@@ -11,9 +11,8 @@ import torch
 
 from amp_course.audit.snapshot import Snapshot
 
-Scene = tuple[
-    Callable[[], Any], Callable[[], Any]
-]  # what the step does, what is looked at before and after
+# The step, and a function that returns what is compared before and after it
+Scene = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 class Plain:
@@ -80,28 +79,34 @@ def sparse_gradient() -> Scene:
 def counter_with_two_owners() -> Scene:
     one, other = Plain(), Plain()
     one.counter = other.counter = itertools.count(3)  # type: ignore[attr-defined]
-    return lambda: next(one.counter) and other, lambda: (
-        repr(one.counter),
-        one.counter is other.counter,
-    )  # type: ignore[attr-defined]
+
+    def state() -> Any:
+        return repr(one.counter), one.counter is other.counter  # type: ignore[attr-defined]
+
+    return lambda: next(one.counter) and other, state  # type: ignore[attr-defined]
 
 
 SCENES = [
-    frozen_slots, expanded_tensor, base_of_a_view, counter_with_two_owners,
-    containers_with_attributes, order_of_recently_used, sparse_gradient,
-]  # fmt: skip
+    frozen_slots,
+    expanded_tensor,
+    base_of_a_view,
+    counter_with_two_owners,
+    containers_with_attributes,
+    order_of_recently_used,
+    sparse_gradient,
+]
 
 
 @pytest.mark.parametrize("make", SCENES, ids=lambda make: make.__name__)
 def test_a_snapshot_puts_back(make: Callable[[], Scene]) -> None:
-    step, look = make()
-    before = look()
+    step, state = make()
+    before = state()
     snapshot = Snapshot([], {"the step": step})
     for _ in range(2):
         step()
-        assert look() != before
+        assert state() != before
         snapshot.restore()
-        assert look() == before and not snapshot.lost
+        assert state() == before and not snapshot.lost
 
 
 def test_a_generator_that_delegates_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Steps that change far more than weights: an audit leaves all as it was, and training goes on."""
+"""Steps that change far more than weights: an audit puts all back, and training goes on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch._dynamo  # noqa: F401 - an optimizer imports it, and that adds filt
 
 from amp_course.audit import audit
 from amp_course.checking.item import UNCHANGED
-from amp_course.checking.sandbox import STATE
-from amp_course.checking.sandbox import sandbox as globals_kept
+from amp_course.checking.sandbox import STATE, sandbox
 from tests.audit.fingerprints import differences, fingerprint, values
 from tests.audit.stress import STRESSES, Stress
 from tests.audit.written import every_second
@@ -21,19 +20,18 @@ from tests.findings.record import entry, of_audit, stored
 
 
 def run_on(step: Callable[..., Any], arguments: dict[str, Any], updates: int = 4) -> list[str]:
-    """Train on as the reader would, with fresh batches. What the calls returned or raised."""
-    batches, accumulate, told = list(arguments["batches"]), arguments.get("accumulate", 1), []
+    """Train on with fresh batches, as a learner would; return what each call returned or raised."""
+    batches, accumulate, results = list(arguments["batches"]), arguments.get("accumulate", 1), []
     takes_last = "last" in inspect.signature(step).parameters
     for i in range(updates * accumulate):
         batch = copy.deepcopy(batches[i % len(batches)])
         last = {"last": (i + 1) % accumulate == 0} if takes_last else {}
+        args = batch if isinstance(batch, tuple) else (batch,)
         try:
-            told.append(
-                repr(step(*batch, **last) if isinstance(batch, tuple) else step(batch, **last))
-            )
+            results.append(repr(step(*args, **last)))
         except (Exception, SystemExit) as error:
-            told.append(repr(error))
-    return told
+            results.append(repr(error))
+    return results
 
 
 def report_of(step, arguments):
@@ -49,9 +47,9 @@ def report_of(step, arguments):
     "stress", every_second(STRESSES), ids=lambda one: one.name.replace(" ", "-")
 )
 def test_everything_is_put_back(stress: Stress) -> None:
-    went_on = []
+    outcomes = []
     for audited in (False, True):
-        with globals_kept():
+        with sandbox():
             step, arguments, probes = stress.make()
             before, switches = fingerprint(probes), [(item, item.get()) for item in STATE]
             if audited:
@@ -59,14 +57,14 @@ def test_everything_is_put_back(stress: Stress) -> None:
                 assert line == stored()[f"stress/{stress.name}"]
                 assert report is not None or not stress.sound
                 changed = [
-                    item.tell(was, now)
+                    item.describe(was, now)
                     for item, was in switches
                     if (now := item.change(was)) is not UNCHANGED
                 ]
                 assert not changed and not [*differences(before, fingerprint(probes))]
                 if stress.sound and report is not None:
                     assert report.names == () and report.not_put_back == (), report
-            told = run_on(step, arguments)
-            went_on.append((told, values(fingerprint(probes))))
-    assert went_on[0][0] == went_on[1][0]
-    assert not [*differences(went_on[0][1], went_on[1][1])]
+            outcomes.append((run_on(step, arguments), values(fingerprint(probes))))
+    (plain, plain_prints), (after_audit, prints) = outcomes
+    assert plain == after_audit
+    assert not [*differences(plain_prints, prints)]

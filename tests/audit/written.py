@@ -3,14 +3,14 @@
 ["no update"]
 faults = ["update-missing", "step-raises"]   without them the step is sound
 why = "The scale never adapts."              what goes wrong, or why it only looks wrong
-style = "method"                             who holds it: one of HOLDERS, or else a function
-optimizer = "Adam, lr=1e-3, fused=True"      what follows its parameters
-scaler = "init_scale=2.0**14"                `audit` gets it if this is here or the step uses it
+style = "method"                             or "callable object", "closure", "partial"
+optimizer = "Adam, lr=1e-3, fused=True"      its class, and the arguments after the parameters
+scaler = "init_scale=2.0**14"                passed to `audit` if this is here or the step uses it
 define = "class Odd(nn.Module): ..."         lines that run before the model is made
 model = "Odd()"
-before = "i = 0"                             lines that run once; the step changes what they name
+before = "i = 0"                             lines that run once; the step may change their names
 takes = "x, y, last=False"
-step = "clear; forward; backward; step"      words, of WORDS or of Python; PLAIN if not here
+step = "clear; forward; backward; step"      WORDS or Python; PLAIN by default
 given = "loss=mse, accumulate=4"             the other arguments of `audit`
 """
 
@@ -32,7 +32,6 @@ from tests.audit import parts
 
 Made = tuple[Callable[..., Any], dict[str, Any]]  # the step, and the other arguments of `audit`
 HERE = Path(__file__).parent
-HOLDERS = ("closure", "method", "callable object", "partial")
 WORDS = {
     "clear": "optimizer.zero_grad()",
     "forward": "with half():\n    loss = criterion(model(x), y)",
@@ -59,7 +58,7 @@ class Case:
     """One step: `step, arguments = case.make()` makes a new one, then `audit(step, **arguments)`.
 
     name:   a few words; unique
-    faults: what it may be called; () for a sound step
+    faults: the names that it may get; () for a sound step
     """
 
     name: str
@@ -68,7 +67,7 @@ class Case:
 
 
 def lines_of(text: str, indent: str = "") -> list[str]:
-    """Return the Python that words stand for: "clear; forward / 2; backward"."""
+    """Return the lines of Python for words such as "clear; forward / 2; backward"."""
     found = []
     for line in text.strip("\n").split("\n"):
         space, line = indent + line[: len(line) - len(line.lstrip())], line.strip()
@@ -85,38 +84,37 @@ def lines_of(text: str, indent: str = "") -> list[str]:
 def step_of(
     name: str, text: str, takes: str, style: str, used: dict[str, Any], names: dict[str, Any]
 ) -> Any:
-    """Return the step: a function whose globals are `used`, or held as its style says."""
+    """Return the step: a function whose globals are `used`, or what its style names."""
     lines = lines_of(text)
-    holder = next((one for one in HOLDERS if one in style), "function")
     given = re.compile(rf"(?<![\w.])({'|'.join(sorted(used))})\b(?!=[^=])")
-    if holder == "closure":
+    if style == "closure":
         lines = [line.replace("global ", "nonlocal ") for line in lines]
         head = [f"def make({', '.join(used)}):", f"    def step({takes}):"]
         tail = ["    return step"]
-    elif holder in ("method", "callable object"):
-        method = "__call__" if holder == "callable object" else "step"
+    elif style in ("method", "callable object"):
+        method = "__call__" if style == "callable object" else "step"
         lines = [given.sub(r"self.\1", line) for line in lines if "global " not in line]
         start = ["    def __init__(self, **parts):", "        vars(self).update(parts)"]
         head, tail = ["class Trainer:", *start, f"    def {method}(self, {takes}):"], []
     else:
-        more = f", *, {', '.join(used)}" if holder == "partial" else ""
+        more = f", *, {', '.join(used)}" if style == "partial" else ""
         head, tail = [f"def step({takes}{more}):"], []
     depth = " " * (4 + len(head[-1]) - len(head[-1].lstrip()))
     file = str(HERE / f"{name}.py")
     source = "\n".join([*head, *(depth + line for line in lines), *tail]) + "\n"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope = names | used if holder == "function" else dict(names)
+    scope = names | used if style == "function" else dict(names)
     exec(compile(source, file, "exec"), scope)
-    if holder == "closure":
+    if style == "closure":
         return scope["make"](**used)
-    if holder in ("method", "callable object"):
+    if style in ("method", "callable object"):
         trainer = scope["Trainer"](**used)
-        return trainer if holder == "callable object" else trainer.step
-    return functools.partial(scope["step"], **used) if holder == "partial" else scope["step"]
+        return trainer if style == "callable object" else trainer.step
+    return functools.partial(scope["step"], **used) if style == "partial" else scope["step"]
 
 
 def live(step: Any) -> dict[str, Any]:
-    """Return the variables that a step has, with the values that they have now."""
+    """Return a step's variables with their current values."""
     function = getattr(step, "__func__", step)
     if function is not step:
         return vars(step.__self__)
@@ -133,7 +131,7 @@ def make(
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return a case's step, the other arguments of `audit`, and all names.
 
-    base: what the case leaves unsaid
+    base: the defaults for what the case leaves out
     """
     case = {"step": PLAIN} | base | case
     torch.manual_seed(0)
@@ -173,27 +171,19 @@ def make(
     own = {key: value for key, value in setup.items() if value is not names.get(key, ...)}
     used = {key: value for key, value in own.items() if re.search(rf"\b{key}\b", code)}
     step = step_of(
-        name, case["step"], case.get("takes", "x, y"), case.get("style", ""), used, names
+        name, case["step"], case.get("takes", "x, y"), case.get("style", "function"), used, names
     )
     return step, arguments, setup
 
 
-BROKEN: dict[str, Any] = {
-    "net": "net()",
-    "data": "rows()",
-    "criterion": "F.mse_loss",
-    "optimizer": "SGD",
-}
-SOUND: dict[str, Any] = {
-    "net": "mlp()",
-    "data": "classes()",
-    "criterion": "F.cross_entropy",
-    "optimizer": "SGD",
-}
+BROKEN: dict[str, Any] = dict(net="net()", data="rows()", criterion="F.mse_loss", optimizer="SGD")
+SOUND: dict[str, Any] = dict(
+    net="mlp()", data="classes()", criterion="F.cross_entropy", optimizer="SGD"
+)
 
 
 def read(pattern: str) -> dict[str, dict[str, Any]]:
-    """Return what the files say whose names fit: name → case."""
+    """Read the files whose names match: name → case."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(HERE.glob(pattern)):
         more = tomllib.loads(path.read_text("utf-8"))
@@ -203,19 +193,19 @@ def read(pattern: str) -> dict[str, dict[str, Any]]:
 
 
 def first_of_each(cases: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
-    """Leave to the slow tests what has the key of a case before it."""
-    late = (key in keys[:place] for place, key in enumerate(keys))
-    each = zip(cases, late, strict=True)
+    """Mark cases as slow that have the key of an earlier case."""
+    later = (key in keys[:place] for place, key in enumerate(keys))
+    each = zip(cases, later, strict=True)
     return [pytest.param(case, marks=[pytest.mark.slow] * slow) for case, slow in each]
 
 
 def every_second(cases: Sequence[Any]) -> list[Any]:
-    """Leave every second case to the slow tests."""
+    """Mark every second case as slow."""
     return first_of_each(cases, [place // 2 for place, _ in enumerate(cases)])
 
 
 def cases_of(pattern: str, base: dict[str, Any]) -> list[Case]:
-    """Return the cases of the files whose names fit."""
+    """Return the cases of the files whose names match."""
 
     def made(name: str, case: dict[str, Any]) -> Made:
         return make(name, case, base)[:2]

@@ -33,7 +33,7 @@ class Counted(TorchDispatchMode):
 
 
 class Does(nn.Module):
-    """Has one weight, and does what it is given with it."""
+    """Has one weight, and calls a function with it."""
 
     def __init__(self, function):
         super().__init__()

@@ -25,15 +25,15 @@ def test_answers_to_the_panels_questions():
 
 
 def test_which_ops_can_overflow_in_fp16_on_a_gpu_is_what_chapter_11_says(cuda):
-    told = {
+    expected = {
         "lower": ("matmul", "conv2d"),
         "unchanged": ("add", "mul", "mean"),
         "fp32": ("exp", "pow", "sum", "softmax", "layer_norm", "cross_entropy"),
     }
     assert {
         verdict: tuple(op for op in ops if cuda[op].verdict == verdict)
-        for verdict, ops in told.items()
-    } == told
+        for verdict, ops in expected.items()
+    } == expected
 
 
 class Product(torch.autograd.Function):
@@ -116,12 +116,12 @@ def test_the_old_names_warn_and_switch_themselves_off():
 def test_data_parallel_carries_on_or_off_and_no_dtype():
     source = inspect.getsource(torch.nn.parallel.parallel_apply)
     assert "enabled=autocast_enabled" in source and "get_autocast_dtype" not in source
-    seen = []
+    dtypes = []
     with stage("cuda"), region("cuda", torch.bfloat16):
-        thread = Thread(target=lambda: seen.append(torch.get_autocast_dtype("cuda")))
+        thread = Thread(target=lambda: dtypes.append(torch.get_autocast_dtype("cuda")))
         thread.start()
         thread.join()
-    assert seen == [torch.float16]
+    assert dtypes == [torch.float16]
 
 
 @pytest.mark.skipif(not is_fake("cuda"), reason="real CUDA autocast needs no stand-in")
@@ -132,9 +132,9 @@ def test_autocast_for_cuda_leaves_tensors_on_the_cpu_alone():
 
 def test_a_model_cast_once_is_half_and_autocast_comes_on_top():
     net, x = SimpleNet(16), torch.randn(1, 16)
-    held = sum(p.numel() * 4 for p in net.parameters())
+    size = sum(p.numel() * 4 for p in net.parameters())
     with torch.inference_mode():
-        assert trace(net, x).cast_bytes() == held // 2 + 2 * x.numel()
+        assert trace(net, x).cast_bytes() == size // 2 + 2 * x.numel()
         assert trace(net.bfloat16(), x.bfloat16()).cast_bytes() == 0
 
 

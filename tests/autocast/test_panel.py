@@ -1,5 +1,5 @@
-"""The panel without a browser: its controls drive it, faults are told in place,
-and it redraws from kept traces.
+"""The panel without a browser: its controls drive it, faults are reported in place,
+and it redraws from stored traces.
 """
 
 import html
@@ -83,7 +83,7 @@ def test_a_choice_made_before_is_not_traced_again(panel, monkeypatch):
 def test_what_is_recorded_for_a_page_shows_the_same(panel, monkeypatch):
     text = json.dumps(DtypeTrace.record(), separators=(",", ":"))
     assert len(text) < 200_000
-    traces = {setting: panel._traced(*setting) for setting in _SETTINGS}
+    traces = {setting: panel._traced(setting) for setting in _SETTINGS}
     monkeypatch.setattr(
         "amp_course.autocast.panel.run_trace", lambda *_: pytest.fail("this has no torch")
     )

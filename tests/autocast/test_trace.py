@@ -38,12 +38,12 @@ def models():
 
 
 def hooked_dtypes(model, inputs, dtype):
-    """The oracle: output dtypes of every module, in the order of calls, seen by ordinary hooks."""
-    seen, handles = {}, []
+    """The oracle: output dtypes of every module, in the order of calls, from ordinary hooks."""
+    found, handles = {}, []
     for path, module in model.named_modules():
 
         def hook(module, args, output, path=path or "(model)"):
-            seen[path] = tuple(one.dtype for one in tensors_in(output))
+            found[path] = tuple(one.dtype for one in tensors_in(output))
 
         handles.append(module.register_forward_hook(hook))
     try:
@@ -55,13 +55,11 @@ def hooked_dtypes(model, inputs, dtype):
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return found
 
 
 def cannot_run(model, inputs, dtype):
-    """Whether this processor has no kernel for it, as most have none for an LSTM in 16 bits;
-    then `trace` has to say so.
-    """
+    """Return True if this processor has no kernel for it, which `trace` then has to say."""
     try:
         hooked_dtypes(model, inputs, dtype)
     except RuntimeError as error:
@@ -107,16 +105,16 @@ def test_changes_no_bit_of_the_result(name, dtype):
     model, inputs = models()[name]
     if cannot_run(model, inputs, dtype):
         return
-    kept = []
+    outputs = []
     model.register_forward_hook(
-        lambda module, args, output: kept.append([one.clone() for one in tensors_in(output)])
+        lambda module, args, output: outputs.append([one.clone() for one in tensors_in(output)])
     )
     torch.manual_seed(3)
     trace(model, *inputs, device_type="cpu", dtype=dtype)
     torch.manual_seed(3)
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         model(*inputs)
-    assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
 
 class Counter(nn.Module):
@@ -233,9 +231,7 @@ def test_inference_mode_caches_weights_only_in_an_older_torch():
 
 
 def caches_under_inference():
-    """The oracle: whether a weight that changes between two uses in one region changes the
-    second result.
-    """
+    """Return True if a weight that changes between two uses in a region keeps its first copy."""
     line, x = nn.Linear(4, 4), torch.ones(1, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         before = line(x)
@@ -361,8 +357,8 @@ def test_a_loss_of_ones_own():
     row = traced["(loss)"]
     assert (row.inputs, row.outputs) == ((torch.bfloat16,), (torch.float32,))
     assert any(op.op == "mse_loss_backward" and op.module == "(loss)" for op in traced)
-    for loss, given in ((lambda output: output, r"a tensor of \(2, 8\)"), (lambda _: 3.0, "float")):
-        with pytest.raises(ValueError, match=f"{given}, and a backward pass starts from a scalar"):
+    for loss, got in ((lambda output: output, r"a tensor of \(2, 8\)"), (lambda _: 3.0, "float")):
+        with pytest.raises(ValueError, match=f"{got}, and a backward pass starts from a scalar"):
             trace(model, x, loss=loss)
 
 
@@ -475,7 +471,7 @@ def test_a_model_that_cannot_be_copied_says_why():
         def __init__(self):
             super().__init__()
             self.line = nn.Linear(2, 2)
-            self.held = self.line(torch.ones(2))  # no leaf, which deepcopy refuses
+            self.output = self.line(torch.ones(2))  # no leaf, which deepcopy refuses
 
     with pytest.raises(ValueError, match="register_buffer"):
         moved_copy(Holds(), ((), {}), "cpu", fake=False)
@@ -489,9 +485,7 @@ def test_scripted_models_are_traced():
 
 
 class Calls(nn.Module):
-    """Multiplies by its weight with a function that it is given,
-    or with a compiled method of its own.
-    """
+    """Multiplies by its weight, with any function or with its own compiled method."""
 
     def __init__(self, product=None):
         super().__init__()
@@ -542,17 +536,17 @@ def test_compiled_code_that_is_no_module_is_traced_uncompiled_and_said_to_be(how
 
 
 def test_what_is_kept_from_the_compiler_is_not_taken_for_compiled_and_compiling_works_afterwards():
-    kept, seen = torch.compiler.disable(plain_product), []
+    excluded, sizes = torch.compiler.disable(plain_product), []
 
     def backend(graph, inputs):
-        seen.append(len(inputs))
+        sizes.append(len(inputs))
         return graph.forward
 
     x, compiled = torch.rand(2, 4), torch.compile(plain_product, backend=backend)
-    assert trace(Calls(kept), x).notes == () != trace(Calls(compiled), x).notes
-    assert seen == []
+    assert trace(Calls(excluded), x).notes == () != trace(Calls(compiled), x).notes
+    assert sizes == []
     compiled(x, torch.rand(4, 4))
-    assert seen == [2]
+    assert sizes == [2]
 
 
 def test_one_cast_is_no_casts():

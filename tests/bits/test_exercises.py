@@ -17,8 +17,8 @@ def test_one_wrong_pattern_of_65536_is_found():
     outcome = decode_fp16.check(
         lambda pattern: 0.12345 if pattern == corrupted else decode(pattern, FP16)
     )
-    told = f"for 0x{corrupted:04X}, you return 0.12345"
-    assert outcome.state == "not yet" and told in outcome.message
+    words = f"for 0x{corrupted:04X}, you return 0.12345"
+    assert outcome.state == "not yet" and words in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_what_was_right_once_is_wrong_the_next_time(exercise, right):
     """Numbers are drawn: a table of the answers to one check does not pass another."""
     table = {}
 
-    def learn(*given):
-        table[given] = right(*given)
-        return table[given]
+    def learn(*arguments):
+        table[arguments] = right(*arguments)
+        return table[arguments]
 
     assert exercise.check(learn).state == "correct"
-    assert exercise.check(lambda *given: table.get(given, 0)).state == "not yet"
+    assert exercise.check(lambda *arguments: table.get(arguments, 0)).state == "not yet"
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ ODD = [None, "1.0", [1], 1j, True, math.nan, 10**400, {}, torch.ones(2), torch.o
 @pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
 def test_odd_returns_are_told_clearly(exercise):
-    for given in ODD:
+    for value in ODD:
 
-        def answer(*_, given=given):
-            return given
+        def answer(*_, value=value):
+            return value
 
         answers = [answer]
         if exercise is round_bf16:  # and in place of the number
             answers = [
                 {"differs": 1.1, "round_bf16": answer},
-                {"differs": given, "round_bf16": torch.Tensor.bfloat16},
+                {"differs": value, "round_bf16": torch.Tensor.bfloat16},
             ]
         for one in answers:
             outcome = exercise.check(one)
-            assert outcome.state == "not yet", given
-            assert "could not continue" not in outcome.message, given
+            assert outcome.state == "not yet", value
+            assert "could not continue" not in outcome.message, value
 
 
 @pytest.mark.parametrize(

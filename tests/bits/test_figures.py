@@ -1,4 +1,4 @@
-"""Figures draw what they are given: checked on the artists, not on pixels."""
+"""Figures draw their data: checked on the artists, not on pixels."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_ulp_lines_end_where_the_format_does():
 
 
 def test_integers_end_where_a_line_crosses_the_mark():
-    """The claim, from torch itself: 2^(M + 1) is kept and the next integer is not;
+    """The claim, from torch itself: 2^(M + 1) is exact and the next integer is not;
     there the drawn line is at the mark.
     """
     exponents = range(0, 18)

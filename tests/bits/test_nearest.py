@@ -23,8 +23,8 @@ def test_error_and_relative_error_are_exact(exact, fmt):
     if is_finite(found.value):
         assert found.error == Fraction(decode(found.pattern, fmt)) - exact
         assert found.relative == (abs(found.error) / abs(exact) if exact else None)
-        if found.fate in ("up", "down"):
-            assert (found.error > 0) == (found.fate == "up")
+        if found.outcome in ("up", "down"):
+            assert (found.error > 0) == (found.outcome == "up")
 
 
 @given(st.sampled_from([f.FP16, f.BF16, f.FP8_E5M2, f.FP4_E2M1]), st.data())
@@ -38,7 +38,7 @@ def test_a_tie_is_half_way_and_goes_to_the_even_pattern(fmt, data):
 
 
 @pytest.mark.parametrize(
-    ("exact", "fmt", "fate", "value"),
+    ("exact", "fmt", "outcome", "value"),
     [
         (Fraction(2048), f.FP16, "exact", 2048),
         (Fraction(2049), f.FP16, "down", 2048),
@@ -53,15 +53,15 @@ def test_a_tie_is_half_way_and_goes_to_the_even_pattern(fmt, data):
         (-0.0, f.FP16, "exact", 0),
     ],
 )
-def test_fates(exact, fmt, fate, value):
+def test_outcomes(exact, fmt, outcome, value):
     found = nearest(exact, fmt)
-    assert (found.fate, found.value) == (fate, value)
+    assert (found.outcome, found.value) == (outcome, value)
 
 
 def test_nan_is_kept_or_has_no_pattern():
-    assert nearest(math.nan, f.FP8_E4M3).fate == "exact"
+    assert nearest(math.nan, f.FP8_E4M3).outcome == "exact"
     none = nearest(math.nan, f.FP4_E2M1)
-    assert none.fate == "none" and none.pattern is None and none.error is None
+    assert none.outcome == "none" and none.pattern is None and none.error is None
     with pytest.raises(ValueError, match=r"fp4 E2M1 has no NaN.*choose a format with NaN"):
         pattern_for(math.nan, f.FP4_E2M1)
 

@@ -208,7 +208,7 @@ def test_quick_picks(fmt, panel):
         assert panel.value == value == float(panel.exact)
         text = panel.text.value
         panel.picks["0.1"].click()
-        panel.text.value = text  # what stands in the field can be typed
+        panel.text.value = text  # the text in the field can be typed again
         assert panel.value == value
     panel.picks["0.1"].click()
     assert panel.exact == Fraction(1, 10) and panel.text.value == "0.1"

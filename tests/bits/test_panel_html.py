@@ -1,5 +1,5 @@
 """The panel's HTML: it says what the domain says, for every kind of pattern,
-and holds no markup of the reader's.
+and holds no markup that was typed.
 """
 
 import re
@@ -27,7 +27,7 @@ from amp_course.bits.parse import read
 
 
 def plain(html):
-    """The text alone, cells set apart by |."""
+    """The text alone, cells separated by |."""
     return re.sub(r"\s*\|[\s|]*", "|", re.sub(r"<[^>]*>", "|", html))
 
 

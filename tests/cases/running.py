@@ -1,4 +1,4 @@
-"""A case: a script, what expected.toml wants said of it, and how it runs in its own process."""
+"""A case: a script, what the tools have to say of it, and how it runs in its own process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-LIMIT = 400  # seconds, on a machine that does other things too
+LIMIT = 400  # seconds, on a busy machine
+_HOW_TO_RUN = ("ranks", "terminal")  # keys of expected.toml
 
 
 @dataclass(frozen=True)
 class Got:
     """What came of a case.
 
-    calls: of each call of a tool, "names" of the findings, "advised" and "right"
+    calls: for each call of a tool, "names" of the findings, "advised" and "right"
     exit:  code of the process
-    text:  all it printed
+    text:  all that it printed
     """
 
     calls: list[dict[str, Any]]
@@ -34,32 +35,26 @@ class Got:
     text: str
 
     def __str__(self) -> str:
-        said = [
-            ", ".join(call["names"]) + "".join(f" ({name})" for name in call.get("advised", ()))
+        calls = [
+            " ".join([", ".join(call["names"]), *(f"({name})" for name in call.get("advised", ()))])
             for call in self.calls
         ]
-        return f"{' / '.join(one.strip() or 'none' for one in said) or '-'}; exit {self.exit}"
+        return f"{' / '.join(one.strip() or 'none' for one in calls) or '-'}; exit {self.exit}"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script of tests/cases, and what is wanted. name: "audit/05_short_last_group"."""
+    """A script of tests/cases, and what is expected. name: "audit/05_short_last_group"."""
 
     name: str
     expected: dict[str, Any]
     path: Path = field(repr=False)
 
     @property
-    def later(self) -> str:
-        """Why it waits for rules that are not written yet; "" if it does not."""
-        return str(self.expected.get("later", ""))
-
-    @property
     def wanted(self) -> str:
-        """What is expected, on a line."""
-        keys = set(self.expected) - {"later", "ranks", "terminal"}
-        told = {key: value for key, value in self.expected.items() if key in keys}
-        return re.sub(r"[\[\]{}'\"]", "", str(told)).replace("|", "\\|")
+        """What is expected, on one line."""
+        shown = {key: self.expected[key] for key in self.expected if key not in _HOW_TO_RUN}
+        return re.sub(r"[\[\]{}'\"]", "", str(shown)).replace("|", "\\|")
 
     def run(self) -> Got:
         """Run it in a folder that is removed again."""
@@ -91,12 +86,12 @@ class Case:
         wrong = []
         for call in got.calls or [{"names": []}]:
             names = set(call["names"])
-            told = names | set(call.get("advised", ()))
-            for key, said in (("named", names), ("told", told)):
+            reported = names | set(call.get("advised", ()))
+            for key, found in (("named", names), ("told", reported)):
                 wanted = expected.get(key)
-                if wanted is not None and not (said if "*" in wanted else said & set(wanted)):
-                    wrong.append(f"{key} is {', '.join(sorted(said)) or 'nothing'}")
-            if accused := set(expected.get("not_named", ())) & told:
+                if wanted is not None and not (found if "*" in wanted else found & set(wanted)):
+                    wrong.append(f"{key} is {', '.join(sorted(found)) or 'nothing'}")
+            if accused := set(expected.get("not_named", ())) & reported:
                 wrong.append(f"named {', '.join(sorted(accused))}")
             if names and expected.get("clean"):
                 wrong.append(f"accused of {', '.join(sorted(names))}")
@@ -126,13 +121,13 @@ def _run(
 ) -> tuple[str, int]:
     """Return what a Python program prints, and its exit code; after LIMIT it is killed."""
     environment = {"CASE_RESULTS": str(results or ""), "PYTHONPATH": str(HERE.parent.parent)}
-    keyboard, given = pty.openpty() if terminal else (None, subprocess.DEVNULL)
+    keyboard, stdin = pty.openpty() if terminal else (None, subprocess.DEVNULL)
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
         env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
-        stdin=given,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -143,12 +138,11 @@ def _run(
         os.killpg(process.pid, signal.SIGKILL)
         return f"{process.communicate()[0]}\nkilled after {LIMIT} s", -9
     finally:
-        for one in (keyboard, given) if terminal else ():
-            os.close(one)
+        for end in (keyboard, stdin) if terminal else ():
+            os.close(end)
 
 
 _EXPECTED = tomllib.loads((HERE / "expected.toml").read_text("utf-8"))
-FAILS_TODAY: list[str] = _EXPECTED.pop("fails_today")
 CASES = [
     Case(f"{kind}/{name}", expected, HERE / kind / f"{name}.py")
     for kind, cases in _EXPECTED.items()

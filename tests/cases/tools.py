@@ -1,6 +1,6 @@
-"""The tools that the cases call, imported here alone: where they live changes, the cases do not.
+"""The tools that the cases call, imported only here, so that cases outlive a change of modules.
 
-Each call leaves its result as a line of JSON in the file $CASE_RESULTS, for the runner.
+Each call writes its result as a line of JSON to the file $CASE_RESULTS, for the runner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["audit", "compare_precisions", "doctor", "first_nonfinite", "replay",
 FAULT_NAMES = {*catalogue()}
 
 
-def _kept(
+def _recorded(
     tool: Callable[..., Any], names: Callable[[Any], Any], **more: Callable[[Any], Any]
 ) -> Callable[..., Any]:
     """Return the tool, which then also writes what it found."""
@@ -42,9 +42,9 @@ def _kept(
 
 
 def _ops(found: Any) -> list[str]:
-    return [found.first.op] if found.first else ["given"] if found.given else []
+    return [found.first.op] if found.first else ["given"] if found.preexisting else []
 
 
-audit = _kept(_audit, lambda found: found.names, right=lambda found: found.right)
-doctor = _kept(_doctor, lambda found: found.names, advised=lambda found: found.advised)
-first_nonfinite = _kept(_first_nonfinite, _ops)
+audit = _recorded(_audit, lambda found: found.names, right=lambda found: found.right)
+doctor = _recorded(_doctor, lambda found: found.names, advised=lambda found: found.advised)
+first_nonfinite = _recorded(_first_nonfinite, _ops)

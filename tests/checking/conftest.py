@@ -1,6 +1,4 @@
-"""An exercise to check against, a progress file of each test's own,
-and a look at the state that a process shares.
-"""
+"""An exercise to check, a progress file for each test, and the state that a process shares."""
 
 import functools
 import random
@@ -20,8 +18,7 @@ from amp_course.checking import Card, Exercise, within
 from amp_course.checking.limit import PATIENCE
 from amp_course.checking.warmup import load_lazy_modules
 
-# Torch's compiler brings warning filters of its own, which would look like somebody's doing in a
-# test.
+# Torch's compiler adds warning filters, which a test would blame on the code under test.
 load_lazy_modules()
 
 
@@ -33,9 +30,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of_the_course(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that is written here pass for one of a chapter's,
-    in whose lines no reader looks.
-    """
+    """Let a function that is written here count as the course's own code."""
     file = str(Path(amp_course.__file__).with_name("judges.py"))
     function.__code__ = function.__code__.replace(co_filename=file)
     return function
@@ -57,9 +52,7 @@ class Calling:
 
 @pytest.fixture
 def make() -> Callable[..., Exercise]:
-    """An exercise whose judge calls the answer with nothing and takes whatever comes;
-    any field can be given.
-    """
+    """An exercise whose judge only calls the answer; any field can be set."""
 
     def build(**fields: Any) -> Exercise:
         usual: dict[str, Any] = {
@@ -96,9 +89,7 @@ def make() -> Callable[..., Exercise]:
 
 
 def shared_state() -> dict[str, Any]:
-    """Return what a process shares, read without the package;
-    random states as the numbers that they give next.
-    """
+    """Return what a process shares, read without the package; of random states the next numbers."""
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
     drawn = torch.rand(3, generator=generator, dtype=torch.float64, device="cpu")

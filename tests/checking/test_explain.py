@@ -28,12 +28,22 @@ def setting(
     return weight, torch.optim.SGD([weight], lr=0.1), scaler()
 
 
+PROVOKED: list[tuple[Callable[[], Any], str]] = []
+
+
+def provokes(words: str) -> Callable[..., Any]:
+    """Collect a function that raises an error, and words of its explanation."""
+    return lambda function: PROVOKED.append((function, words)) or function
+
+
+@provokes("found no gradient to look at")
 def step_without_backward():
     weight, optimizer, s = setting()
     s.scale(weight.sum())
     s.step(optimizer)
 
 
+@provokes("found no gradient to look at")
 def step_after_zero_grad():
     weight, optimizer, s = setting()
     s.scale(weight.sum()).backward()
@@ -41,28 +51,33 @@ def step_after_zero_grad():
     s.step(optimizer)
 
 
+@provokes("since the last `update()`, or since the start")
 def update_without_step():
     weight, _, s = setting()
     s.scale(weight.sum()).backward()
     s.update()
 
 
+@provokes("never asked to scale")
 def step_without_scale():
     weight, optimizer, s = setting()
     weight.sum().backward()
     s.step(optimizer)
 
 
+@provokes("never asked to scale")
 def unscale_without_scale():
     weight, optimizer, s = setting()
     weight.sum().backward()
     s.unscale_(optimizer)
 
 
+@provokes("never asked to scale")
 def update_without_scale():
     scaler().update()
 
 
+@provokes("ran twice with no `scaler.update()`")
 def unscale_twice():
     weight, optimizer, s = setting()
     s.scale(weight.sum()).backward()
@@ -70,6 +85,7 @@ def unscale_twice():
     s.unscale_(optimizer)
 
 
+@provokes("missing or out of place")
 def unscale_after_step():
     weight, optimizer, s = setting()
     s.scale(weight.sum()).backward()
@@ -77,6 +93,7 @@ def unscale_after_step():
     s.unscale_(optimizer)
 
 
+@provokes("one step, one update")
 def step_twice():
     weight, optimizer, s = setting()
     s.scale(weight.sum()).backward()
@@ -84,89 +101,108 @@ def step_twice():
     s.step(optimizer)
 
 
+@provokes("leave out `.half()`")
 def half_parameters():
     weight, optimizer, s = setting(torch.float16)
     s.scale(weight.sum()).backward()
     s.unscale_(optimizer)
 
 
+@provokes("Compute the loss again")
 def backward_twice():
     loss = (setting()[0] ** 2).sum()
     loss.backward()
     loss.backward()
 
 
+@provokes("reduce the loss")
 def backward_of_a_vector():
     (setting()[0] * 2).backward()
 
 
+@provokes("not connected to the parameters")
 def backward_of_a_number_made_new():
     torch.tensor(setting()[0].sum().item()).backward()
 
 
+@provokes("not connected to the parameters")
 def backward_under_no_grad():
     with torch.no_grad():
         loss = setting()[0].sum()
     loss.backward()
 
 
+@provokes("do it under `torch.no_grad()`")
 def parameter_changed_in_place():
     setting()[0].add_(1)
 
 
+@provokes("inference mode met autograd")
 def inference_tensor_in_backward():
     with torch.inference_mode():
         x = torch.ones(2)
     (setting()[0] * x).sum().backward()
 
 
+@provokes("inference mode met autograd")
 def inference_tensor_changed():
     with torch.inference_mode():
         x = torch.ones(2)
     x.add_(1)
 
 
+@provokes("different dtypes met")
 def half_input_to_linear():
     nn.Linear(2, 2)(torch.ones(1, 2).half())
 
 
+@provokes("different dtypes met")
 def half_input_to_conv():
     nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 2, 2).bfloat16())
 
 
+@provokes("different dtypes met")
 def float_input_to_half_norm():
     nn.BatchNorm1d(2).bfloat16()(torch.ones(3, 2))
 
 
+@provokes("different dtypes met")
 def half_input_to_lstm():
     nn.LSTM(2, 2)(torch.ones(1, 1, 2).half())
 
 
+@provokes("different dtypes met")
 def half_times_float():
     torch.bmm(torch.ones(1, 2, 2).half(), torch.ones(1, 2, 2))
 
 
+@provokes("different dtypes met")
 def attention_of_mixed_dtypes():
     q, k = torch.ones(1, 2, 2).half(), torch.ones(1, 2, 2)
     nn.functional.scaled_dot_product_attention(q, k, k)
 
 
+@provokes("no 16-bit version here")
 def half_inverse():
     torch.linalg.inv(torch.eye(2).half())
 
 
+@provokes("no 16-bit version here")
 def half_distances():
     torch.cdist(torch.eye(2).half(), torch.eye(2).half())
 
 
+@provokes("beyond fp16's range")
 def mask_beyond_range():
     torch.ones(2).half().masked_fill(torch.tensor([True, False]), -1e9)
 
 
+@provokes("NumPy has no bf16")
 def bf16_to_numpy():
     torch.ones(2).bfloat16().numpy()
 
 
+@provokes("different devices")
 def two_devices():
     nn.Linear(2, 2, device="meta")(torch.ones(1, 2))
 
@@ -174,48 +210,59 @@ def two_devices():
 def takes_two(model, inputs, *, key): ...
 
 
+@provokes("compare its signature")
 def too_few_arguments():
     takes_two(1, key=2)
 
 
+@provokes("compare its signature")
 def too_many_arguments():
     takes_two(1, 2, 3, key=2)
 
 
+@provokes("compare its signature")
 def keyword_missing():
     takes_two(1, 2)
 
 
+@provokes("compare its signature")
 def unknown_keyword():
     takes_two(1, 2, key=3, colour=4)
 
 
+@provokes("compare its signature")
 def given_twice():
     takes_two(1, 2, model=3, key=4)
 
 
+@provokes("set TMPDIR")
 def no_temporary_folder():
     raise FileNotFoundError(
         2, "No usable temporary directory found in ['/tmp', '/var/tmp']"
     )  # as tempfile does
 
 
+@provokes("used before it is defined")
 def undefined_name():
     return not_defined_anywhere  # noqa: F821
 
 
+@provokes("calls itself endlessly")
 def endless_recursion():
     endless_recursion()
 
 
+@provokes("`return`")
 def exits():
     raise SystemExit(0)
 
 
+@provokes("`assert` did not hold")
 def asserts():
     assert len([]) == 1
 
 
+@provokes("no GPU here")
 def asks_for_a_gpu():
     raise AssertionError(
         "Torch not compiled with CUDA enabled"
@@ -225,52 +272,9 @@ def asks_for_a_gpu():
 MINE = explain.__code__.co_filename.replace("amp_course/", "amp_course_mine/")
 
 
+@provokes("to debug your function, call it yourself")
 def asks() -> None:
     NoInput().readline()  # `sys.stdin` while a check runs
-
-
-PROVOKED: list[Any] = [
-    (asks, "to debug your function, call it yourself"),
-    (step_without_backward, "found no gradient to look at"),
-    (step_after_zero_grad, "found no gradient to look at"),
-    (update_without_step, "since the last `update()`, or since the start"),
-    (step_without_scale, "never asked to scale"),
-    (unscale_without_scale, "never asked to scale"),
-    (update_without_scale, "never asked to scale"),
-    (unscale_twice, "ran twice with no `scaler.update()`"),
-    (unscale_after_step, "missing or out of place"),
-    (step_twice, "one step, one update"),
-    (half_parameters, "leave out `.half()`"),
-    (backward_twice, "Compute the loss again"),
-    (backward_of_a_vector, "reduce the loss"),
-    (backward_of_a_number_made_new, "not connected to the parameters"),
-    (backward_under_no_grad, "not connected to the parameters"),
-    (parameter_changed_in_place, "do it under `torch.no_grad()`"),
-    (inference_tensor_in_backward, "inference mode met autograd"),
-    (inference_tensor_changed, "inference mode met autograd"),
-    (half_input_to_linear, "different dtypes met"),
-    (half_input_to_conv, "different dtypes met"),
-    (float_input_to_half_norm, "different dtypes met"),
-    (half_input_to_lstm, "different dtypes met"),
-    (half_times_float, "different dtypes met"),
-    (attention_of_mixed_dtypes, "different dtypes met"),
-    (half_inverse, "no 16-bit version here"),
-    (half_distances, "no 16-bit version here"),
-    (mask_beyond_range, "beyond fp16's range"),
-    (bf16_to_numpy, "NumPy has no bf16"),
-    (two_devices, "different devices"),
-    (too_few_arguments, "compare its signature"),
-    (too_many_arguments, "compare its signature"),
-    (keyword_missing, "compare its signature"),
-    (unknown_keyword, "compare its signature"),
-    (given_twice, "compare its signature"),
-    (no_temporary_folder, "set TMPDIR"),
-    (undefined_name, "used before it is defined"),
-    (endless_recursion, "calls itself endlessly"),
-    (exits, "`return`"),
-    (asserts, "`assert` did not hold"),
-    (asks_for_a_gpu, "no GPU here"),
-]
 
 
 def raised_by(function: Callable[[], Any]) -> BaseException:
@@ -286,24 +290,24 @@ def raised_by(function: Callable[[], Any]) -> BaseException:
 )
 def test_known_message_is_explained(function: Callable[[], Any], words: str) -> None:
     error = raised_by(function)
-    told = explain(error)
-    assert told.startswith(f"your code raised {type(error).__name__}")
-    assert words in told.split("`", 2)[2], told  # after the message and the line that are quoted
+    text = explain(error)
+    assert text.startswith(f"your code raised {type(error).__name__}")
+    assert words in text.split("`", 2)[2], text  # after the message and the line that are quoted
     first, last = (
         function.__code__.co_firstlineno,
         max(line or 0 for _, _, line in function.__code__.co_lines()),
     )
-    assert any(f"in line {n}, `" in told for n in [*range(first, last + 1)]), told
-    assert "\n" not in told
+    assert any(f"in line {n}, `" in text for n in [*range(first, last + 1)]), text
+    assert "\n" not in text
 
 
 def test_every_known_pattern_is_provoked() -> None:
-    seen = set()
+    found = set()
     for function, _ in PROVOKED:
         error = raised_by(function)
-        told = f"{type(error).__name__}: {error}".strip()
-        seen.add(next(n for n, pattern in enumerate(_KNOWN) if re.search(pattern, told)))
-    assert seen == set(range(len(_KNOWN)))
+        raised = f"{type(error).__name__}: {error}".strip()
+        found.add(next(n for n, pattern in enumerate(_KNOWN) if re.search(pattern, raised)))
+    assert found == set(range(len(_KNOWN)))
 
 
 @pytest.mark.parametrize(
@@ -323,11 +327,11 @@ def test_a_gradient_that_is_none_is_explained_however_it_is_used(use: str) -> No
         file.write(use)
         file.flush()
         names = {"torch": torch, "nn": nn, "p": nn.Parameter(torch.ones(1))}
-        told = explain(raised_by(lambda: exec(compile(use, file.name, "exec"), names)))
-    assert told.endswith("Skip that parameter") and f"`{use}`: a gradient is None" in told, told
+        text = explain(raised_by(lambda: exec(compile(use, file.name, "exec"), names)))
+    assert text.endswith("Skip that parameter") and f"`{use}`: a gradient is None" in text, text
 
 
-def test_the_line_is_the_readers_own_innermost() -> None:
+def test_the_line_is_the_learners_own_innermost() -> None:
     def inner() -> None:
         nn.Linear(3, 2)(torch.ones(2, 2))  # this line
 
@@ -348,15 +352,15 @@ def test_the_line_is_the_readers_own_innermost() -> None:
         explain.__code__.co_filename,
     ],
 )
-def test_library_lines_are_not_the_readers(file: str) -> None:
+def test_library_lines_are_not_the_learners(file: str) -> None:
     names: dict[str, Any] = {}
     exec(compile("\n\ndef f(call): call()", file, "exec"), names)
 
     def fails() -> None:
         raise ValueError("x")
 
-    told = where(raised_by(lambda: names["f"](fails)))
-    assert told.endswith('`raise ValueError("x")`')
+    text = where(raised_by(lambda: names["f"](fails)))
+    assert text.endswith('`raise ValueError("x")`')
     exec(compile("\n\ndef f(call): 1 / 0", file, "exec"), names)
     assert "names" in where(raised_by(lambda: names["f"](None)))  # the line that called it
 
@@ -365,16 +369,16 @@ def test_library_lines_are_not_the_readers(file: str) -> None:
     "file",
     ["/tmp/ipykernel_12/345.py", "<stdin>", MINE],
 )
-def test_readers_files(file: str) -> None:
+def test_learners_files(file: str) -> None:
     names: dict[str, Any] = {}
     exec(compile("\n\ndef f(): 1 / 0", file, "exec"), names)
     assert where(raised_by(names["f"])) == " in line 3"
 
 
 def test_a_function_that_cannot_be_called_as_the_task_says() -> None:
-    told = explain(TypeError("f() takes 1 positional argument but 5 were given"))
-    assert "compare its signature with the call" in told
-    assert "5 were given" in told
+    text = explain(TypeError("f() takes 1 positional argument but 5 were given"))
+    assert "compare its signature with the call" in text
+    assert "5 were given" in text
 
 
 def test_not_implemented() -> None:
@@ -386,15 +390,15 @@ def test_not_implemented() -> None:
         r"it is still to be written",
         explain(raised_by(todo)),
     )
-    told = explain(raised_by(lambda: nn.Module()(1)))
-    assert 'missing the required "forward" function' in told
-    assert "still to be written" not in told
+    text = explain(raised_by(lambda: nn.Module()(1)))
+    assert 'missing the required "forward" function' in text
+    assert "still to be written" not in text
 
 
 def test_a_full_disk_is_not_the_answers_fault() -> None:
     """Raised by the judge, when it writes a file to try the answer with."""
-    told = explain(OSError(errno.ENOSPC, "No space left on device"))
-    assert told == (
+    text = explain(OSError(errno.ENOSPC, "No space left on device"))
+    assert text == (
         "the check could not continue with your answer (OSError: [Errno 28] No space left on "
         "device). The disk is full, so delete something from it"
     )
@@ -424,10 +428,10 @@ def test_unusual_errors(error: BaseException, words: str) -> None:
     def fails() -> None:
         raise error
 
-    told = explain(raised_by(fails))
-    assert words in told
-    assert len(told) < 500
-    told.encode()
+    text = explain(raised_by(fails))
+    assert words in text
+    assert len(text) < 500
+    text.encode()
 
 
 def test_errors_of_one_cause_are_alike_in_any_folder(tmp_path: Path) -> None:

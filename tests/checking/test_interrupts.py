@@ -71,7 +71,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "in a call of the answer": (sys.modules[__name__], "call_answer"),
     "as a time limit begins": (judging, "within"),
     "while results are compared": (judging, "alike"),
-    "while a message is written": (differences, "_told_apart"),
+    "while a message is written": (differences, "_distinct_texts"),
     "as the temporary folder goes": (judging, "workplace"),
     "before the result is recorded": (progress, "_in_solutions"),
     "while the progress is read": (progress, "_parse"),
@@ -110,7 +110,7 @@ def test_ctrl_c_at_any_moment(
     assert progress.progress_file().read_bytes() == kept
     assert (shared_state(), Path.cwd()) == (state, folder)
     assert exercise.check(lambda x: 2 * x)  # and nothing of the interrupted check comes later
-    assert progress.load().attempts(exercise.id) == 2
+    assert progress.load().history(exercise.id)["attempts"] == 2
 
 
 @pytest.mark.parametrize(("module", "name"), [(progress, "write_text"), (Outcome, "show")])
@@ -120,7 +120,7 @@ def test_ctrl_c_once_the_result_is_written_is_too_late(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, before(getattr(module, name)))
         assert exercise.check(lambda x: 2 * x)
-    assert progress.load().attempts(exercise.id) == 2
+    assert progress.load().history(exercise.id)["attempts"] == 2
     with pytest.raises(KeyboardInterrupt):
         interrupt()
 
@@ -133,4 +133,4 @@ def test_an_answer_that_swallows_ctrl_c_is_interrupted_when_it_ends(exercise: Ex
 
     with pytest.raises(Interrupted):
         exercise.check(swallows)
-    assert progress.load().attempts(exercise.id) == 1
+    assert progress.load().history(exercise.id)["attempts"] == 1

@@ -63,7 +63,7 @@ def test_a_mistake_is_named_whichever_way_it_is_written(mistake: Mistake) -> Non
     assert wrong is not None and wrong.mistake == mistake.name
 
 
-def test_an_answer_that_does_the_same_in_one_case_only_is_told_what_was_seen() -> None:
+def test_an_answer_that_does_the_same_in_one_case_only_gets_no_cause() -> None:
     wrong = feedback(lambda x, y: x * 2 if x == 1.0 else 7.0)  # as "forgets y" in the first case
     assert wrong is not None and wrong.mistake is None
     assert str(wrong) == "for x = 1, the sum is 2, and 6 is right"
@@ -76,7 +76,7 @@ def test_a_named_mistake_comes_with_its_evidence_and_facts() -> None:
     )
 
 
-def test_the_first_facet_decides_and_later_ones_may_differ() -> None:
+def test_the_first_wrong_output_decides_and_later_ones_may_differ() -> None:
     wrong = feedback(lambda x, y: -5.0)  # the sign is that of "negative", the sum is not
     assert wrong is not None and wrong.mistake == "negative"
     assert str(wrong).startswith("the sign is wrong for x = 1. ")
@@ -97,11 +97,11 @@ def test_a_wrong_result_before_an_exception_decides() -> None:
 
 
 def test_what_is_no_number_is_refused_in_words() -> None:
-    said = (
+    text = (
         "your function returned None for x = 1, not a number: does every path through it end "
         "with a `return`?"
     )
-    assert str(feedback(lambda x, y: None)) == said
+    assert str(feedback(lambda x, y: None)) == text
 
 
 def test_right_answers_of_any_kind_pass() -> None:
@@ -122,7 +122,7 @@ def test_right_answers_of_any_kind_pass() -> None:
         assert feedback(answer) is None
 
 
-def test_clues_tell_mistakes_apart() -> None:
+def test_evidence_distinguishes_mistakes() -> None:
     def watched(answer: Any, draw: random.Random) -> Iterator[Case]:
         calls: list[int] = []
         got = answer(calls)
@@ -182,7 +182,7 @@ class UsedUp:
 
 
 @pytest.mark.parametrize(
-    ("answer", "seen"),
+    ("answer", "end"),
     [
         (counts, "For x = 1, the sum is 7, and 6 is right"),
         (largest, ", and 6 is right"),
@@ -193,16 +193,16 @@ class UsedUp:
         ),
     ],
 )
-def test_an_answer_that_remembers_an_earlier_call_is_told_so(answer: Any, seen: str) -> None:
+def test_an_answer_that_remembers_an_earlier_call_is_recognized(answer: Any, end: str) -> None:
     wrong = feedback(answer)
     assert wrong is not None and wrong.mistake == REMEMBERS
     assert str(wrong).startswith(
         "your code gives another result when the check repeats its first case"
     )
-    assert str(wrong).endswith(seen)
+    assert str(wrong).endswith(end)
 
 
-def test_a_result_that_is_kept_from_an_earlier_case_is_told_so() -> None:
+def test_a_result_that_is_kept_from_an_earlier_case_is_recognized() -> None:
     wrong = feedback(lambda x, y, kept={}: kept.setdefault("sum", 2 * (x + y)))
     assert wrong is not None and wrong.mistake is None
     assert str(wrong).endswith(
@@ -217,7 +217,7 @@ def test_a_known_mistake_keeps_its_name_only_if_the_last_case_is_as_wrong_as_the
     assert wrong is not None and wrong.mistake == REMEMBERS
 
 
-def test_what_an_answer_prints_in_the_first_case_is_seen_once(capsys: Any) -> None:
+def test_what_an_answer_prints_in_the_first_case_is_printed_once(capsys: Any) -> None:
     def prints(x: float, y: float) -> float:
         print("x is", x)
         return right(x, y)
@@ -226,7 +226,7 @@ def test_what_an_answer_prints_in_the_first_case_is_seen_once(capsys: Any) -> No
     assert capsys.readouterr().out.count("x is 1.0") == 1
 
 
-def test_what_another_process_answers_is_not_asked_again() -> None:
+def test_what_another_process_answers_is_not_repeated() -> None:
     def far(answer: Any, draw: random.Random) -> Iterator[Case]:
         yield Case("", {"it": answer()}, elsewhere=True)
 
@@ -249,7 +249,7 @@ def test_all_that_is_random_is_the_same_for_answer_and_right_code() -> None:
     Judge(lambda: torch.rand(()).item(), by_chance, [])(lambda: torch.rand(()).item())
 
 
-def test_an_exercise_tells_the_name_of_the_mistake(make: Any) -> None:
+def test_an_outcome_has_the_name_of_the_mistake(make: Any) -> None:
     exercise: Exercise = make(
         name="sum_doubled", right=right, cases=cases, mistakes=MISTAKES, tolerance=1e-6
     )

@@ -1,5 +1,5 @@
-"""What an answer can leave behind unnoticed: each is seen (by what it does to later code),
-told once, and put back.
+"""What an answer can leave changed: each is found by its effect on later code, reported once, and
+put back.
 """
 
 import functools
@@ -26,14 +26,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
 from amp_course.checking.sandbox import sandbox
+from tests.checking.conftest import shared_state
 
-KEPT: list[Any] = []
+ENTERED: list[Any] = []  # managers that must not be collected
+RAN: list[int] = []
 FAULT, NOTE = "leaks", "remarks"
 
 
 def enter(manager: Any) -> None:
     manager.__enter__()
-    KEPT.append(manager)
+    ENTERED.append(manager)
+
+
+def enter_autocast_twice() -> None:
+    enter(torch.autocast("cpu", dtype=torch.float16))
+    enter(torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False))
 
 
 class Doubling(TorchFunctionMode):
@@ -44,30 +51,29 @@ class Doubling(TorchFunctionMode):
 
 
 class Counting(TorchDispatchMode):
-    seen = 0
+    calls = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        Counting.seen += 1
+        Counting.calls += 1
         return function(*args, **(kwargs or {}))
 
 
 def counts() -> int:
-    before = Counting.seen
+    before = Counting.calls
     torch.zeros(1)
-    return Counting.seen - before
+    return Counting.calls - before
 
 
-def hook_runs() -> list[int]:
-    ran: list[int] = []
-    KEPT[:] = [ran]
+def hook_runs() -> int:
+    before = len(RAN)
     nn.Identity()(torch.ones(1))
-    return list(ran)
+    return len(RAN) - before
 
 
 def note_hook(*_: Any) -> None:
-    KEPT[0].append(1)
+    RAN.append(1)
 
 
 def saved_is_packed() -> bool:
@@ -92,7 +98,7 @@ def set_backend(name: str, value: Any) -> Callable[[], None]:
     return lambda: setattr(functools.reduce(getattr, owner.split("."), torch.backends), flag, value)
 
 
-def said(function: Callable[[], Any]) -> Any:
+def result_of(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:
@@ -100,21 +106,13 @@ def said(function: Callable[[], Any]) -> Any:
 
 
 def all_precisions() -> list[Any]:
-    names = "matmul", "conv", "rnn"
-    found = [said(torch.get_float32_matmul_precision), said(backend("cudnn.allow_tf32"))]
-    found += [said(backend(f"mkldnn.{name}.fp32_precision")) for name in names]
-    return [
-        *found,
-        said(backend("cuda.matmul.fp32_precision")),
-        said(backend("cudnn.conv.fp32_precision")),
-    ]
+    parts = "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cudnn.conv"
+    getters = [torch.get_float32_matmul_precision, backend("cudnn.allow_tf32")]
+    return [*map(result_of, [*getters, *(backend(f"{part}.fp32_precision") for part in parts)])]
 
 
-def other_folder() -> None:
-    os.chdir("/")
-
-
-TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
+# What changes the state, what shows it, words of the report, and its kind.
+STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
     "function mode": (
         lambda: enter(Doubling()),
         torch._C._len_torch_function_stack,
@@ -126,6 +124,90 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         lambda: (torch._C._len_torch_function_stack(), torch.empty(1).device.type),
         "`Doubling` on",
         FAULT,
+    ),
+    "dtype": (
+        lambda: torch.set_default_dtype(torch.bfloat16),
+        shared_state,
+        "default dtype at torch.bfloat16 (it was torch.float32)",
+        FAULT,
+    ),
+    "device": (
+        lambda: torch.set_default_device("meta"),
+        shared_state,
+        "default device",
+        FAULT,
+    ),
+    "device that is not there": (
+        lambda: torch.set_default_device("cuda"),
+        torch._C._len_torch_function_stack,
+        "default device",
+        FAULT,
+    ),
+    "grad off": (
+        lambda: torch.set_grad_enabled(False),
+        shared_state,
+        "gradients switched off",
+        FAULT,
+    ),
+    "inference mode": (
+        lambda: enter(torch.inference_mode()),
+        shared_state,
+        "enters inference mode and does not leave it",
+        FAULT,
+    ),
+    "autocast": (
+        lambda: enter(torch.autocast("cpu")),
+        shared_state,
+        "autocast on for cpu with torch.bfloat16",
+        FAULT,
+    ),
+    "autocast, twice": (
+        enter_autocast_twice,
+        shared_state,
+        "autocast on for cpu with torch.bfloat16",
+        FAULT,
+    ),
+    "autocast for cuda": (
+        lambda: torch.set_autocast_enabled("cuda", True),
+        shared_state,
+        "autocast on for cuda",
+        FAULT,
+    ),
+    "autocast, switched off": (
+        lambda: enter(torch.autocast("cpu", enabled=False)),
+        shared_state,
+        "in a different state",
+        FAULT,
+    ),
+    "autocast cache": (
+        lambda: torch.set_autocast_cache_enabled(False),
+        shared_state,
+        "in a different state",
+        FAULT,
+    ),
+    "autocast depth": (
+        torch.autocast_increment_nesting,
+        shared_state,
+        "in a different state",
+        FAULT,
+    ),
+    "threads": (
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        shared_state,
+        "number of threads to",
+        NOTE,
+    ),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True),
+        shared_state,
+        "deterministic",
+        NOTE,
+    ),
+    "seed": (
+        lambda: torch.manual_seed(torch.initial_seed() + 1),
+        shared_state,
+        "seeds the global random generator",
+        NOTE,
     ),
     "dispatch mode": (lambda: enter(Counting()), counts, "`Counting` on", FAULT),
     "fake tensors, twice": (
@@ -197,13 +279,26 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
     "matmul precision": (
         lambda: torch.set_float32_matmul_precision("medium"),
         all_precisions,
-        "matmul precision; it is",
+        "matmul precision; it is “highest” again",
+        NOTE,
+    ),
+    "stdout": (
+        lambda: setattr(sys, "stdout", io.StringIO()),
+        lambda: type(sys.stdout),
+        "`sys.stdout`",
+        NOTE,
+    ),
+    "folder": (lambda: os.chdir("/"), os.getcwd, "working directory; that is put back", NOTE),
+    "environment": (
+        lambda: (os.environ.update(MINE="1"), os.environ.pop("PATH")),
+        lambda: subprocess.run(["/bin/sh", "-c", "echo $MINE"], capture_output=True).stdout,
+        "environment variable `MINE` and `PATH`",
         NOTE,
     ),
 }
 
 if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
-    TORCH["saved tensors"] = (
+    STATES["saved tensors"] = (
         lambda: enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x * 3, lambda x: x)),
         saved_is_packed,
         "hooks for saved tensors on",
@@ -215,40 +310,19 @@ if hasattr(torch._C, "_get_fp32_precision_getter"):
         "cuda.matmul.fp32_precision": "tf32",
         "cudnn.conv.fp32_precision": "ieee",
     }.items():
-        TORCH[_name] = (set_backend(_name, _value), all_precisions, "float32 matmul", NOTE)
-
-PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
-    "stdout": (
-        lambda: setattr(sys, "stdout", io.StringIO()),
-        lambda: type(sys.stdout),
-        "`sys.stdout`",
-        NOTE,
-    ),
-    "folder": (other_folder, os.getcwd, "working directory; that is put back", NOTE),
-    "environment": (
-        lambda: (os.environ.update(MINE="1"), os.environ.pop("PATH")),
-        lambda: (
-            os.environ.get("MINE"),
-            subprocess.run(["/bin/sh", "-c", "echo $MINE"], capture_output=True).stdout,
-        ),
-        "environment variable `MINE` and `PATH`",
-        NOTE,
-    ),
-}
-EVERYTHING = TORCH | PYTHON
+        STATES[_name] = (set_backend(_name, _value), all_precisions, "float32 matmul", NOTE)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
-def test_is_seen_told_and_undone(name: str) -> None:
-    change, probe, words, kind = EVERYTHING[name]
+@pytest.mark.parametrize("name", STATES)
+def test_a_change_is_reported_and_undone(name: str) -> None:
+    change, probe, words, kind = STATES[name]
     before = probe()
     with sandbox() as left:
         change()
         during = probe()
     assert during != before, "the change does nothing here, so this test shows nothing"
     assert probe() == before
-    told = left.leaks if kind == FAULT else left.remarks
-    assert words in " / ".join(told), left
+    assert words in " / ".join(getattr(left, kind)), left
     allowed = {"function mode over a device": 2}.get(name, 1)
     assert len(left.leaks) + len(left.remarks) == allowed, left
     for sentence in left.leaks + left.remarks:  # a leak continues "Not quite: …"
@@ -268,8 +342,63 @@ def test_modes_that_began_in_any_order_leave_none_behind(kinds: tuple[type[Any],
     )
 
 
-# --- what cannot be put back
-# -----------------------------------------------------------------------------------
+@pytest.mark.usefixtures("unchanged")
+def test_what_was_set_before_stays() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    with torch.autocast("cpu", dtype=torch.float16), torch.device("meta"):
+        try:
+            before = shared_state()
+            with sandbox():
+                torch.set_default_dtype(torch.float16)
+                torch.set_grad_enabled(True)
+                enter_autocast_twice()
+            assert shared_state() == before
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no newer name"
+)
+def test_matmul_precision_set_by_the_newer_name() -> None:
+    """The older getter raises then, and the check goes on."""
+    set_newer = set_backend("mkldnn.matmul.fp32_precision", "bf16")
+    try:
+        set_newer()
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with sandbox() as left:
+            pass
+        assert left.leaks == left.remarks == []
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    with sandbox() as left:
+        set_newer()
+    assert "matmul precision" in left.remarks[0]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_a_state_that_cannot_be_read_stops_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's random state if the driver is gone,
+    or a name that another version of torch lacks.
+    """
+
+    def fails() -> Any:
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", fails)
+    monkeypatch.setattr(torch._C, "_get_function_stack_at", fails)
+    with torch.overrides.BaseTorchFunctionMode(), sandbox() as left:
+        torch.set_default_dtype(torch.float64)
+    assert len(left.leaks) == 1 and left.remarks == []
+
+
+# --- what cannot be put back ---
 def test_a_thread_that_goes_on_is_named() -> None:
     stop = threading.Event()
     with sandbox() as left:
@@ -311,8 +440,7 @@ def test_what_refuses_to_be_put_back_is_named(
     assert "It could not be put back (FileNotFoundError): restart the kernel." in left.remarks[0]
 
 
-# --- what is not the answer's doing
-# ----------------------------------------------------------------------------
+# --- what is not the answer's doing ---
 def trains() -> None:
     weight = nn.Parameter(torch.ones(2))
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):

@@ -101,7 +101,7 @@ MAIN_THREAD = [sleeping, except_base_exception]
 @pytest.fixture
 def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pytest keep no record of what callbacks of the garbage collector raise:
-    the timer may ring there, and in the record.
+    the timer may on_alarm there, and in the record.
     """
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
 
@@ -229,7 +229,7 @@ def test_nothing_is_thrown_in_another_thread_after_the_work_is_done() -> None:
 def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then nothing may go on ringing: not the watchdog, not the timer."""
+    """Then nothing may go off later: not the watchdog, not the timer."""
     start, setitimer = threading.Thread.start, signal.setitimer
 
     def slow_start(thread: threading.Thread) -> None:
@@ -267,14 +267,14 @@ def test_the_end_of_the_work_and_of_the_time_at_once() -> None:
 
 
 @pytest.fixture
-def rung() -> Iterator[list[float]]:
-    """Put a timer of the test's own in the place of pytest-timeout's, and note when it rings."""
+def alarms() -> Iterator[list[float]]:
+    """Put a timer of the test's own in the place of pytest-timeout's, and record when it fires."""
     times: list[float] = []
 
-    def ring(signum: int, frame: FrameType | None) -> None:
+    def on_alarm(signum: int, frame: FrameType | None) -> None:
         times.append(time.monotonic())
 
-    old_handler = signal.signal(signal.SIGALRM, ring)
+    old_handler = signal.signal(signal.SIGALRM, on_alarm)
     old_timer = signal.setitimer(signal.ITIMER_REAL, 0)
     yield times
     signal.signal(signal.SIGALRM, old_handler)
@@ -283,7 +283,7 @@ def rung() -> Iterator[list[float]]:
 
 @needs_timer
 @pytest.mark.parametrize("work", [lambda: time.sleep(0.1), busy])
-def test_another_timer_goes_on_where_it_stood(rung: list[float], work: Callable[[], Any]) -> None:
+def test_another_timer_goes_on_where_it_stood(alarms: list[float], work: Callable[[], Any]) -> None:
     handler = signal.getsignal(signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, 60, 7)
     with contextlib.suppress(TimeUp):
@@ -292,17 +292,17 @@ def test_another_timer_goes_on_where_it_stood(rung: list[float], work: Callable[
     assert 50 < left < 59.95
     assert interval == 7
     assert signal.getsignal(signal.SIGALRM) is handler
-    assert rung == []
+    assert alarms == []
 
 
 @needs_timer
-def test_another_timer_that_was_due_meanwhile_rings_at_once(rung: list[float]) -> None:
+def test_another_timer_that_was_due_meanwhile_fires_at_once(alarms: list[float]) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     within(5, lambda: time.sleep(0.1))
     ended = time.monotonic()
     time.sleep(0.1)
-    assert len(rung) == 1
-    assert ended - 0.02 < rung[0] < ended + 0.25
+    assert len(alarms) == 1
+    assert ended - 0.02 < alarms[0] < ended + 0.25
 
 
 @needs_timer

@@ -1,4 +1,4 @@
-"""How outcomes look: plain text, HTML with nothing of the reader's in it as markup,
+"""How outcomes state: plain text, HTML with nothing of the learner's in it as markup,
 and once each in a real kernel.
 """
 
@@ -52,17 +52,15 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("shown", SHOWN)
-def test_nothing_of_the_readers_becomes_markup(shown: Outcome | Note) -> None:
+def test_nothing_of_the_learners_becomes_markup(shown: Outcome | Note) -> None:
     page = read(shown._html())
     assert set(page.tags) <= {"div", "b", "code", "pre"}
     assert page.text.count("<script>alert('a & b')</script> ") == str(shown).count("<script>")
 
 
 def test_the_three_states_differ_without_colour() -> None:
-    assert (
-        len({read(box_html(look, "", [])).text for look in ("not attempted", "not yet", "correct")})
-        == 3
-    )
+    states = ("not attempted", "not yet", "correct")
+    assert len({read(box_html(state, "", [])).text for state in states}) == 3
 
 
 def test_plain_text() -> None:
@@ -107,7 +105,7 @@ SETUP = """
     card = Card(
         chapter="loop", name="probe", number=1, title="Probe", task="Write it.",
         difficulty=1, importance=1, minutes=1, lines=1,
-        hints=("look", "closer"), why="why", alternative="other", seconds=0.4
+        hints=("state", "closer"), why="why", alternative="other", seconds=0.4
     )
     ex = Exercise(card, None, None, ())
     ex.judge = lambda answer, left, seconds: within(seconds, lambda: judge(answer))
@@ -157,7 +155,7 @@ CELLS: list[tuple[str, list[tuple[str, str]]]] = [
     ),
     ("for _ in range(2):\n    ex.check(...)", [("display_data", "Not attempted.")] * 2),
     ("ex.hint()", [("display_data", "Hint 1 of 2")]),
-    ("h = ex.hint()", [("display_data", "1. look\n2. closer")]),
+    ("h = ex.hint()", [("display_data", "1. state\n2. closer")]),
     (
         "ex.check(lambda: 1 / 0)",
         [

@@ -31,8 +31,7 @@ def write(path: Path, **entries: Any) -> None:
     path.write_text(json.dumps({"version": 1, "exercises": entries}), encoding="utf-8")
 
 
-# --- what is recorded
-# ----------------------------------------------------------------------------------------
+# --- what is recorded ---
 def test_first_check_makes_folder_and_file(work: Path) -> None:
     assert load().data["exercises"] == {}
     assert not work.exists()
@@ -81,18 +80,18 @@ def test_a_blank_is_not_recorded(work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "noted"),
+    ("folder", "recorded"),
     [("solutions", False), ("solutions/deeper", False), ("my_work", True), ("solutions2", True)],
 )
-def test_answers_of_the_solutions_are_not_the_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, noted: bool
+def test_answers_of_the_solutions_are_not_the_learners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, recorded: bool
 ) -> None:
     (tmp_path / "notebooks").mkdir()
     (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
     monkeypatch.chdir(tmp_path / folder)
     assert record("loop.a", "correct") is None
-    assert progress_file().exists() == noted
+    assert progress_file().exists() == recorded
 
 
 def test_what_else_stands_in_the_file_is_kept(path: Path) -> None:
@@ -113,8 +112,7 @@ def test_what_else_stands_in_the_file_is_kept(path: Path) -> None:
     assert (entry["note"], entry["state"], entry["attempts"]) == ("mine", "correct", 5)
 
 
-# --- a damaged file
-# --------------------------------------------------------------------------------------------------
+# --- a damaged file ---
 WHOLE = json.dumps({"version": 1, "exercises": {"loop.a": {"state": "correct"}}}, indent=1)
 DAMAGED = {
     "empty": b"",
@@ -136,18 +134,17 @@ def test_damaged_file_is_set_aside_whole(path: Path, kind: str) -> None:
     assert read.note is not None
     assert f"{path} is damaged (" in read.note
     assert path.read_bytes() == DAMAGED[kind]  # reading changes nothing
-    said = record("loop.a", "correct")
+    note = record("loop.a", "correct")
     (aside,) = path.parent.glob("progress.damaged-*.json")
     assert (
-        said
+        note
         == f"the progress file was damaged; it is kept as {aside.name}, and a new one is started."
     )
     assert aside.read_bytes() == DAMAGED[kind]
     assert (load().state("loop.a"), load().note) == ("correct", None)
 
 
-# --- a file out of reach
-# -------------------------------------------------------------------------------------
+# --- a file out of reach ---
 def test_directory_in_its_place(path: Path) -> None:
     path.mkdir()
     (path / "mine.txt").write_text("keep")
@@ -191,10 +188,10 @@ def test_disk_that_takes_nothing(
             patch.setattr(os, "open", fails)  # the lock's
         else:
             patch.setattr(os, call, fails)
-        said = record("loop.b", "correct")
-    assert said is not None
-    assert said.startswith("your progress could not be saved: ")
-    assert CAUSES[code] in said and "AMP_COURSE_WORK" in said and os.strerror(code) not in said
+        note = record("loop.b", "correct")
+    assert note is not None
+    assert note.startswith("your progress could not be saved: ")
+    assert CAUSES[code] in note and "AMP_COURSE_WORK" in note and os.strerror(code) not in note
     assert path.read_bytes() == before
     assert (
         record("loop.c", "not yet") is None
@@ -246,15 +243,14 @@ def test_no_course_and_no_folder_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_link_to_nowhere(path: Path, tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "unplugged" / "mine.json")
     assert load().state("loop.a") == "not attempted"
-    said = str(record("loop.a", "correct"))
-    assert "mine.json does not exist. Create the folder it belongs in" in said and path.is_symlink()
+    note = str(record("loop.a", "correct"))
+    assert "mine.json does not exist. Create the folder it belongs in" in note and path.is_symlink()
     (tmp_path / "unplugged").mkdir()
     assert record("loop.b", "correct") is None and load().state("loop.a") == "correct"
 
 
-# --- locks
-# --------------------------------------------------------------------------------------------------
-def test_lock_held_by_another_is_waited_for_and_then_told(
+# --- locks ---
+def test_lock_held_by_another_is_waited_for_and_then_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_LOCK_SECONDS", 0.1)
@@ -279,8 +275,7 @@ def test_lock_held_by_another_is_waited_for_and_then_told(
     )  # the first was not lost
 
 
-# --- real processes: one import of torch, then forks
-# ---------------------------------------------------------
+# --- real processes: one import of torch, then forks ---
 PROCESSES = """
 import json, os, pathlib, random, signal, sys, time
 from amp_course.checking import progress
@@ -316,7 +311,7 @@ def kills(rounds):
         seen = progress.load()
         whole = seen.data.get("padding") == padding and seen.state("loop.before") == "correct"
         torn += seen.note is not None or not whole
-    return {"amid": amid, "torn": torn, "written": progress.load().attempts("loop.killed")}
+    return {"amid": amid, "torn": torn}
 
 def together(writers, times):
     def write(n):
@@ -325,7 +320,7 @@ def together(writers, times):
     pids = [child(lambda n=n: write(n)) for n in range(writers)]
     for pid in pids:
         os.waitpid(pid, 0)
-    return [progress.load().attempts("loop.0"), progress.load().attempts("loop.1")]
+    return [progress.load().history(f"loop.{n}")["attempts"] for n in (0, 1)]
 
 def run(name, task, *args):
     folder = pathlib.Path(sys.argv[1], name)

@@ -1,4 +1,4 @@
-"""The sandbox: whatever an answer leaves behind is told and undone, however the answer ends."""
+"""The sandbox: whatever an answer leaves changed is reported and undone, however it ends."""
 
 import importlib
 import random
@@ -83,7 +83,7 @@ def test_warning_filters() -> None:
     assert left.remarks == ["your code changed the warning filters; they are as before again."]
 
 
-def test_filters_of_a_library_imported_meanwhile_are_not_the_readers(
+def test_filters_of_a_library_imported_meanwhile_are_not_the_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "noisy_library.py").write_text(

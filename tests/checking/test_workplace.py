@@ -1,4 +1,4 @@
-"""An answer runs in an empty folder of its own, and is told that nobody types."""
+"""An answer runs in an empty folder of its own, without keyboard input."""
 
 import os
 import sys
@@ -70,7 +70,7 @@ def test_a_folder_that_is_gone_stops_no_check(
         lambda: next(sys.stdin),
     ],
 )
-def test_an_answer_that_reads_what_is_typed_is_told_so(read: Callable[[], Any]) -> None:
+def test_an_answer_that_reads_what_is_typed_is_recognized(read: Callable[[], Any]) -> None:
     was = sys.stdin, input
     wrong = feedback(lambda x, y: read())
     assert "EOFError (nobody types while a check runs)" in str(wrong)

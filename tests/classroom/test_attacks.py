@@ -297,7 +297,7 @@ BAD = [  # answer or cell, what is said of it
 
 
 @pytest.mark.parametrize(
-    ("answer", "told", "sandboxed"),
+    ("answer", "words", "sandboxed"),
     [
         *(pytest.param(*bad, True, marks=needs_bubblewrap) for bad in BAD),
         (*BAD[0], False),
@@ -305,11 +305,11 @@ BAD = [  # answer or cell, what is said of it
     ],
 )
 def test_a_bad_answer_costs_only_its_own_points(
-    place: ClassFolder, loop: Chapter, answer: str, told: str, sandboxed: bool
+    place: ClassFolder, loop: Chapter, answer: str, words: str, sandboxed: bool
 ) -> None:
     result = graded(place, loop, answer=answer, sandboxed=sandboxed)
     assert result.points == ALL - 1, result.findings
-    assert any(told in finding for finding in result.findings) or not told
+    assert any(words in finding for finding in result.findings) or not words
     assert {one.exercise for one in result.answers if not one.points} == {"loop.add_autocast"}
     assert place.autograded(loop, "mallory").stat().st_size < 4 * 2**20
 

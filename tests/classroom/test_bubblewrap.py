@@ -21,7 +21,7 @@ def test_the_sandbox_is_there_where_it_has_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("switch", "said"),
+    ("switch", "why"),
     [
         (
             "1",
@@ -33,7 +33,7 @@ def test_the_sandbox_is_there_where_it_has_to_be() -> None:
     ],
 )
 def test_why_there_is_none(
-    switch: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    switch: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: no uid map' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
@@ -42,6 +42,6 @@ def test_why_there_is_none(
         (tmp_path / "switch").write_text(f"{switch}\n")
     monkeypatch.setattr(bubblewrap, "_APPARMOR", tmp_path / "switch")
     monkeypatch.setattr("sys.platform", "linux")
-    assert bubblewrap.missing.__wrapped__() == said
+    assert bubblewrap.missing.__wrapped__() == why
     page = (Path(__file__).parents[2] / "docs" / "teaching.md").read_text("utf-8")
     assert "kernel.apparmor_restrict_unprivileged_userns" in page

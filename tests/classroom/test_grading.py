@@ -70,9 +70,9 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
         "evaluate_right": "not yet",
         "prepare_loaded": "correct",
     }
-    told = {answer.exercise: answer.message for answer in results["<script>alert(1)"].answers}
+    messages = {answer.exercise: answer.message for answer in results["<script>alert(1)"].answers}
     assert (
-        told["loop.evaluate_right"]
+        messages["loop.evaluate_right"]
         == "the answer's cell raised SyntaxError, so there was nothing to check"
     )
     known = {answer.exercise: answer.mistake for answer in results["<script>alert(1)"].answers}
@@ -221,8 +221,8 @@ def test_misplaced_notebooks_are_named(place: ClassFolder, loop: Chapter) -> Non
     (place.root / "submitted" / "ada" / "06_loop.ipynb").write_text("{}")
     lines: list[str] = []
     assert len(grade(place, [loop], echo=lines.append)) == 1
-    told = [line for line in lines if "not in submitted/STUDENT/CHAPTER/" in line]
-    assert [line.split(": ")[1] for line in told] == ["ada/06_loop.ipynb", "bo.ipynb"]
+    ignored = [line for line in lines if "not in submitted/STUDENT/CHAPTER/" in line]
+    assert [line.split(": ")[1] for line in ignored] == ["ada/06_loop.ipynb", "bo.ipynb"]
 
 
 def test_one_that_cannot_be_graded_does_not_stop_the_others(

@@ -89,7 +89,7 @@ def test_what_is_counted(found: ClassReport, loop: Chapter) -> None:
         mistake(loop, "add_scaler", 1): 1,
     }  # what a submission made up is left out
     assert found.teach_next[0] is scaler
-    assert all("{" not in one.told for exercise in found.exercises for one in exercise.mistakes)
+    assert all("{" not in one.feedback for exercise in found.exercises for one in exercise.mistakes)
 
 
 @pytest.mark.parametrize("projected", [False, True])

@@ -52,7 +52,7 @@ def cell(book: NotebookNode, name: str) -> NotebookNode:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "words"),
     [
         (b"", "is empty"),
         (b"\x89PNG\r\n\x1a\n", "not a text file"),
@@ -63,8 +63,8 @@ def cell(book: NotebookNode, name: str) -> NotebookNode:
         (b'{"nbformat": 4, "cells": [{"source": "x"}]}', "not a notebook"),
     ],
 )
-def test_what_is_no_notebook(place: ClassFolder, loop: Chapter, content: bytes, told: str) -> None:
-    with pytest.raises(Unreadable, match=told):
+def test_what_is_no_notebook(place: ClassFolder, loop: Chapter, content: bytes, words: str) -> None:
+    with pytest.raises(Unreadable, match=words):
         read(hand_in(place, loop, "ada", content))
 
 
@@ -127,11 +127,11 @@ def test_missing_cells_are_put_back_in_their_places(
     assert "import torch" in lost[2].source
     full.cells = [one for one in full.cells if one not in lost]
     found = repaired(full)
-    (told,) = found.findings
+    (words,) = found.findings
     assert (
-        told.startswith("cells of the assignment were missing")
-        and "log_scale" in told
-        and "points-add_scaler" in told
+        words.startswith("cells of the assignment were missing")
+        and "log_scale" in words
+        and "points-add_scaler" in words
     )
     every = [one for one in names(Submission(release, (), False, {})) if one]
     wanted = [one for one in every if one not in ("log_scale", "points-log_scale")]
@@ -237,8 +237,8 @@ def test_other_editors_write_otherwise(
 
 def test_another_version_of_the_assignment(repaired: Repaired, full: NotebookNode) -> None:
     full.metadata.amp_course = {"assignment": "06_loop", "version": "0.0.1", "digest": "0" * 16}
-    (told,) = repaired(full).findings
-    assert "another version of the assignment (version 0.0.1 of the course)" in told
+    (words,) = repaired(full).findings
+    assert "another version of the assignment (version 0.0.1 of the course)" in words
 
 
 def test_code_that_names_the_gradebook(repaired: Repaired, full: NotebookNode) -> None:

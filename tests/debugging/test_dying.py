@@ -21,9 +21,7 @@ def run(request: pytest.FixtureRequest) -> DivergingRun:
 
 
 def first_within(run: DivergingRun, doublings: float, modules: str = "") -> int | None:
-    """The first step in which an activation of some modules had no more than so many doublings
-    left.
-    """
+    """The first step in which an activation of some modules had at most so many doublings left."""
     steps = [
         one.number
         for module, readings in run.ranges.of("activation").items()
@@ -58,7 +56,7 @@ def test_it_is_hot_for_some_ten_steps_first_in_the_last_block(run: DivergingRun)
     assert run.death - four >= 7 and 2 <= run.death - two < run.death - four
     warm = [first_within(run, 10, f"block{number}") for number in (4, 3, 2, 1)]
     known = [step for step in warm if step is not None]
-    # one block after the other
+    # The blocks get warm one after the other.
     assert known == warm[: len(known)] == sorted(set(known)) and len(known) >= 3
     assert first_within(run, 4, "block4") == four
 

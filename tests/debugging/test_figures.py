@@ -1,5 +1,5 @@
-"""The headroom map: every reading has its cell, heat comes before cold,
-and the alt text tells where each began.
+"""The headroom map: every reading has its cell, heat comes before cold, and the alt text says where
+each began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def reading(headroom: float = 9.0, lost: float = 0.0) -> Reading:
     ],
 )
 def test_level_of_a_reading(headroom: float, lost: float, name: str) -> None:
-    assert LEVELS[level_of(reading(headroom, lost))][0] == name
+    assert LEVELS[level_of(reading(headroom, lost))].name == name
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +58,13 @@ def test_every_module_and_pass_has_its_cell(ranges: RangeWatch) -> None:
     assert png(figure)
 
 
-def test_the_alt_text_tells_where_it_began(ranges: RangeWatch) -> None:
+def test_the_alt_text_says_where_it_began(ranges: RangeWatch) -> None:
     alt = headroom_figure(ranges).alt  # type: ignore[attr-defined]
     hot = next(one for one in ranges.of("activation")["0"] if level_of(one) == 5)
     assert f"overflows, inf or NaN first in pass {hot.number}, 0" in alt
     assert "activation gradient: more than half lost first in pass 1" in alt
 
 
-def test_a_watch_that_saw_nothing_is_refused() -> None:
+def test_a_watch_without_readings_is_refused() -> None:
     with pytest.raises(ValueError, match="no activation and no activation gradient was measured"):
         headroom_figure(watch_ranges(nn.Linear(1, 1)))

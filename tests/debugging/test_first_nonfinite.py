@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from amp_course.debugging.nonfinite import Nonfinite, Watch, first_nonfinite
-from amp_course.watching.values import INF, MINUS_INF, NAN, look_at
+from amp_course.watching.values import INF, MINUS_INF, NAN, inspect_values
 from benchmarks.planted_nonfinite import FAULTS, SOUND, Planted, Setup
 from tests.findings.record import of_nonfinite, stored
 
@@ -52,8 +52,8 @@ def test_a_sound_step_is_not_accused(make: Callable[[], Setup]) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_spoils_the_step_without_the_tool(fault: Planted) -> None:
-    """As an oracle: after the step, something that torch can see is not finite."""
+def test_a_fault_corrupts_the_step_without_the_tool(fault: Planted) -> None:
+    """An oracle: after the step, torch itself finds something that is not finite."""
     setup = fault.make()
     losses: list[torch.Tensor] = []
     grads: list[torch.Tensor] = []
@@ -65,7 +65,7 @@ def test_a_fault_spoils_the_step_without_the_tool(fault: Planted) -> None:
     assert not all(one.isfinite().all() for one in left)
 
 
-def test_what_it_reached_is_listed_and_everything_is_as_before() -> None:
+def test_what_it_reached_is_listed_and_everything_is_put_back() -> None:
     setup = FAULTS[0].make()
     before = copy.deepcopy(setup.model.state_dict())
     random = torch.get_rng_state()
@@ -110,7 +110,7 @@ def test_the_step_is_counted_and_later_ones_do_not_run() -> None:
     assert found.first is not None and found.first.step == 3 and found.first.op == "log"
 
 
-def test_the_frames_before_it_and_what_it_took_are_told() -> None:
+def test_the_frames_before_it_and_its_operands_are_reported() -> None:
     planted = {fault.name: fault for fault in FAULTS}
     divided = found_in(planted["zero by zero"].make()).first
     assert divided is not None and divided.made.holds == {NAN}
@@ -125,20 +125,20 @@ def test_the_frames_before_it_and_what_it_took_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("divisor", "told"),
+    ("divisor", "operands"),
     [
         (0, "float32 up to 3, the number 0"),
         (torch.tensor([[2.0, 0.0]]), "float32 up to 3, float32 up to 2, 0 among them"),
         (torch.zeros(1, 2), "float32 up to 3, float32 up to 0"),
     ],
 )
-def test_the_0_that_something_is_divided_by_is_told(divisor: torch.Tensor | int, told: str) -> None:
+def test_a_divisor_of_0_is_reported(divisor: torch.Tensor | int, operands: str) -> None:
     model = nn.Linear(1, 2, bias=False)
     nn.init.constant_(model.weight, 3.0)
     first = first_nonfinite(
         lambda: (model(torch.ones(1, 1)) / divisor).sum().backward(), model=model
     ).first
-    assert first is not None and first.operands == told
+    assert first is not None and first.operands == operands
 
 
 def test_what_the_step_raises_comes_out_unless_it_was_the_fault() -> None:
@@ -206,18 +206,18 @@ def test_two_optimizers_and_a_frozen_part() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e5m2])
 def test_values_of_any_dtype(value: float, holds: set[str], dtype: torch.dtype) -> None:
     tensor = torch.tensor([1.0, -2.0, value, 0.5]).to(dtype)
-    found = look_at(tensor)
+    found = inspect_values(tensor)
     assert found.holds == holds
     assert found.largest == 2.0
-    assert look_at(tensor[:2]).finite
+    assert inspect_values(tensor[:2]).finite
 
 
 def test_ints_and_meta_tensors_have_no_values_to_see() -> None:
     for tensor in (torch.ones(3, dtype=torch.int64), torch.ones(3, device="meta"), torch.ones(0)):
-        assert look_at(tensor).finite
+        assert inspect_values(tensor).finite
 
 
-def test_a_view_of_what_is_spoilt_is_known() -> None:
+def test_a_view_of_a_corrupted_tensor_is_known() -> None:
     base = torch.zeros(4, 4)
 
     def step() -> None:
@@ -230,11 +230,11 @@ def test_a_view_of_what_is_spoilt_is_known() -> None:
 
 
 def test_the_names_of_a_model_die_with_it() -> None:
-    """Else a tensor that gets the id of a dead weight would be taken for that weight."""
+    """Otherwise a tensor that gets the id of a dead weight would be mistaken for that weight."""
     with Watch() as watch:
         model = nn.Linear(3, 3)
         model(torch.ones(1, 3))
-        assert [name for _, name in watch._names.values()] == ["weight", "bias"]
+        assert [name for _, name in watch.modules.names.values()] == ["weight", "bias"]
         del model
         gc.collect()
-        assert not list(watch._names.values())
+        assert not list(watch.modules.names.values())

@@ -56,7 +56,7 @@ def test_the_buttons_go_by_the_chosen_kind(panel: HeadroomMap) -> None:
         assert panel.step.value == 5 and "head.weight" in panel.message
 
 
-def test_a_run_that_never_dies_and_a_kind_that_was_not_measured_are_told() -> None:
+def test_a_run_that_never_dies_and_a_kind_that_was_not_measured_are_reported() -> None:
     panel = HeadroomMap(living())
     panel.step.value = 2
     panel.first_heat.click()

@@ -1,5 +1,5 @@
-"""The words and pictures of `HeadroomMap`: bars end where log2 says, every module is there,
-and heat has its hatch.
+"""The words and pictures of `HeadroomMap`: bars end where log2 says, every module has one, and heat
+has its hatch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,14 @@ import pytest
 
 from amp_course.bits import BF16, FP16, FloatFormat
 from amp_course.debugging.headroom import LEVELS
-from amp_course.debugging.panel_html import (
-    HATCHES,
-    bar_end,
-    headroom_text,
-    headroom_view,
-)
+from amp_course.debugging.panel_html import bar_end, headroom_text, headroom_view
 from tests.debugging.runs import dying, made_run, reading
 
 NAMED = "{http://www.w3.org/2000/svg}"
 
 
 def pictures(view: str) -> list[ElementTree.Element]:
-    """The bars and the history, as XML: so they are well-formed, too."""
+    """The bars and the history, parsed as XML, which fails if they are not well-formed."""
     return [
         ElementTree.fromstring(found)
         for found in re.findall(r"<svg role.*?</svg>", view, flags=re.S)
@@ -34,7 +29,7 @@ def pictures(view: str) -> list[ElementTree.Element]:
 
 
 def tips(picture: ElementTree.Element) -> dict[str, ElementTree.Element]:
-    """What is shown under the mouse, and the box that it belongs to."""
+    """Tooltips, each with its box."""
     return {
         tip.text or "": box
         for box in picture.iter(f"{NAMED}rect")
@@ -46,16 +41,19 @@ def words(picture: ElementTree.Element) -> list[str]:
     return [text.text or "" for text in picture.iter(f"{NAMED}text")]
 
 
-@pytest.mark.parametrize(("step", "said"), [
-    (1, "Step 1 of 6:</b> the loss is 2.000, and the optimizer steps. Hottest activation: "
-    "<code>block2</code>, 10.0 doublings left.<"),
-    (5, "Step 5 of 6:</b> the loss is 1,234, and the scaler skips the step. Hottest activation: "
-    "<code>head</code>, overflows by 0.1 doublings.<"),
-    (6, "Step 6 of 6:</b> the loss is NaN, and the scaler skips the step. Hottest activation: "
-    "<code>block2</code>, inf.<"),
-])  # fmt: skip
-def test_the_words_of_a_step(step: int, said: str) -> None:
-    assert said in headroom_view(dying(), "activation", step)
+STEPS = {
+    1: "Step 1 of 6:</b> the loss is 2.000, and the optimizer steps. Hottest activation: "
+    "<code>block2</code>, 10.0 doublings left.<",
+    5: "Step 5 of 6:</b> the loss is 1,234, and the scaler skips the step. Hottest activation: "
+    "<code>head</code>, overflows by 0.1 doublings.<",
+    6: "Step 6 of 6:</b> the loss is NaN, and the scaler skips the step. Hottest activation: "
+    "<code>block2</code>, inf.<",
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_words_of_a_step(step: int) -> None:
+    assert STEPS[step] in headroom_view(dying(), "activation", step)
 
 
 def test_the_words_after_death_and_of_lost_values() -> None:
@@ -67,17 +65,25 @@ def test_the_words_after_death_and_of_lost_values() -> None:
     assert "died" not in headroom_view(run, "activation", 1)
 
 
-@pytest.mark.parametrize(("largest", "said"), [
-    (0.0, "all zeros"), (math.inf, "inf"), (math.nan, "NaN"), (65504.0, "0.0 doublings left"),
-    (131008.0, "overflows by 1.0 doublings"), (1.0, "16.0 doublings left"),
-])  # fmt: skip
-def test_headroom_in_words(largest: float, said: str) -> None:
-    assert headroom_text(reading(1, "a", largest)) == said
+HEADROOMS = [
+    (0.0, "all zeros"),
+    (math.inf, "inf"),
+    (math.nan, "NaN"),
+    (65504.0, "0.0 doublings left"),
+    (131008.0, "overflows by 1.0 doublings"),
+    (1.0, "16.0 doublings left"),
+]
 
 
-@pytest.mark.parametrize(("dtype", "smallest", "largest"), [
-    (FP16, 2.0**-24, 65504.0), (BF16, 2.0**-133, 3.3895313892515355e38),
-])  # fmt: skip
+@pytest.mark.parametrize(("largest", "text"), HEADROOMS)
+def test_headroom_in_words(largest: float, text: str) -> None:
+    assert headroom_text(reading(1, "a", largest)) == text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "smallest", "largest"),
+    [(FP16, 2.0**-24, 65504.0), (BF16, 2.0**-133, 3.3895313892515355e38)],
+)
 def test_bars_end_where_log2_says(dtype: FloatFormat, smallest: float, largest: float) -> None:
     first, end = bar_end(smallest, dtype), bar_end(largest, dtype)
     doubling = (end - first) / (math.log2(largest) - math.log2(smallest))
@@ -87,7 +93,7 @@ def test_bars_end_where_log2_says(dtype: FloatFormat, smallest: float, largest: 
         )
     nothing, everything = bar_end(0.0, dtype), bar_end(math.inf, dtype)
     assert nothing < first < end < everything == bar_end(math.nan, dtype)
-    # A tenth of the range is left on either side.
+    # There is a tenth of the range more on either side.
     assert first - nothing == pytest.approx(everything - end) == pytest.approx((end - first) / 10)
 
 
@@ -108,25 +114,28 @@ def test_every_module_has_its_bar_and_its_words() -> None:
         assert len(shown) == 4 and "the range of fp16" in shown and "65,504" in words(bars)
 
 
-def test_the_colours_are_the_maps_and_all_but_fine_are_hatched_too() -> None:
+def test_bars_have_the_colours_of_their_levels_and_hatches_where_not_fine() -> None:
     def fill(step: int, module: str) -> str:
         bars, _ = pictures(headroom_view(dying(), "activation", step))
         return next(box.get("fill", "") for tip, box in tips(bars).items() if module in tip)
 
     for step, module, level in ((5, "block2", 4), (5, "head", 5), (2, "block2", 3)):
-        assert fill(step, module).startswith(f"url(#amp-{LEVELS[level][1].lstrip('#')}-")
-    assert fill(2, "block1") == LEVELS[2][1]
-    assert len(HATCHES) == len(LEVELS) and len({hatch for hatch in HATCHES if hatch}) == 5
+        assert fill(step, module).startswith(f"url(#amp-{LEVELS[level].colour.lstrip('#')}-")
+    assert fill(2, "block1") == LEVELS[2].colour
+    assert len({level.hatch for level in LEVELS if level.hatch}) == 5
 
 
 @pytest.mark.parametrize("step", [1, 3, 6])
 def test_the_history_ends_at_the_chosen_step(step: int) -> None:
     _, history = pictures(headroom_view(dying(), "activation", step))
-    assert [tip for tip in tips(history) if tip.startswith("block2, ")] == [
-        "block2, step 1: fine", "block2, step 2: 4 doublings left",
-        f"block2, {'step 3' if step == 3 else 'steps 3–5'}: 2 doublings left",
-        "block2, step 6: overflows, inf or NaN",
-    ][: {1: 1, 3: 3, 6: 4}[step]]  # fmt: skip
+    levels = [
+        "step 1: fine",
+        "step 2: 4 doublings left",
+        f"{'step 3' if step == 3 else 'steps 3–5'}: 2 doublings left",
+        "step 6: overflows, inf or NaN",
+    ]
+    found = [tip.removeprefix("block2, ") for tip in tips(history) if tip.startswith("block2, ")]
+    assert found == levels[: {1: 1, 3: 3, 6: 4}[step]]
     marks = {
         float(line.get("x1", ""))
         for line in history.iter(f"{NAMED}line")
@@ -160,7 +169,7 @@ def test_lower_losses_are_drawn_lower(losses: list[float]) -> None:
         assert (before > after) is (y < z)
 
 
-def test_a_screen_reader_is_told_the_numbers() -> None:
+def test_the_numbers_are_there_for_screen_readers() -> None:
     view = headroom_view(dying(), "activation", 5)
     assert '<div role="status" aria-live="polite"' in view
     bars, history = (unescape(label) for label in re.findall(r'aria-label="([^"]*)"', view))

@@ -1,4 +1,4 @@
-"""One bad batch, met in three ways."""
+"""One bad batch, handled in three ways."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""faults.toml against the rules that use it, and its sentences as a person reviews them."""
+"""faults.toml against the rules that use it, and its sentences as they were reviewed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,13 @@ from tests.notebooks.test_numbering import sections
 SENTENCES = Path(__file__).with_name("sentences.txt")
 NAMES = [*catalogue()]
 USING = ("diagnosis", "audit", "doctor", "patterns/checkpoints")
-# Made from the parts of a run, `f"{part}-not-restored"`; to choose from in the clinic, where no
-# rule looks for it.
+# A rule makes `f"{part}-not-restored"`; the other is a choice in the clinic without a rule.
 NOT_SPELT_OUT = {name for name in NAMES if name.endswith("-not-restored")} | {"labels-out-of-range"}
 
 
 @cache
 def used() -> dict[str, str]:
-    """Every string in the package that is a name of the catalogue,
-    or the first argument of `finding` → where it is.
-    """
+    """Return name → where it is, for the catalogue's names and the arguments of `finding`."""
     found = {}
     folders = [course_root() / "amp_course" / name for name in USING]
     for path in (path for folder in folders for path in folder.rglob("*.py")):
@@ -131,27 +128,24 @@ def test_order_of_harm_and_consequences() -> None:
 
 def test_a_fault_of_several_optimizers_names_them_all() -> None:
     found = [finding("still-scaled", optimizer=number, norm=2.0) for number in (0, 1, 1)]
-    assert [one.evidence["optimizer"] for one in ordered(found)] == ["0 and 1"]
+    assert [one.evidence["optimizer"] for one in ordered(found)] == ["the first and the second"]
     assert [one.evidence for one in ordered(found[:1], 1)] == [{"norm": 2.0}]
 
 
 def sentences() -> str:
-    """Everything that the catalogue says, as it is read."""
+    """Return everything that the catalogue says, as a learner reads it."""
     pages = []
     for name, one in catalogue().items():
         parts = [str(finding(name)), *(f"({v}) {finding(name, variant=v)}" for v in one.variants)]
-        notes = [one.grade] * (one.grade != "fault") + [
-            f"follows from {cause}" for cause in one.consequence_of
-        ]
-        notes += [f"also called {alias}" for alias in one.aliases] + [
-            f"hides {what}" for what in one.hides
-        ]
-        lines = [line for part in parts for line in part.splitlines()] + [
-            f"    [{', '.join(notes)}]"
-        ] * bool(notes)
-        pages.append(
-            "\n".join(textwrap.fill(line, 100, subsequent_indent="        ") for line in lines)
-        )
+        notes = [one.grade] if one.grade != "fault" else []
+        notes += [f"follows from {cause}" for cause in one.consequence_of]
+        notes += [f"also called {alias}" for alias in one.aliases]
+        notes += [f"hides {what}" for what in one.hides]
+        if notes:
+            parts.append(f"    [{', '.join(notes)}]")
+        lines = (line for part in parts for line in part.splitlines())
+        filled = (textwrap.fill(line, 100, subsequent_indent=" " * 8) for line in lines)
+        pages.append("\n".join(filled))
     return "\n\n".join(pages) + "\n"
 
 

@@ -1,6 +1,4 @@
-"""The report on hand-written findings: its verdict, and the same things said as text,
-HTML and JSON.
-"""
+"""The report on hand-written findings: its verdict, and the same contents in text, HTML, JSON."""
 
 from __future__ import annotations
 
@@ -62,13 +60,13 @@ def test_html_says_what_the_text_says() -> None:
     page = FULL.to_html()
     assert page.startswith("<!doctype html>") and "t.py &lt;b&gt;" in page
     assert "<code>softmax</code> &lt;b&gt;" in page
-    told = words(page)
+    text = words(page)
     found = (*FULL.findings, *FULL.advice)
     plain = [part.split("`")[0] for one in found for part in (one.name, one.cause, one.fix)]
     shown = [str(part) for one in found for part in (*one.evidence, one.place)]
     rest = ["Follows from it: kept-after-skip", "--epochs 1", "The first loss is 0.", "20%|##"]
     for what in (*plain, *shown, *rest, "there is no scaler"):
-        assert what in told
+        assert what in text
     assert "2 faults found" in words(FULL._repr_html_())
 
 
@@ -122,9 +120,8 @@ def test_what_is_wrong_is_never_called_right() -> None:
     for name, fault in catalogue().items():
         report = Report((finding(name),), tuple(BEHAVIOURS))
         assert not {fault.of, *fault.hides} & {*report.right}
-    assert {*BEHAVIOURS} - {*Report((finding("sum-not-mean"),), tuple(BEHAVIOURS)).right} == {
-        "accumulation", "gradient", "shorter last group", "unequal micro-batches",
-    }  # fmt: skip
+    wrong = {*BEHAVIOURS} - {*Report((finding("sum-not-mean"),), tuple(BEHAVIOURS)).right}
+    assert wrong == {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
     assert not Report((finding("run-differs"),), ("weights", "run")).right
 
 

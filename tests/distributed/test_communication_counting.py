@@ -1,6 +1,4 @@
-"""Collectives on a fake group: their bytes are what the parameters say,
-and nothing of the group is left.
-"""
+"""Collectives on a fake group: bytes match the parameters, and the group leaves nothing behind."""
 
 import sys
 from collections import Counter

@@ -100,12 +100,12 @@ def test_ring_and_tree_differ_by_line_and_formats_by_colour_and_errors_are_writt
     }
     error = reduction_figure(ways).axes[0]
     bf16, fp16 = FORMAT_COLOURS["bf16"], FORMAT_COLOURS["fp16"]
-    looks = [(line.get_color(), line.get_linestyle()) for line in error.lines]
-    assert looks == [(bf16, "-"), (bf16, "--"), (fp16, ":"), (fp16, "-")]
+    styles = [(line.get_color(), line.get_linestyle()) for line in error.lines]
+    assert styles == [(bf16, "-"), (bf16, "--"), (fp16, ":"), (fp16, "-")]
     assert [text.get_text() for text in error.texts][:3] == ["14.8 %", "0.98 %", "0.04 %"]
 
 
-def test_a_window_of_scales_is_told_in_words():
+def test_a_window_of_scales_is_described():
     ways = {
         "after": tuple(
             row(64, 2.0**e, lost=0.5 * (e < -2), overflowed=0.5 * (e > 2)) for e in range(-4, 5, 2)
@@ -113,8 +113,8 @@ def test_a_window_of_scales_is_told_in_words():
         "none": (row(64, 1.0, lost=0.1, overflowed=0.1),),
     }
     figure = scale_window_figure(ways)
-    told = "after: nothing is lost or overflows from 2^-2 to 2^2; none: no scale is free of both"
-    assert told in figure.alt
+    words = "after: nothing is lost or overflows from 2^-2 to 2^2; none: no scale is free of both"
+    assert words in figure.alt
     errors, lost, overflowed = (list(axis.lines[0].get_ydata()) for axis in figure.axes)
     assert errors[:-1] == pytest.approx([0.1] * 4)
     assert math.isnan(errors[-1]), "drawn where nothing overflows"

@@ -1,6 +1,4 @@
-"""The α–β model in exact fractions, a ring played hop by hop,
-and fits that find what the times were made of.
-"""
+"""The α–β model against a ring simulated hop by hop; fits recover a model from its times."""
 
 from fractions import Fraction
 
@@ -17,21 +15,21 @@ from amp_course.distributed.communication.ring import step_seconds
 LINK = RingModel(3e-6, 2e9)
 
 
-def played(ranks, size, link):
+def simulated(ranks, size, link):
     """Send pieces round a ring until each rank has had them all, twice: seconds, as a fraction."""
     latency, bandwidth = Fraction(link.latency_seconds), Fraction(link.bytes_per_second)
     seconds = Fraction(0)
     for _ in ("add them up", "hand out the sums"):
-        pieces = [{rank} for rank in range(ranks)]  # which pieces each rank holds
-        while any(len(held) < ranks for held in pieces):
+        pieces = [{rank} for rank in range(ranks)]  # the pieces of each rank
+        while any(len(own) < ranks for own in pieces):
             seconds += latency + Fraction(size, ranks) / bandwidth
             pieces = [pieces[rank] | pieces[rank - 1] for rank in range(ranks)]
     return seconds
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
-def test_seconds_are_those_of_a_ring_played_hop_by_hop(ranks):
-    expected = float(played(ranks, 10**8, LINK))
+def test_seconds_are_those_of_a_ring_simulated_hop_by_hop(ranks):
+    expected = float(simulated(ranks, 10**8, LINK))
     assert LINK.all_reduce_seconds(10**8, ranks) == pytest.approx(expected)
 
 

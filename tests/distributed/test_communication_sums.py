@@ -32,7 +32,7 @@ def slow_mean(shards, dtype, order, divide, accumulate):
         cast = [narrow(shards[rank, element].item()) for rank in range(n)]
         terms = [wide(term / narrow(before)) if before > 1 else wide(term) for term in cast]
         if order == "ring":
-            # this rank's piece is complete when it arrives here, so it began one further on
+            # the sum of a piece ends at its owner, so it began at the next rank
             owner = element // piece
             total = terms[(owner + 1) % n]
             for hop in range(2, n + 1):
@@ -125,6 +125,7 @@ def test_sixteen_bits_do_worse_with_more_ranks(gradients):
     fp16 = measure_ranks(gradients, torch.float16)
     in_fp32 = measure_ranks(gradients, torch.bfloat16, accumulate=torch.float32)
     assert [row.ranks for row in bf16] == [2**k for k in range(1, 11)]
+    assert [row.ranks for row in measure_ranks(gradients[:9], torch.float16)] == [2, 4, 8]
     assert bf16[-1].relative_error > 10 * bf16[0].relative_error
     assert bf16[-1].relative_error > 4 * fp16[-1].relative_error
     assert in_fp32[-1].relative_error < 0.2 * bf16[-1].relative_error
@@ -139,11 +140,6 @@ def test_each_division_moves_the_window_of_loss_scales(gradients):
     after, both, before = map(edges, ("after", "both", "before"))
     for edge in (0, 1):
         assert after[edge] <= both[edge] <= before[edge] and after[edge] < before[edge]
-
-
-def test_more_ranks_than_rows_are_refused(gradients):
-    with pytest.raises(ValueError, match="1024 ranks need as many rows"):
-        measure_ranks(gradients[:100], torch.float16)
 
 
 def test_digit_gradients_are_those_of_backward():

@@ -1,8 +1,7 @@
-"""The step of `ddp_amp.py` counts every sample once, however ranks and micro-batches divide
-them.
+"""The step of `ddp_amp.py` counts every sample once, however they are divided among ranks and
+micro-batches.
 """
 
-import contextlib
 import sys
 
 import pytest
@@ -19,7 +18,7 @@ from amp_course.watching.scene import flat
 from tests.findings.record import of_audit, stored
 
 RIGHT = find_script("ddp_amp").read_text("utf-8")
-# A fault that it once had: the means of all micro-batches counted the same.
+# a fault that it once had: all micro-batches' means had the same weight
 FAULTY = RIGHT.replace(', reduction="sum"', "")
 FAULTY = FAULTY.replace("loss * dist.get_world_size() / samples", "loss / len(group)")
 SIZES = ([4, 7, 1], [12, 2])  # of the micro-batches, on rank 0 and on rank 1
@@ -52,7 +51,7 @@ def parts(dtype):
 
 
 def moved_on_ranks(name, sizes):
-    """On each rank: take a step on this rank's micro-batches; return how far the weights moved."""
+    """Take a step on this rank's micro-batches; return how far the weights moved."""
     dtype = getattr(torch, name)
     model, optimizer, scaler = parts(dtype)
     before = flat(model.parameters())
@@ -79,19 +78,13 @@ def test_ranks_with_unequal_micro_batches_make_the_gradient_of_one_process(name)
         assert (got - expected).norm() < ROUNDING[name] * expected.norm()
 
 
-@contextlib.contextmanager
-def one_rank():
-    hook = sys.excepthook  # torch puts its own around it
+@pytest.fixture
+def alone(monkeypatch):
+    """One rank in a group of its own."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch wraps it
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-    sys.excepthook = hook
-
-
-@pytest.fixture
-def alone():
-    with one_rank():
-        yield
 
 
 def evaluate_on_rank_0(inner):
@@ -103,12 +96,12 @@ def evaluate_on_rank_0(inner):
 
 def test_a_rank_that_evaluates_alone_waits_for_the_others_unless_it_calls_the_module():
     values_on_ranks(evaluate_on_rank_0, True)
-    alone, other = (report.failure for report in warm_ranks().run(evaluate_on_rank_0, False))
-    assert "`broadcast`" in alone.told and "can never complete" in alone.told and not other
+    first, second = (report.failure for report in warm_ranks().run(evaluate_on_rank_0, False))
+    assert "`broadcast`" in first.message and "can never complete" in first.message and not second
 
 
 def audited(source, accumulate):
-    """Audit the step with groups of so many micro-batches, and two that are shorter."""
+    """Audit the step with groups of `accumulate` micro-batches, and two shorter ones."""
     model, optimizer, scaler = parts(torch.float16)
     sizes = [32] * (accumulate - 1) + [3], [32] * accumulate, [32] * max(1, accumulate - 1)
 
@@ -118,9 +111,13 @@ def audited(source, accumulate):
 
     return audit(
         lambda *group: step_of(source)(model, group, optimizer, scaler, torch.float16),
-        model=model, optimizer=optimizer, scaler=scaler, loss=loss, max_norm=1.0,
-        batches=[tuple(samples(one)) for one in sizes],
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        loss=loss,
+        max_norm=1.0,
+        batches=[tuple(samples(group)) for group in sizes],
+    )
 
 
 @pytest.mark.parametrize(

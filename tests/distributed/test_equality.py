@@ -11,22 +11,20 @@ from amp_course.distributed.equality import compare, gradient_bound
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_two_ranks_equal_one_process(dtype: torch.dtype, seed: int) -> None:
+def test_two_ranks_equal_one_process(dtype, seed):
     found = compare(dtype, seed=seed, steps=8)
     assert found.same_bits
     assert found.difference <= found.bound < 0.1 * found.largest
     if dtype != torch.float32:
-        assert 0 < found.difference > found.bound / 100  # it says something
+        assert 0 < found.difference > found.bound / 100  # the bound is not useless
 
 
-def drawn_gradient(
-    x: torch.Tensor, y: torch.Tensor, layer: nn.Linear, unit: float, generator: torch.Generator
-) -> torch.Tensor:
+def drawn_gradient(x, y, layer, unit, generator):
     """The weight gradient in fp64, with each 16-bit rounding pushed by one `unit`,
     up or down at random.
     """
 
-    def pushed(values: torch.Tensor, units: float) -> torch.Tensor:
+    def pushed(values, units):
         sign = torch.randint(2, values.shape, generator=generator) * 2 - 1
         return values * (1 + units * unit * sign)
 
@@ -35,7 +33,7 @@ def drawn_gradient(
     return pushed(errors.T @ x.double() / len(x), 1).float()
 
 
-def test_the_bound_holds_for_roundings_that_are_drawn() -> None:
+def test_the_bound_holds_for_roundings_that_are_drawn():
     generator, unit = torch.Generator().manual_seed(3), torch.finfo(torch.float16).eps / 2
     ratios = []
     for _ in range(50):

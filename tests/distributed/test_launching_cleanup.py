@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -37,14 +35,14 @@ print(run_script(*sys.argv[1:], seconds=60).problem)
 """
 
 
-def write_script(folder: Path) -> Path:
+def write_script(folder):
     (folder / "pids").mkdir()
     path = folder / "train.py"
     path.write_text(SCRIPT)
     return path
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
+def until(true, what, seconds=90):
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while not true():
@@ -52,20 +50,20 @@ def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
-def recorded(script: Path) -> list[int]:
+def recorded(script):
     """Return the processes that the ranks have written down: themselves and their children."""
     return [int(pid) for name in os.listdir(script.parent / "pids") for pid in name.split("-")]
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-# who is killed, counted from the rank upwards: its torchrun, and who called run_script; by which
-# signal
+# name → the ancestor of a rank to kill (1: torchrun, 2: the caller of run_script), the signal, and
+# what the caller prints
 KILLS = {
     "interrupt": (2, signal.SIGINT, "KeyboardInterrupt"),
     "kernel ended": (2, signal.SIGTERM, ""),
@@ -76,15 +74,15 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def callers(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path]]]:
+    tmp_path_factory,
+):
     """Start four processes that call run_script, all at once."""
     started = {}
     for name in KILLS:
         script = write_script(tmp_path_factory.mktemp("caller"))
         command = [sys.executable, "-c", CALLER, str(script), str(script.parent / "pids"), "wait"]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started[name] = subprocess.Popen(command, **streams), script  # type: ignore[call-overload]
+        started[name] = subprocess.Popen(command, **streams), script
     yield started
     for caller, _ in started.values():  # those whose tests ran in another process
         caller.kill()
@@ -92,30 +90,28 @@ def callers(
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_nothing_is_left_after_a_kill(
-    callers: dict[str, "tuple[subprocess.Popen[str], Path]"], name: str
-) -> None:
+def test_nothing_is_left_after_a_kill(callers, name):
     caller, script = callers[name]
     until(lambda: len(recorded(script)) == 4, "the ranks never started")
-    # torchrun, ranks and their children
+    # caller, torchrun, ranks and their children
     processes = psutil.Process(caller.pid).children(recursive=True)
     assert len(processes) >= 5
-    above, number, told = KILLS[name]
+    above, number, words = KILLS[name]
     chain = psutil.Process(recorded(script)[0]).parents()
     assert chain[1].pid == caller.pid
     chain[above - 1].send_signal(number)
-    said, _ = caller.communicate(timeout=40)
+    printed, _ = caller.communicate(timeout=40)
     until(lambda: not any(alive(one.pid) for one in processes), f"left behind: {processes}")
-    assert told in said
+    assert words in printed
 
 
 @pytest.mark.parametrize(
-    ("how", "told", "seconds"), [("fail", "ValueError: planned", 60), ("hang", "time was up", 25)]
+    ("how", "words", "seconds"), [("fail", "ValueError: planned", 60), ("hang", "time was up", 25)]
 )
-def test_nothing_is_left_after_a_run(tmp_path: Path, how: str, told: str, seconds: int) -> None:
+def test_nothing_is_left_after_a_run(tmp_path, how, words, seconds):
     script = write_script(tmp_path)
     run = run_script(script, tmp_path / "pids", how, seconds=seconds)
-    assert told in str(run.problem)
+    assert words in str(run.problem)
     assert run.seconds < seconds + 5
     pids = recorded(script)
     assert len(pids) == 4 and not any(map(alive, pids))

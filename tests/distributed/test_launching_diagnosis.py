@@ -3,9 +3,7 @@ and the reading of reports that other versions write.
 """
 
 import socket
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +26,7 @@ SCRIPTS = {  # name → the script, what the problem says
         f"{RANK}if rank == 1:\n    raise ValueError('bad batch')\ntime.sleep(60)",
         "rank 1 raised ValueError: bad batch in line 4, `raise ValueError('bad batch')`.",
     ),
-    # On every rank, unless torchrun ends one before it has said so
+    # on every rank, unless torchrun ends one before it raises
     "syntax": (f"{RANK}x = = 3", "raised SyntaxError", "in line 3, `x = = 3`"),
     "exits": (
         f"{RANK}if rank == 1:\n    sys.exit(3)\ntime.sleep(60)",
@@ -79,7 +77,7 @@ SCRIPTS = {  # name → the script, what the problem says
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(tmp_path_factory):
     """Run all scripts, some at a time: most of their time goes by in waiting."""
     folder = tmp_path_factory.mktemp("scripts")
     with socket.create_server(("", 0)) as server, ThreadPoolExecutor(3) as pool:
@@ -94,7 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_first_cause_is_named_with_its_rank(runs: Runs, name: str) -> None:
+def test_the_first_cause_is_named_with_its_rank(runs, name):
     run = runs[name].result()
     assert not run.ok
     for words in SCRIPTS[name][1:]:
@@ -102,20 +100,24 @@ def test_the_first_cause_is_named_with_its_rank(runs: Runs, name: str) -> None:
     assert run.seconds < SECONDS.get(name, 45) + 5
 
 
+def exit_codes(run):
+    return [rank.exit_code for rank in run.ranks]
+
+
 @pytest.mark.slow
-def test_exit_codes_by_rank(runs: Runs) -> None:
+def test_exit_codes_by_rank(runs):
     for name, code in [("raises", 1), ("exits", 3), ("killed", -9)]:
-        other, own = runs[name].result().exit_codes
+        other, own = exit_codes(runs[name].result())
         assert own == code, name
-        # None: it had not come so far as to write down its process
+        # None: it ended before it recorded its process
         assert other in (-15, None), name
-    ended, hanging = runs["hangs"].result().exit_codes
+    ended, hanging = exit_codes(runs["hangs"].result())
     assert ended == 0
-    assert hanging in (None, -6)  # -6: asked where it hangs, it had time to end of that
+    assert hanging in (None, -6)  # -6: SIGABRT, which asks where it hangs, has ended it in time
 
 
 @pytest.mark.slow
-def test_a_traceback_is_that_of_the_script_alone(runs: Runs) -> None:
+def test_a_traceback_is_that_of_the_script_alone(runs):
     run = runs["raises"].result()
     lines = run.ranks[1].err.splitlines()
     assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ValueError: bad batch")
@@ -123,12 +125,12 @@ def test_a_traceback_is_that_of_the_script_alone(runs: Runs) -> None:
 
 
 def rank(
-    number: int,
-    end: End | None = None,
-    code: int | None = None,
-    err: str = "",
-    place: Place | None = None,
-) -> Rank:
+    number,
+    end=None,
+    code=None,
+    err="",
+    place=None,
+):
     return Rank(number, "", err, code, True, end, place)
 
 
@@ -148,13 +150,13 @@ WITHOUT = "rank 1's process ended with exit code 5 without an exception, as by `
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "words"),
     [
         # an echo is passed over, even if it came first
         (rank(0, ECHO, 1), rank(1, CAUSE), "rank 1 raised ValueError: bad in line 3, `raise`."),
         (rank(0, ECHO, 1), rank(1), "rank 1's process ended without a word: it was killed."),
         (rank(0, ECHO, 1), rank(1, None, -9), KILLED),
-        # its rank aborts on the way out; torchrun may still have found the other, and ended it
+        # its rank aborts as it ends; torchrun may have ended the other before it finished
         (rank(0, ECHO, -6), rank(1, FINISHED, 0), WAITED),
         (rank(0, ECHO, -6), rank(1, FINISHED, -15), WAITED),
         (rank(0, ECHO, 1), rank(1, ECHO, 1), "rank 0 lost its connection to another rank in line"),
@@ -165,12 +167,12 @@ WITHOUT = "rank 1's process ended with exit code 5 without an exception, as by `
         (rank(0, None, -15), rank(1, None, 5), WITHOUT),
     ],
 )
-def test_the_cause_is_told_from_its_echoes(first: Rank, second: Rank, told: str) -> None:
+def test_the_cause_is_distinguished_from_its_echoes(first, second, words):
     evidence = Evidence(Ended(False, (1,), 2.0), (first, second), "")
-    assert str(diagnose(evidence)).startswith(told)
+    assert str(diagnose(evidence)).startswith(words)
 
 
-def test_a_rank_that_raised_is_named_even_if_time_was_up() -> None:
+def test_a_rank_that_raised_is_named_even_if_time_was_up():
     waits = rank(0, place=Place(9, "all_reduce()", "all_reduce"))
     evidence = Evidence(Ended(True, (None,), 2.0), (waits, rank(1, CAUSE)), "")
     assert "rank 1 raised ValueError" in str(diagnose(evidence))
@@ -185,15 +187,15 @@ MESSAGES = {
     "for 3 ranks, and 2 came.",
     "Timed out waiting 5000ms for recv operation to complete": "it waited 5000 ms for another "
     "rank, which never came.",
-    "a message that nobody has to explain": "",
+    "a message that needs no explanation": "",
 }
 
 
-@pytest.mark.parametrize(("message", "told"), MESSAGES.items())
-def test_obscure_messages_are_explained(message: str, told: str) -> None:
+@pytest.mark.parametrize(("message", "words"), MESSAGES.items())
+def test_obscure_messages_are_explained(message, words):
     """The messages are those of torch 2.13, each from a real run."""
-    assert told in meaning(message)
-    assert bool(told) == bool(meaning(message))
+    assert words in meaning(message)
+    assert bool(words) == bool(meaning(message))
 
 
 REPORTS = {
@@ -207,7 +209,7 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS.keys())
-def test_exit_codes_are_read_from_either_report(tmp_path: Path, report: str) -> None:
+def test_exit_codes_are_read_from_either_report(tmp_path, report):
     (tmp_path / "command0.err").write_text(report)
     for number in (0, 1):
         (tmp_path / f"rank{number}.pid").write_text(str(41 + number))
@@ -215,7 +217,7 @@ def test_exit_codes_are_read_from_either_report(tmp_path: Path, report: str) -> 
     assert [rank.exit_code for rank in found.ranks] == [None, -9]
 
 
-def test_what_gloo_and_torch_print_about_themselves_is_kept_apart(tmp_path: Path) -> None:
+def test_what_gloo_and_torch_print_about_themselves_goes_to_launcher(tmp_path):
     gloo = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks : 1"
     c10d = "[W1124 01:56:38.015824587 socket.cpp:469] [c10d] waitForInput: poll for socket: 0"
     (tmp_path / "rank0.out").write_text(f"{gloo}\nloss 0.5\n")

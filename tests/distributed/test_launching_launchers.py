@@ -44,9 +44,7 @@ OPEN_MPI = (
 HYDRA = 'PMI_RANK=$rank PMI_SIZE=4 MPI_LOCALRANKID=$((rank % 2)) "$@"'
 
 
-def bash(
-    folder: Path, command: str, programs: dict[str, str], variables: dict[str, str]
-) -> "subprocess.CompletedProcess[str]":
+def bash(folder, command, programs, variables):
     """Run a command of a shell in which `python` and these programs come before all others."""
     programs = {"python": f'#!/bin/bash\nexec "{sys.executable}" "$@"\n', **programs}
     for name, text in programs.items():
@@ -58,9 +56,7 @@ def bash(
 
 
 @pytest.mark.parametrize(("file", "name"), [("slurm.sbatch", "Slurm"), ("mpi.sh", "MPI")])
-def test_the_templates_are_marked_as_not_run_and_use_what_the_table_says(
-    file: str, name: str
-) -> None:
+def test_the_templates_are_marked_as_not_run_and_use_what_the_table_says(file, name):
     text = (TEMPLATES / file).read_text()
     assert text.startswith("#!/bin/bash\n")
     assert "NOT RUN for this course" in text
@@ -82,9 +78,7 @@ BY_MPI = f'mpirun -np 4 bash "{TEMPLATES}/mpi.sh"'
         (BY_MPI, {"mpirun": MPIRUN.format(HYDRA)}, {"MASTER_ADDR": "node07"}, 29500),
     ],
 )
-def test_the_templates_give_each_rank_its_place(
-    tmp_path: Path, command: str, programs: dict[str, str], variables: dict[str, str], port: int
-) -> None:
+def test_the_templates_give_each_rank_its_place(tmp_path, command, programs, variables, port):
     (tmp_path / "train.py").write_text(RANK)
     (tmp_path / "ranks").mkdir()
     words = f'"{tmp_path}/train.py" "{tmp_path}/ranks" "two words"'
@@ -96,18 +90,16 @@ def test_the_templates_give_each_rank_its_place(
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "words"),
     [({}, "start it by mpirun"), ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "MPI_LOCALRANKID")],
 )
-def test_the_mpi_script_says_what_it_misses(
-    tmp_path: Path, task: dict[str, str], told: str
-) -> None:
+def test_the_mpi_script_says_what_it_misses(tmp_path, task, words):
     done = bash(tmp_path, f'bash "{TEMPLATES}/mpi.sh" train.py', {}, task)
-    assert done.returncode != 0 and told in done.stderr
+    assert done.returncode != 0 and words in done.stderr
 
 
 @pytest.mark.slow
-def test_launchers_are_timed_in_turn_and_set_what_the_table_says() -> None:
+def test_launchers_are_timed_in_turn_and_set_what_the_table_says():
     keys = ["spawn", "by hand", "two nodes"]
     times = time_launchers(1, keys)
     assert list(times.seconds) == keys
@@ -120,7 +112,7 @@ def test_launchers_are_timed_in_turn_and_set_what_the_table_says() -> None:
     assert set(times.environment["by hand"]) == set(BY_KEY["by hand"].sets)
 
 
-def test_accelerate_is_run_or_said_to_be_missing() -> None:
+def test_accelerate_is_run_or_said_to_be_missing():
     times = time_launchers(1, ["accelerate"])
     if times.left_out:
         assert "not installed" in times.left_out["accelerate"]
@@ -129,12 +121,12 @@ def test_accelerate_is_run_or_said_to_be_missing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"launchers": ["slurm"]}, {"launchers": []}])
-def test_wrong_arguments_raise(wrong: dict[str, object]) -> None:
+def test_wrong_arguments_raise(wrong):
     with pytest.raises(ValueError, match="use at least one round, and some of"):
-        time_launchers(**wrong)  # type: ignore[arg-type]
+        time_launchers(**wrong)
 
 
-def test_the_table_shows_every_launcher_in_text_and_html() -> None:
+def test_the_table_shows_every_launcher_in_text_and_html():
     text, page = repr(LauncherTable()), LauncherTable()._repr_html_()
     for one in LAUNCHERS:
         assert one.name in text and one.name in page
@@ -142,7 +134,7 @@ def test_the_table_shows_every_launcher_in_text_and_html() -> None:
     assert text.count("run here           no") == page.count(">no</td>") == 2
 
 
-def test_the_figure_draws_medians_and_quartiles() -> None:
+def test_the_figure_draws_medians_and_quartiles():
     times = StartUpTimes({"torchrun": (2.0, 3.0, 4.0), "spawn": (1.0, 1.0, 2.0)}, {}, {})
     figure = start_up_figure(times)
     (axis,) = figure.axes
@@ -150,10 +142,10 @@ def test_the_figure_draws_medians_and_quartiles() -> None:
     (spread,) = axis.collections
     ends = [np.asarray(path.vertices) for path in spread.get_paths()]
     assert [one[:, 0].tolist() for one in ends] == [[2.5, 3.5], [1.0, 1.5]]
-    assert "torchrun 3.00 s (2.50 s to 3.50 s)" in figure.alt  # type: ignore[attr-defined]
+    assert "torchrun 3.00 s (2.50 s to 3.50 s)" in figure.alt
 
 
-def test_the_figure_of_one_round_shows_no_spread() -> None:
+def test_the_figure_of_one_round_shows_no_spread():
     figure = start_up_figure(StartUpTimes({"torchrun": (2.0,), "spawn": (1.0,)}, {}, {}))
     assert not figure.axes[0].collections
-    assert "one start of each: torchrun 2.00 s; spawn 1.00 s." in figure.alt  # type: ignore[attr-defined]
+    assert "one start of each: torchrun 2.00 s; spawn 1.00 s." in figure.alt

@@ -1,5 +1,5 @@
-"""`RankExplorer` without a browser: every control reaches the simulation, what was shown is kept,
-and the menus stay sound.
+"""`RankExplorer` without a browser: every control reaches the simulation, runs are cached, and
+menus stay consistent.
 """
 
 import itertools
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What the panel asks of the simulation, which does nothing here, and in what order."""
+def simulated(monkeypatch):
+    """The settings that the panel simulates, in order; nothing is simulated here."""
     settings = []
     monkeypatch.setattr(module, "simulate", lambda *one: settings.append(one) or one)
     monkeypatch.setattr(module, "run_view", repr)
@@ -25,20 +25,20 @@ def asked(monkeypatch):
 
 
 @pytest.fixture
-def panel(asked):
+def panel(simulated):
     return RankExplorer()
 
 
-def test_it_opens_on_the_fault(panel, asked):
-    assert asked == [(4, "nothing", {12: (1,)}, 30, 8)] and panel.html == repr(panel.run)
+def test_it_opens_on_the_fault(panel, simulated):
+    assert simulated == [(4, "nothing", {12: (1,)}, 30, 8)] and panel.html == repr(panel.run)
 
 
-def test_every_control_changes_what_is_simulated(panel, asked):
+def test_every_control_changes_what_is_simulated(panel, simulated):
     panel.agreement.value, panel.ranks.value = "found_inf agreed", 2
     panel.pattern.value, panel.where.value = "every 5th step", IN_TURN
     panel.first.value, panel.steps.value, panel.growth.value = 4, 20, None
     plan = {3: (0,), 8: (1,), 13: (0,), 18: (1,)}
-    assert asked[-1] == (2, "found_inf agreed", plan, 20, None)
+    assert simulated[-1] == (2, "found_inf agreed", plan, 20, None)
 
 
 def test_every_combination_of_menus_is_drawn(panel):
@@ -51,11 +51,11 @@ def test_every_combination_of_menus_is_drawn(panel):
             assert all(rank < ranks for on in plan.values() for rank in on)
 
 
-def test_what_was_shown_is_not_simulated_again(panel, asked):
+def test_what_was_shown_is_not_simulated_again(panel, simulated):
     first = panel.run
     panel.agreement.value = "found_inf agreed"
     panel.agreement.value = "nothing"
-    assert panel.run is first and len(asked) == 2
+    assert panel.run is first and len(simulated) == 2
 
 
 def test_where_keeps_a_rank_that_is_still_there(panel):
@@ -106,16 +106,16 @@ def test_schedules(arguments, plan):
 def test_what_is_recorded_for_a_page_shows_the_same(monkeypatch):
     runs = {}
 
-    def noted(ranks, agreement, plan, steps, growth):
+    def recording(ranks, agreement, plan, steps, growth):
         run = simulate(ranks, agreement, plan, steps, growth)
         return runs.setdefault((agreement, tuple(plan.items())), run)
 
     patterns = ("never", "once")  # all of them take a minute
     monkeypatch.setattr(module, "_RANKS", (2,))
     monkeypatch.setattr(module, "PATTERNS", {name: PATTERNS[name] for name in patterns})
-    monkeypatch.setattr(module, "simulate", noted)
+    monkeypatch.setattr(module, "simulate", recording)
     text = json.dumps(RankExplorer.record(), separators=(",", ":"))
-    monkeypatch.setattr(module, "simulate", lambda *settings: pytest.fail("this has no torch"))
+    monkeypatch.setattr(module, "simulate", lambda *settings: pytest.fail("the page has no torch"))
     live = RankExplorer.of(json.loads(text))
     assert "These runs were recorded" in live.message
     assert all(one.disabled for one in (live.steps, live.first, live.growth))

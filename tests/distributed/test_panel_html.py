@@ -1,6 +1,4 @@
-"""The words and the picture of `RankExplorer`: a verdict tells what the run did,
-the picture has every skip and every rank.
-"""
+"""What `RankExplorer` shows: the verdict is true, and the picture has every skip and every rank."""
 
 import itertools
 import re
@@ -19,7 +17,7 @@ from amp_course.distributed.simulation import RankRun, simulate
 
 
 def made(skipped, scales, distances=None, agreement="nothing"):
-    """A run of given skips, and last scales and distances, by rank."""
+    """A run with these skips, and last scales and distances, by rank."""
     skipped = tuple(tuple(map(bool, of_rank)) for of_rank in skipped)
     before = len(skipped[0]) - 1
     return RankRun(
@@ -155,7 +153,7 @@ def test_a_run_of_one_step_is_drawn_too(overflow_at):
     assert parsed(run).get("aria-label") == describe(run)
 
 
-def test_a_screen_reader_is_told_the_numbers():
+def test_a_screen_reader_gets_the_numbers():
     run = simulate(4, "nothing", {2: [1]}, steps=10, growth_interval=None)
     view = run_view(run)
     assert '<div role="status" aria-live="polite"' in view

@@ -1,7 +1,6 @@
-"""`run_script` from outside: arguments, output by rank, what it shows; and the text of a page."""
+"""`run_script`: arguments, output by rank, and its page."""
 
 import html
-from pathlib import Path
 
 import pytest
 
@@ -26,21 +25,19 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return path
 
 
-def test_two_ranks_see_what_they_would_see_in_a_shell(
-    script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_two_ranks_see_what_they_would_see_in_a_shell(script, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no torchrun there: it is run as a module
     run = run_script("train.py", "--rate", 0.5, "two words")
     assert run.check() is run and run.ok
-    assert run.exit_codes == (0, 0)
+    assert [rank.exit_code for rank in run.ranks] == [0, 0]
     typed = "torchrun --standalone --nproc-per-node 2 train.py --rate 0.5 'two words'"
     assert run.command == typed
     for rank in (0, 1):
@@ -57,14 +54,14 @@ def test_two_ranks_see_what_they_would_see_in_a_shell(
     assert "[rank 1, stderr] <b>&" in str(run)
 
 
-def test_more_ranks_than_cores_are_worth_a_note() -> None:
+def test_more_ranks_than_cores_are_worth_a_note():
     cores = usable_cores()
     assert notes(cores, "1") == ()
     assert f"{cores + 1} ranks share the {cores} cores" in notes(cores + 1, "1")[0]
 
 
 @pytest.mark.slow
-def test_two_nodes_make_one_world(tmp_path: Path) -> None:
+def test_two_nodes_make_one_world(tmp_path):
     path = tmp_path / "nodes.py"
     path.write_text(
         "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GROUP_RANK', "
@@ -81,7 +78,7 @@ def test_two_nodes_make_one_world(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "words"),
     [
         ({"ranks": 0}, "ranks=0, nodes=1: use 1 to 64 ranks"),
         ({"ranks": 65}, "ranks=65"),
@@ -89,25 +86,25 @@ def test_two_nodes_make_one_world(tmp_path: Path) -> None:
         ({"seconds": 0}, "seconds is 0"),
     ],
 )
-def test_wrong_numbers_raise_at_once(script: Path, wrong: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        run_script(script, **wrong)  # type: ignore[arg-type]
+def test_wrong_numbers_raise_at_once(script, wrong, words):
+    with pytest.raises(ValueError, match=words):
+        run_script(script, **wrong)
 
 
-def test_what_is_no_script_raises_at_once(tmp_path: Path) -> None:
+def test_what_is_no_script_raises_at_once(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    cases: list[tuple[str | Path, str]] = [
+    cases = [
         (tmp_path / "no.py", "there is no file .*no.py: correct the path"),
         ("no_such_script", "there is no file no_such_script: .*the course's scripts"),
         (tmp_path, "is a folder: name the Python file"),
         (tmp_path / "notes.txt", "is not a Python script"),
     ]
-    for wrong, told in cases:
-        with pytest.raises(CourseError, match=told):
+    for wrong, words in cases:
+        with pytest.raises(CourseError, match=words):
             run_script(wrong)
 
 
-def test_a_failed_run_tells_its_problem_and_raises_it_on_demand() -> None:
+def test_a_failed_run_shows_its_problem_and_raises_it_on_demand():
     ranks, problem = (Rank(0, "", "<oops>\n", 1),), "rank 0 raised `<E>`."
     run = ScriptRun("torchrun a.py", ranks, 1.5, problem, ("a note",))
     assert not run.ok
@@ -123,7 +120,7 @@ def test_a_failed_run_tells_its_problem_and_raises_it_on_demand() -> None:
     assert "Rank 0 raised" in page
 
 
-def test_long_output_is_cut_in_its_middle() -> None:
+def test_long_output_is_cut_in_its_middle():
     lines = shortened("\n".join(str(number) for number in range(1100))).splitlines()
     assert lines[:12] == [str(number) for number in range(12)]
     assert lines[12] == "… 1,060 lines left out …"

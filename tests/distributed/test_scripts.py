@@ -1,11 +1,8 @@
-"""The scripts run under torchrun as they are: equal weights on the ranks,
-and a break that changes nothing.
+"""The scripts under torchrun: equal weights on the ranks, and a resumed training that equals an
+uninterrupted one.
 """
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,18 +15,18 @@ from amp_course.distributed.launching import run_script
 pytestmark = pytest.mark.slow  # `make test` would take too long with it
 
 
-def run(script: str, *arguments: object, ranks: int = 2) -> list[str]:
+def run(script, *arguments, ranks=2):
     """Run a script; return what each rank printed."""
     found = run_script(script, *arguments, ranks=ranks, seconds=120)
     assert found.ok, found.problem
     return [*found.output]
 
 
-def weights(printed: list[str]) -> set[str]:
+def weights(printed):
     return {re.findall(r"weights (-?[\d.]+)", one)[-1] for one in printed}
 
 
-def test_ddp_resumes_to_the_last_bit(tmp_path: Path) -> None:
+def test_ddp_resumes_to_the_last_bit(tmp_path):
     straight, broken = tmp_path / "straight.pt", tmp_path / "broken.pt"
     whole = run("ddp_amp", "--epochs", "2", "--checkpoint", str(straight))
     run("ddp_amp", "--epochs", "1", "--checkpoint", str(broken))
@@ -42,7 +39,7 @@ def test_ddp_resumes_to_the_last_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not FSDP2_ON_CPU, reason="FSDP2 on a CPU needs torch 2.7")
-def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path):
     straight, broken = str(tmp_path / "straight"), str(tmp_path / "broken")
     whole = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", straight)
     first = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "1", "--checkpoint", broken)
@@ -57,7 +54,7 @@ def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) 
     )
 
 
-def test_tensor_parallel_ranks_keep_one_scale_and_one_norm() -> None:
+def test_tensor_parallel_ranks_keep_one_scale_and_one_norm():
     printed = run("tensor_parallel_amp")
     found = [
         re.search(r"loss ([\d.]+), loss scale (\d+), weights ([\d.]+)", one) for one in printed
@@ -66,7 +63,7 @@ def test_tensor_parallel_ranks_keep_one_scale_and_one_norm() -> None:
     assert first == second and float(first[0]) < 0.5
 
 
-def test_a_skip_decided_alone_ends_by_its_timeout() -> None:
+def test_a_skip_decided_alone_ends_by_its_timeout():
     found = run_script("skip_alone", seconds=120)
     assert not found.ok and found.problem is not None
     assert "rank 0 skips step 2" in found.output[0]
@@ -76,9 +73,7 @@ def test_a_skip_decided_alone_ends_by_its_timeout() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [3, 5])
-def test_ddp_trains_as_one_process_would_with_every_sample_counting_the_same(
-    accumulate: int, tmp_path: Path
-) -> None:
+def test_ddp_trains_as_one_process_would_with_every_sample_counting_the_same(accumulate, tmp_path):
     options = f"--dtype fp32 --epochs 1 --accumulate {accumulate} --checkpoint".split()
     run("ddp_amp", *options, tmp_path / "ranks.pt")
     inputs, targets = map(torch.tensor, load_digits(return_X_y=True))

@@ -1,6 +1,4 @@
-"""Simulated ranks do what real ones do: two gloo processes, bit for bit;
-and they keep together exactly where they agree.
-"""
+"""Simulated ranks equal two gloo processes bit for bit, and stay together only where they agree."""
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Net(torch.nn.Module):
-    """The simulated layers, and the collectives for real."""
+    """The simulated layers, with real collectives."""
 
     def __init__(self, layers, cut):
         super().__init__()
@@ -37,9 +35,7 @@ class Net(torch.nn.Module):
 
 
 def train(agreement, overflow_at, steps, growth_interval):
-    """Train on this rank, one of the two of a gloo group, without any simulation;
-    return its scales and its layer norm.
-    """
+    """Train on this rank of two gloo processes; return its scales and its layer norm."""
     rank, cut = dist.get_rank(), agreement != "gradients all-reduced"
     layers = _Layers(slice(8 * rank, 8 * rank + 8) if cut else slice(None))
     net = Net(layers, cut)
@@ -72,8 +68,8 @@ def test_two_simulated_ranks_equal_two_real_ones_bit_for_bit(agreement, overflow
     run = simulate(2, agreement, overflow_at, steps=14, growth_interval=3)
     real = values_on_ranks(train, agreement, overflow_at, 14, 3)
     assert real == list(zip(run.scales, run.norms, strict=True))
-    torn = agreement == "nothing" and bool(overflow_at)
-    assert (run.norms[0] != run.norms[1]) is torn
+    split = agreement == "nothing" and bool(overflow_at)
+    assert (run.norms[0] != run.norms[1]) is split
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

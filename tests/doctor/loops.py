@@ -1,4 +1,4 @@
-"""Training scripts as changes of one loop, read from loops.toml."""
+"""Training scripts as variants of one loop, read from loops.toml."""
 
 from __future__ import annotations
 

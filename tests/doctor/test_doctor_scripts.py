@@ -1,5 +1,5 @@
-"""The doctor on scripts that were written without a look at it, and on changes of one loop:
-sound, faulty, and odd ones.
+"""The doctor on scripts that were written independently of it, and on variants of one loop: sound,
+faulty and odd ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.findings.record import of_diagnosis, stored
 CHAPTER_10 = Path(scripts.__file__).parent
 SCRIPTS = Path(__file__).parent / "scripts"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-# of chapter 10, on two ranks
+# Scripts of chapter 10, on two ranks → their arguments, and the state of the report
 ON_RANKS = {
     "ddp_amp": (("--dtype", "fp16", "--epochs", "2"), "clean"),
     "tensor_parallel_amp": ((), "clean"),
@@ -30,18 +30,18 @@ ON_RANKS = {
 
 
 def names(kind: str) -> list[str]:
-    """The changes of the loop, and the scripts."""
+    """Variants of the loop, and scripts."""
     return [*DATA[kind], *sorted(path.stem for path in (SCRIPTS / kind).glob("*.py"))]
 
 
 def some(kind: str) -> list[str]:
-    """All but every second change of the loop, which is left to `make test-matrix`."""
+    """All but every second variant of the loop, which only `make test-matrix` runs."""
     left = [] if "AMP_COURSE_DRAWS" in os.environ else list(DATA[kind])[1::2]
     return [name for name in names(kind) if name not in left]
 
 
 def written(kind: str, name: str, folder: Path) -> Path:
-    """A script in a folder of its own, for it may write next to itself."""
+    """Write a script to a folder of its own, since it may write files next to itself."""
     if name not in DATA[kind]:
         return Path(shutil.copy(SCRIPTS / kind / f"{name}.py", folder))
     path = folder / "train.py"
@@ -59,7 +59,7 @@ def examined(kind: str, name: str, folder: Path | None = None) -> Report:
 
 
 def as_recorded(kind: str, name: str, folder: Path | None = None) -> Report:
-    """Examine a script, and compare what is said with the record."""
+    """Examine a script, and compare the report with the record."""
     found = examined(kind, name, folder)
     assert of_diagnosis(found) == stored()[f"doctor/{kind}/{name}"], found
     return found
@@ -68,27 +68,25 @@ def as_recorded(kind: str, name: str, folder: Path | None = None) -> Report:
 @pytest.mark.parametrize("name", some("sound"))
 def test_a_sound_script_is_not_accused(name: str, tmp_path: Path) -> None:
     found = as_recorded("sound", name, tmp_path)
-    assert found.state == "clean" and DATA["sound"].get(name, {}).get("advice", "") in (
-        "",
-        *found.advised,
-    ), found
+    advice = DATA["sound"].get(name, {}).get("advice", "")
+    assert found.state == "clean" and advice in ("", *found.advised), found
     assert dict(found.facts)["updates"] and len([*tmp_path.iterdir()]) == 1
 
 
 @pytest.mark.parametrize("name", some("faulty"))
 def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     found = as_recorded("faulty", name, tmp_path)
-    changes = DATA["faulty"].get(name)
-    first = (
-        "" if changes else (SCRIPTS / "faulty" / f"{name}.py").read_text("utf-8").splitlines()[0]
-    )
-    fault = changes["fault"] if changes else first.removeprefix("# fault: ").strip()
+    if name in DATA["faulty"]:
+        fault = DATA["faulty"][name]["fault"]
+    else:
+        with open(SCRIPTS / "faulty" / f"{name}.py", encoding="utf-8") as file:
+            fault = file.readline().removeprefix("# fault: ").strip()
     assert found.exit_code == 1 and fault in found.names, found
     assert len(found.findings) <= 2, found
 
 
 @pytest.mark.parametrize("name", some("odd"))
-def test_a_script_that_misbehaves_is_told_what_was_seen(name: str, tmp_path: Path) -> None:
+def test_the_report_on_an_odd_script_says_what_happened(name: str, tmp_path: Path) -> None:
     found = as_recorded("odd", name, tmp_path)
     assert found.exit_code == DATA["odd"][name]["code"], found
     assert DATA["odd"][name]["says"] in " ".join(str(found).split()), found
@@ -104,10 +102,10 @@ def test_a_script_for_torchrun_says_so() -> None:
     assert "--ranks 2" in examine_script(CHAPTER_10 / "ddp_amp.py").problem
 
 
-def test_at_least_ten_patients_are_named() -> None:
-    ward = examine_all()
-    assert ward.named >= 10, ward
-    for name, one in ward.diagnoses.items():
+def test_at_least_ten_scripts_of_the_clinic_get_their_cause() -> None:
+    found = examine_all()
+    assert found.named >= 10, found
+    for name, one in found.diagnoses.items():
         assert of_diagnosis(one) == stored()[f"script/{name}"], one
-    assert {name for name in KNOWN if ward.verdict(name) == "another"} == set(), ward
-    assert ward.verdict("scaler_syncs") == "as observed"
+    assert "another" not in map(found.verdict, KNOWN), found
+    assert found.verdict("scaler_syncs") == "as observed"

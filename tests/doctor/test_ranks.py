@@ -1,4 +1,4 @@
-"""What is compared between the ranks of a training, and what makes them drift apart."""
+"""What is compared between the ranks of a training, and what makes their weights drift apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amp_course.watching.process import Ranks
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Ranks]:
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
     """What watches the ranks, in a group of one."""
     ranks = Ranks(lambda: 0)
     store = f"file://{tmp_path}/store"
@@ -26,37 +26,35 @@ def alone(tmp_path: Path) -> Iterator[Ranks]:
     torch.distributed.destroy_process_group()
 
 
-def test_a_wrapper_that_is_not_called_and_one_whose_model_has_moved(alone: Ranks) -> None:
+def test_a_wrapper_that_is_not_called_and_one_whose_model_has_moved(ranks: Ranks) -> None:
     model = nn.Linear(2, 2)
     wrapped = nn.parallel.DistributedDataParallel(model)
     weights = [*model.parameters()]
-    assert alone.not_called(weights) and not alone.not_called([*nn.Linear(2, 2).parameters()])
-    alone.forward(wrapped)
-    alone.forward(model)
-    assert not alone.not_called(weights) and alone.inner is None
-    alone.forward(model)
-    assert alone.inner is not None and "alone.forward(model)" in str(alone.inner)
+    assert ranks.not_called(weights) and not ranks.not_called([*nn.Linear(2, 2).parameters()])
+    ranks.forward(wrapped)
+    ranks.forward(model)
+    assert not ranks.not_called(weights) and ranks.inner is None
+    ranks.forward(model)
+    assert ranks.inner is not None and "ranks.forward(model)" in str(ranks.inner)
     wrapped(torch.ones(1, 2)).sum().backward()
-    assert not alone.moved()
+    assert not ranks.moved()
     wrapped.double().float()
-    assert alone.moved() and "DistributedDataParallel(model)" in str(alone.made)
+    assert ranks.moved() and "DistributedDataParallel(model)" in str(ranks.made)
 
 
-Sums = list[
-    list[tuple[float, float]]
-]  # of each update, of each weight: of the weight and of its gradient
+# For each update, the sums of each weight and of its gradient
+Sums = list[list[tuple[float, float]]]
 
 
 def drift(*ranks: Sums, wrapped: bool = False, drift: dict[str, str] | None = None) -> list[str]:
     """The causes and places of what is found on ranks with these sums."""
-    results: list[dict[str, Any]] = [
-        {
-            "rank": str(number), "joined": [], "updates": len(sums), "ended": "steps", "scales": [],
-            "wrapped": wrapped, "digests": [str(sum(value for value, _ in one)) for one in sums],
-            "weights": sums, "lines": {"clip": "line 7", "step": "line 8"}, "drift": drift or {},
-        }
-        for number, sums in enumerate(ranks)
-    ]  # fmt: skip
+    same = {"joined": [], "ended": "steps", "scales": [], "wrapped": wrapped, "drift": drift or {}}
+    same["lines"] = {"clip": "line 7", "step": "line 8"}
+    results: list[dict[str, Any]] = []
+    for rank, sums in enumerate(ranks):
+        digests = [str(sum(value for value, _ in one)) for one in sums]
+        own = {"rank": str(rank), "updates": len(sums), "weights": sums, "digests": digests}
+        results.append(same | own)
     return [f"{one.name} at {one.place}: {one.cause}" for one in check_ranks(results)]
 
 
@@ -74,7 +72,7 @@ def test_a_weight_that_was_the_same_with_the_same_gradient_has_to_stay_the_same(
 @pytest.mark.parametrize(
     ("variant", "words"), [("wrapper", "past its"), ("moved", "moved or cast")]
 )
-def test_drifting_wrapped_models_are_told_with_the_cause(variant: str, words: str) -> None:
+def test_drifting_wrapped_models_are_reported_with_the_cause(variant: str, words: str) -> None:
     sums: tuple[Sums, Sums] = [[(1.0, 0.1)]], [[(2.0, 0.1)]]
     (found,) = drift(*sums, wrapped=True, drift={"variant": variant, "place": "line 3"})
     assert found.startswith("ranks-drift at line 3") and words in found

@@ -23,21 +23,21 @@ from amp_course.diagnosis.rules.training import (
     observe_reads,
 )
 from amp_course.watching import taps
-from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.counting import CountingWatch
 from amp_course.watching.fp32_shadow import Twin
-from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.modules import CalledModules
 from amp_course.watching.origins import Line
-from amp_course.watching.process import Made, Saved
+from amp_course.watching.process import CreatedObjects, SavedStates
 from amp_course.watching.records import Backward, Region, Training, Update
-from amp_course.watching.script import Clip, Summary, Use
+from amp_course.watching.script import Clip, StepNorms, Summary
 
 
 def clipped(norm: float, arrived: float) -> list[str]:
-    """Names for three updates at a scale of 1024: gradients of norm `arrived` came,
-    and had `norm` where they were clipped.
+    """Names for three updates at a scale of 1024: gradients of norm `arrived` came, and had `norm`
+    when they were clipped.
     """
     ours = frozenset({0})
-    use = Use(0, 0.01, arrived, 1024.0, by_scaler=False, unscaled=False)
+    use = StepNorms(0, 0.01, arrived, 1024.0, by_scaler=False, unscaled=False)
     clip = Clip(0, ours, 0.01, norm, ours)
     one = Summary(1, (1.0,), (1024.0,), (1024.0,), frozenset(), ours, (use,), (clip,), 0)
     return [found.name for found in check_summaries([one] * 3)]
@@ -50,17 +50,17 @@ def test_gradients_that_were_divided_by_hand_are_not_clipped_while_scaled() -> N
 
 
 def waits(file: str, source: str, device: str, folder: Path) -> tuple[list[str], list[str]]:
-    """Fixes of the advice, and what is observed, of a line that reads in each of ten updates."""
+    """The advised code, and the observations, for a line that reads in each of ten updates."""
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
-    watch = DoctorsWatch()
+    watch = CountingWatch()
     watch.reads[Line(str(path), 1), device] = 10
     advice = [one.code for one in advise_speed(watch, None, 10)]
     return advice, [*observe_reads(watch, 10, ["AdamW"])]
 
 
-def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> None:
+def test_reads_in_own_lines_get_a_fix_that_fits(tmp_path: Path) -> None:
     assert waits("train.py", "scaler.step(optimizer)", "cuda", tmp_path)[0] == ["fused=True"]
     assert waits("a.py", "total += loss.item()", "cuda", tmp_path)[0] == ["total += loss.detach()"]
     assert waits("b.py", "if norm > 3:", "cuda", tmp_path)[0] == [""]
@@ -77,21 +77,21 @@ def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> Non
 def test_old_weights_are_those_that_no_module_holds(kind: str, expected: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     spare = nn.Linear(2, 3)
-    held = {
+    optimized = {
         "replaced": lambda: model,
         "unused": lambda: nn.ModuleList([model[1], spare]),
         "copied": lambda: copy.deepcopy(model),
     }[kind]()
-    optimizer = torch.optim.SGD(held.parameters(), lr=0.1)
-    del held
+    optimizer = torch.optim.SGD(optimized.parameters(), lr=0.1)
+    del optimized
     if kind == "replaced":
         model[1] = nn.Linear(3, 4)
-    seen, training = ModulesSeen(), Training(lambda: None, [], [optimizer], [], [])
+    modules, training = CalledModules(), Training(lambda: None, [], [optimizer], [], [])
     for _ in range(3):
         for one in model:
-            seen.called(one)
-        seen.end_update(Update([]), training)
-    assert bool([*check_modules(seen)]) == expected
+            modules.called(one)
+        modules.end_update(Update([]), training)
+    assert bool([*check_modules(modules)]) == expected
 
 
 @pytest.mark.parametrize(("unused", "expected"), [(0, False), (2, True), (4, False)])
@@ -120,11 +120,11 @@ def test_micro_batches_that_no_step_used(unused: int, expected: bool) -> None:
 def test_a_checkpoint_to_go_on_from_is_complete(
     saved: list[str], expected: list[str], resumed: bool
 ) -> None:
-    model, keep = nn.Linear(2, 2), Saved()
-    made = Made(DoctorsWatch(), lambda: None)
+    model, keep = nn.Linear(2, 2), SavedStates()
+    made = CreatedObjects(CountingWatch(), lambda: None)
     with taps.listening({"new_scheduler": made.new_scheduler}):
         optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
-        if resumed:
+        if resumed:  # the name of the argument counts
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, last_epoch=-1)
         else:
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -211,27 +211,25 @@ def island(
 ) -> list[str]:
     """Names for a region that was entered in an update of a training on the CPU."""
     model = nn.Linear(2, 2)
-    training = Training(
-        lambda: None, [model], [torch.optim.SGD(model.parameters(), lr=0.1)], [], []
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = Training(lambda: None, [model], [optimizer], [], [])
     model(torch.ones(1, 2)).sum().backward()
     region = Region(0, device, enabled, torch.bfloat16, inside, casts)
-    update = Update([], [region, Backward(0, arrived={0: training.slots[0].now()})])
+    update = Update([], [region, Backward(0, arrived={0: training.slots[0].current()})])
     return [one.name for one in check_precision(update, None, training)]
 
 
 def test_an_island_is_for_the_device_of_the_parameters() -> None:
     assert island("cuda") == ["island-of-another-device"]
-    assert (
-        not island("cpu") and not island("cuda", inside=False) and not island("cuda", enabled=True)
-    )
+    assert not island("cpu")
+    assert not island("cuda", inside=False) and not island("cuda", enabled=True)
     assert not island("cuda", casts=False)  # sums and products of fp32 tensors, say
 
 
-def test_reads_of_one_statement_are_told_together(tmp_path: Path) -> None:
+def test_reads_of_one_statement_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("a = Categorical(probs)\n\nprint(loss.item(),\n    norm.item())\n")
-    watch = DoctorsWatch()
+    watch = CountingWatch()
     for number in (1, 3, 4):
         watch.reads[Line(str(path), number), "cpu"] = 10
     (text,) = observe_reads(watch, 10, ["SGD"])
@@ -240,7 +238,7 @@ def test_reads_of_one_statement_are_told_together(tmp_path: Path) -> None:
 
 
 def test_reads_are_counted_once_an_update() -> None:
-    watch = DoctorsWatch()
+    watch = CountingWatch()
     watch.counting = True
     loss = torch.ones(())
     with watch:

@@ -1,12 +1,12 @@
-"""What the tools say of all that the tests and the course put before them: a line in record.json.
+"""What the tools find in every case of the tests and the course: one line each in record.json.
 
-The tests that run a case compare it with its line. After a change that is meant:
+The tests that run a case compare it with its line. After an intended change:
 
     python -m tests.findings.record                  run all and write the file (half an hour)
     python -m tests.findings.record audit/           run and replace what begins like that
     python -m tests.findings.record --compare audit/ print what differs, exit 1 if anything does
 
-A line holds names, sorted, and none that depend on how busy the machine is.
+A line holds sorted names, and none that depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Job = tuple[str, Callable[[], Entry]]
 
 
 def entry(**parts: Any) -> Entry:
-    """Return a line of the record: what is empty is left out, and names are sorted."""
+    """Return a line of the record: without empty parts, and with sorted names."""
     return {
         name: sorted(set(part)) if isinstance(part, (list, tuple, set)) else part
         for name, part in parts.items()
@@ -56,11 +56,13 @@ def of_diagnosis(found: Any) -> Entry:
 def of_nonfinite(found: Any) -> Entry:
     first = found.first
     named = {"op": first.op, "module": first.module, "phase": first.phase} if first else {}
-    return entry(**named, given=found.given, caught=len(found.caught), buried=len(found.vanished))
+    return entry(
+        **named, given=found.preexisting, caught=len(found.caught), buried=len(found.vanished)
+    )
 
 
 def of_cell(cell: dict[str, Any]) -> Entry:
-    """Return what the stored output of a notebook's cell names."""
+    """Return the names in the stored output of a notebook's cell."""
     from amp_course.diagnosis.catalogue import current_name
     from tests.cases.tools import FAULT_NAMES
 
@@ -79,7 +81,7 @@ def of_cell(cell: dict[str, Any]) -> Entry:
     )
 
 
-# Of each source: the ids of its cases, and how each is run. Imported late: few need all of it.
+# Each source yields the ids of its cases, and how to run them. Imports are late: few need them all.
 
 
 def audits() -> Iterator[Job]:
@@ -90,18 +92,18 @@ def audits() -> Iterator[Job]:
 
 
 def bad_inputs() -> Iterator[Job]:
-    from tests.audit.test_bad_input import BAD_INPUTS, answer, answer_soon, hangs
+    from tests.audit.test_bad_input import BAD_INPUTS, answer, answer_soon
 
     for bad in BAD_INPUTS:
-        call = answer_soon if hangs(bad) else answer
+        call = answer_soon if bad.hangs else answer
         yield f"bad input/{bad.name}", lambda bad=bad, call=call: call(bad)[2]
 
 
 def stresses() -> Iterator[Job]:
-    from tests.audit.test_stress import STRESSES, globals_kept, report_of
+    from tests.audit.test_stress import STRESSES, report_of, sandbox
 
     def run(stress: Any) -> Entry:
-        with globals_kept():
+        with sandbox():
             step, arguments, _ = stress.make()
             return report_of(step, arguments)[1]
 
@@ -117,11 +119,17 @@ def workbench() -> Iterator[Job]:
 
 
 def ddp_steps() -> Iterator[Job]:
-    from tests.distributed.test_ddp_step import FAULTY, RIGHT, audited, one_rank
+    from torch import distributed
+
+    from tests.distributed.test_ddp_step import FAULTY, RIGHT, audited
 
     def run(source: str, accumulate: int) -> Entry:
-        with one_rank():
+        store = distributed.HashStore()
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
             return of_audit(audited(source, accumulate))
+        finally:
+            distributed.destroy_process_group()
 
     for name, source, accumulate in (
         *(("right", RIGHT, number) for number in (1, 3, 4)),
@@ -170,7 +178,7 @@ def in_folder(run: Callable[[Path], Entry]) -> Entry:
 
 
 HERE = (audits, bad_inputs, stresses, workbench, ddp_steps, planted, cells)  # in this process
-CHILDREN = (scripts,)  # in processes of their own
+CHILDREN = (scripts,)  # in child processes
 
 
 def jobs(sources: Iterable[Callable[[], Iterator[Job]]] = (*HERE, *CHILDREN)) -> Iterator[Job]:

@@ -1,4 +1,4 @@
-"""The record has a line for each case, and the notebooks show what it has of them."""
+"""The record has a line for each case, and those of the notebooks are what they show."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from amp_course.frontiers.packing import compress, pack, unpack
 
 @settings(max_examples=50)
 @given(st.sampled_from([1, 2, 4, 8]), st.data())
-def test_codes_are_packed_as_numpy_packs_their_bits(bits, data) -> None:
+def test_codes_are_packed_as_numpy_packs_their_bits(bits, data):
     codes = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
     as_bits = [code >> n & 1 for code in codes for n in range(bits)]  # the lowest bit first
     packed = pack(torch.tensor(codes, dtype=torch.int64), bits)
@@ -30,7 +30,7 @@ def test_codes_are_packed_as_numpy_packs_their_bits(bits, data) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", [(1,), (7, 100), (3, 5, 256)])
-def test_every_number_lands_on_a_level_next_to_it(bits: int, shape: tuple[int, ...]) -> None:
+def test_every_number_lands_on_a_level_next_to_it(bits, shape):
     torch.manual_seed(0)
     x = torch.randn(shape) * 3 + 1
     packed = compress(x, bits, 64)
@@ -40,14 +40,14 @@ def test_every_number_lands_on_a_level_next_to_it(bits: int, shape: tuple[int, .
     assert ((back - x).abs() <= step * (1 + 1e-6)).all()
 
 
-def test_groups_of_equal_numbers_and_zeros_are_kept_exactly() -> None:
+def test_groups_of_equal_numbers_and_zeros_are_kept_exactly():
     x = torch.cat([torch.zeros(64), torch.full((64,), 0.5), torch.full((64,), 1 / 3)])
     back = compress(x, 2, 64).restore()
     assert torch.equal(back[:128], x[:128]) and (back[128:] - 1 / 3).abs().max() < 2**-9
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])
-def test_it_is_right_on_average(has_zeros: bool) -> None:
+def test_it_is_right_on_average(has_zeros):
     x = torch.randn(512, generator=torch.Generator().manual_seed(0))
     if has_zeros:
         x = x.relu()
@@ -59,14 +59,14 @@ def test_it_is_right_on_average(has_zeros: bool) -> None:
     assert (off <= 5 * 0.5 * step / math.sqrt(draws) + 1e-9).all()
 
 
-def test_zeros_stay_zeros_and_what_is_above_stays_above() -> None:
+def test_zeros_stay_zeros_and_what_is_above_stays_above():
     x = torch.relu(torch.randn(5000, generator=torch.Generator().manual_seed(0)))
     for bits in (2, 4, 8):
         back = compress(x, bits, 256).restore()
         assert torch.equal(back == 0, x == 0) and (back >= 0).all()
 
 
-def gradient(net: nn.Module, x: torch.Tensor, saved: CompressedActivations | None = None):
+def gradient(net, x, saved=None):
     """Return the gradient of all parameters for the mean of the squared outputs,
     the loss outside the hooks.
     """
@@ -78,7 +78,7 @@ def gradient(net: nn.Module, x: torch.Tensor, saved: CompressedActivations | Non
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_gradients_through_relus_are_right_on_average(bits: int) -> None:
+def test_gradients_through_relus_are_right_on_average(bits):
     torch.manual_seed(0)
     layers = [nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)]
     net, x = nn.Sequential(*layers), torch.randn(64, 32)
@@ -92,7 +92,7 @@ def test_gradients_through_relus_are_right_on_average(bits: int) -> None:
     assert off[~drawn].abs().max() < 1e-6
 
 
-def test_gradients_of_inputs_are_exact() -> None:
+def test_gradients_of_inputs_are_exact():
     torch.manual_seed(0)
     layer, out = nn.Linear(64, 8), torch.randn(64, 8)
     inner = torch.randn(64, 64, requires_grad=True) * 1.0  # no leaf: an activation
@@ -105,27 +105,27 @@ def test_gradients_of_inputs_are_exact() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_weights_and_their_casts_are_kept_and_never_written(dtype: torch.dtype | None) -> None:
+def test_weights_and_their_casts_are_kept_and_never_written(dtype):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     before = [p.detach().clone() for p in net.parameters()]
-    seen: list[bool] = []
+    found = []
 
     class Watching(CompressedActivations):
         def _pack(self, tensor):
-            seen.append(is_weight(tensor))
+            found.append(is_weight(tensor))
             return super()._pack(tensor)
 
     with Watching(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         loss = net(torch.randn(32, 64)).float().square().mean()
     loss.backward()
-    # the second layer's; the first needs none, for its input has no gradient
-    assert seen.count(True) == 1 and seen.count(False) >= 3
+    # the second layer's weight; the first layer's input has no gradient
+    assert found.count(True) == 1 and found.count(False) >= 3
     assert all(torch.equal(a, p) for a, p in zip(before, net.parameters(), strict=True))
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
-def test_what_several_ops_save_of_one_tensor_is_kept_and_counted_once() -> None:
+def test_what_several_ops_save_of_one_tensor_is_kept_and_counted_once():
     # the ReLU's result is the input of the next layer
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     inner = torch.randn(64, 64, requires_grad=True) * 1.0
@@ -144,7 +144,7 @@ def test_what_several_ops_save_of_one_tensor_is_kept_and_counted_once() -> None:
             assert (got - 2 * x).abs().max() < 6
 
 
-def test_weights_are_known_from_what_is_made_of_them() -> None:
+def test_weights_are_known_from_what_is_made_of_them():
     frozen, free = nn.Linear(64, 64).requires_grad_(False), nn.Embedding(100, 64)
     weight = frozen.weight
     for one in (weight.t(), weight[3:].view(-1), free.weight.bfloat16().t()):
@@ -169,13 +169,13 @@ def test_weights_are_known_from_what_is_made_of_them() -> None:
     ],
     ids=["inf", "the ends of fp32", "fp8"],
 )
-def test_what_cannot_be_kept_in_few_bits_stays_as_it_is(out_of) -> None:
+def test_what_cannot_be_kept_in_few_bits_stays_as_it_is(out_of):
     with CompressedActivations() as saved:
         out_of().sum().backward()
     assert saved.kept == 0
 
 
-def test_bad_input_is_refused_with_a_reason() -> None:
+def test_bad_input_is_refused_with_a_reason():
     with pytest.raises(ValueError, match="codes of 1, 2, 4 or 8 bits"):
         CompressedActivations(3)
     with pytest.raises(ValueError, match="has to fill whole bytes"):

@@ -49,13 +49,15 @@ def test_each_error_is_a_mark_in_its_row_and_its_share_of_zeros_below():
             assert [line.get_xdata()[0] for line in marks] == pytest.approx(wanted)
             rows = [round(line.get_ydata()[0]) for line in marks]
             assert rows == [names.index(one.format) for one in of]
-            # roundings are told apart by marks that do not cover each other
+            # roundings have different marks, which do not cover each other
             assert len({line.get_marker() for line in marks[:3]}) == 3
             assert len({line.get_ydata()[0] for line in marks[:3]}) == 3
     assert [label.get_text() for label in errors[0].get_yticklabels()][4:] == [
-        "MXFP4 · 4.25 bits", "NVFP4 · 4.5 bits", "fp8 E4M3 per tensor · 8.03 bits", "int8 per "
-        "tensor · 8.03 bits",
-    ]  # fmt: skip
+        "MXFP4 · 4.25 bits",
+        "NVFP4 · 4.5 bits",
+        "fp8 E4M3 per tensor · 8.03 bits",
+        "int8 per tensor · 8.03 bits",
+    ]
     assert errors[0].get_title(loc="left") == "weights"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["scale down", "scale to nearest", "scale up", "scale not a power of two"]

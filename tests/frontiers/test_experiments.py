@@ -41,7 +41,7 @@ def few_bits():
 
 
 @pytest.mark.parametrize("variant", VARIANTS[1:], ids=lambda one: one.name)
-def test_a_variant_replaces_every_matmul_and_keeps_the_parameters(variant) -> None:
+def test_a_variant_replaces_every_matmul_and_keeps_the_parameters(variant):
     for model in (CharGPT(20, 8, layers=1, heads=1, width=32), DigitsResNet(8)):
         before = {key: value.data_ptr() for key, value in model.state_dict().items()}
         variant.convert(model)
@@ -51,7 +51,7 @@ def test_a_variant_replaces_every_matmul_and_keeps_the_parameters(variant) -> No
 
 
 @pytest.mark.slow
-def test_the_first_loss_is_that_of_fp32_but_for_rounding_and_seeds_decide() -> None:
+def test_the_first_loss_is_that_of_fp32_but_for_rounding_and_seeds_decide():
     for train, loss in ((train_gpt, 4.9), (train_resnet, 2.5)):
         exact = train(find_variant("fp32"), steps=3)
         assert abs(exact.losses[0] - loss) < 0.5 and exact == replace(
@@ -68,7 +68,7 @@ def test_the_first_loss_is_that_of_fp32_but_for_rounding_and_seeds_decide() -> N
             assert run.losses == train(find_variant(name), steps=3).losses
 
 
-def test_nothing_of_the_process_changes() -> None:
+def test_nothing_of_the_process_changes():
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     train_resnet(CompressedVariant(), steps=1)
@@ -76,27 +76,27 @@ def test_nothing_of_the_process_changes() -> None:
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
 
 
-def test_compressed_activations_are_counted_by_the_step(fp32, few_bits) -> None:
+def test_compressed_activations_are_counted_by_the_step(fp32, few_bits):
     assert few_bits.variant == "2-bit activations, groups of 256"
     assert 14.5 < few_bits.whole / few_bits.kept < 16 and fp32.kept == 0
     assert train_resnet(CompressedVariant(group=64), steps=1).kept > few_bits.kept
 
 
-def test_an_optimizer_steps_at_the_rate_of_the_schedule() -> None:
+def test_an_optimizer_steps_at_the_rate_of_the_schedule():
     exact, *others = (train_gpt(variant, steps=3, rate=1e-3) for variant in OPTIMIZERS)
     for run in others:
         assert run.losses == pytest.approx(exact.losses, abs=0.02) and run.losses != exact.losses
     assert len({run.losses for run in others}) == len(others)
 
 
-def test_a_gradient_is_far_from_fp32s_by_what_was_rounded() -> None:
+def test_a_gradient_is_far_from_fp32s_by_what_was_rounded():
     exact, bf16, down, up = gradient_errors(VARIANTS[:2] + VARIANTS[5:7], draws=2, steps=10)
     assert exact.single == exact.mean == 0
     assert 0 < bf16.single < 0.01 < up.single < down.single < 0.5
     assert bf16.mean == pytest.approx(bf16.single)  # nothing is drawn
 
 
-def test_the_table_says_what_ran_and_comes_back_from_a_file(tmp_path, fp32, few_bits) -> None:
+def test_the_table_says_what_ran_and_comes_back_from_a_file(tmp_path, fp32, few_bits):
     other_seed = replace(fp32, seed=1, score=fp32.score + 0.1)
     gpt, coarse = replace(fp32, workload="gpt"), replace(few_bits, rate=0.5)
     path = tmp_path / "runs.json"
@@ -120,18 +120,18 @@ def test_the_table_says_what_ran_and_comes_back_from_a_file(tmp_path, fp32, few_
         table.only("fp16")
 
 
-def test_a_loss_that_is_not_finite_is_said(fp32) -> None:
+def test_a_loss_that_is_not_finite_is_said(fp32):
     run = replace(fp32, losses=(2.0, float("nan")))
     assert TrainingTable((run,)).rows()[1][2] == "not finite"
     assert as_json(run)["losses"] == [2.0, None]
 
 
-def test_an_unknown_variant_is_refused_with_the_names() -> None:
+def test_an_unknown_variant_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"choose one of fp32; bf16; .*Kahan"):
         find_variant("fp4")
 
 
-def test_real_tensors_are_those_of_one_matmul() -> None:
+def test_real_tensors_are_those_of_one_matmul():
     found = real_tensors(steps=2)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     assert shapes == {"weights": (256, 64), "activations": (1024, 64), "gradients": (1024, 256)}
@@ -140,7 +140,7 @@ def test_real_tensors_are_those_of_one_matmul() -> None:
     assert all(one.dtype is torch.float32 and not one.requires_grad for one in found.values())
 
 
-def test_each_row_of_the_head_gradient_balances_its_label() -> None:
+def test_each_row_of_the_head_gradient_balances_its_label():
     found = head_gradient(steps=2)
     assert found.shape[0] == 1024 and found.dtype is torch.float32 and not found.requires_grad
     assert ((found < 0).sum(1) == 1).all()
@@ -149,7 +149,7 @@ def test_each_row_of_the_head_gradient_balances_its_label() -> None:
     assert sides.min() >= -1 / 1024 and sides.max() < 0
 
 
-def test_an_imbalance_costs_more_than_what_is_lost_on_both_sides() -> None:
+def test_an_imbalance_costs_more_than_what_is_lost_on_both_sides():
     assert imbalance_error(1.0, 1.0, steps=2) == 0
     # all of the gradient is a fifth too short
     assert imbalance_error(0.8, 0.8, steps=2) == pytest.approx(0.2, abs=1e-4)
@@ -157,7 +157,7 @@ def test_an_imbalance_costs_more_than_what_is_lost_on_both_sides() -> None:
 
 
 @pytest.mark.slow
-def test_the_imbalance_alone_explains_what_mxfp4_does_to_gradients() -> None:
+def test_the_imbalance_alone_explains_what_mxfp4_does_to_gradients():
     arriving = head_gradient()
     label = arriving < 0
     names = {one.name.removeprefix("only gradients in "): one for one in GRADIENTS_ONLY}

@@ -15,7 +15,6 @@ from amp_course.frontiers import mismatch as mm
 from amp_course.frontiers.engines import Policy, rounded
 from amp_course.frontiers.mismatch_figures import mismatch_figure
 from amp_course.frontiers.policy_gradient import alternation, gradient_gap, reinforce
-from amp_course.kit.models import CharGPT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FORMATS = (FP32, FP16, BF16)
@@ -23,21 +22,21 @@ both_engines = pytest.mark.parametrize("inference", [False, True], ids=["trainin
 
 
 @pytest.fixture(scope="module")
-def model() -> CharGPT:
+def model():
     return mm.small_policy(steps=40, context=64)
 
 
 @pytest.fixture(scope="module")
-def found(model) -> dict[str, mm.Mismatch]:
+def found(model):
     return {fmt.name: mm.measure(model, fmt, sequences=16, tokens=63) for fmt in FORMATS}
 
 
-def some_ids(model: CharGPT, *shape: int) -> torch.Tensor:
+def some_ids(model, *shape):
     return torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
-def in_fp64(model: CharGPT, ids):
+def in_fp64(model, ids):
     return copy.deepcopy(model).double()(ids)
 
 
@@ -45,22 +44,22 @@ def in_fp64(model: CharGPT, ids):
 
 
 @both_engines
-def test_in_fp32_every_engine_computes_the_model(model, inference: bool) -> None:
+def test_in_fp32_every_engine_computes_the_model(model, inference):
     ids = some_ids(model, 3, 40)
     exact = in_fp64(model, ids)
     with torch.no_grad():
         policy = Policy(model, FP32, inference=inference)
         whole = policy.logits(ids)
-        cache: dict = {}
+        cache = {}
         one_by_one = torch.cat([policy.logits(ids[:, t : t + 1], cache) for t in range(40)], 1)
-        rest: dict = {}  # the mask with a cache and more than one token
+        rest = {}  # the mask with a cache and more than one token
         in_two = torch.cat([policy.logits(ids[:, :25], rest), policy.logits(ids[:, 25:], rest)], 1)
     for got in (whole, one_by_one, in_two):
         assert (got - exact).abs().max() < 2e-5
 
 
 @both_engines
-def test_a_linear_layer_rounds_where_it_says(model, inference: bool) -> None:
+def test_a_linear_layer_rounds_where_it_says(model, inference):
     # multiples of 1/16 of 7 bits: bf16 has them, and fp32 adds them exactly
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(-64, 65, (5, 1, 64), generator=generator) / 16
@@ -79,14 +78,14 @@ def test_a_linear_layer_rounds_where_it_says(model, inference: bool) -> None:
 
 @both_engines
 @pytest.mark.parametrize("fmt", [BF16, FP16, TF32], ids=lambda fmt: fmt.name)
-def test_logits_have_values_of_the_format(model, inference: bool, fmt) -> None:
+def test_logits_have_values_of_the_format(model, inference, fmt):
     with torch.no_grad():
         logits = Policy(model, fmt, inference=inference).logits(torch.arange(12).view(2, 6))
     assert torch.equal(logits, round_to(logits, fmt)) and logits.std() > 0.1
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16])
-def test_the_fast_rounding_is_round_to(fmt) -> None:
+def test_the_fast_rounding_is_round_to(fmt):
     patterns = torch.arange(2**16, dtype=torch.int32) << 16
     for last in (0, 1, 0x1000, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
         x = (patterns + last).view(torch.float32)
@@ -94,7 +93,7 @@ def test_the_fast_rounding_is_round_to(fmt) -> None:
         assert torch.equal(rounded(x, fmt), round_to(x, fmt))
 
 
-def test_gradients_reach_the_weights_as_if_nothing_was_rounded(model) -> None:
+def test_gradients_reach_the_weights_as_if_nothing_was_rounded(model):
     ids = some_ids(model, 2, 17)
     gradients = {}
     for name, log_p in {
@@ -109,7 +108,7 @@ def test_gradients_reach_the_weights_as_if_nothing_was_rounded(model) -> None:
     assert 1e-4 * length < (gradients["bf16"] - gradients["model"]).norm() < 0.1 * length
 
 
-def test_training_in_bf16_is_as_far_from_fp32_as_autocast_is(model) -> None:
+def test_training_in_bf16_is_as_far_from_fp32_as_autocast_is(model):
     ids = some_ids(model, 4, 64)
     exact = torch.log_softmax(in_fp64(model, ids), -1)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -123,7 +122,7 @@ def test_training_in_bf16_is_as_far_from_fp32_as_autocast_is(model) -> None:
 # The mismatch
 
 
-def test_what_a_mismatch_says_of_itself() -> None:
+def test_what_a_mismatch_says_of_itself():
     ratios = torch.tensor([[math.log(2), 0.0], [0.0, -math.log(4)]], dtype=torch.float64)
     one = mm.Mismatch("bf16", ratios)
     assert one.mean == pytest.approx(3 * math.log(2) / 4)
@@ -132,14 +131,14 @@ def test_what_a_mismatch_says_of_itself() -> None:
     assert one.divergence == pytest.approx(((2 - 1 - math.log(2)) + (0.25 - 1 + math.log(4))) / 4)
 
 
-def test_three_bits_more_make_log_ratios_eight_times_smaller(found) -> None:
+def test_three_bits_more_make_log_ratios_eight_times_smaller(found):
     fp32, fp16, bf16 = found.values()
     assert 5 < bf16.mean / fp16.mean < 12 and 4 < bf16.largest / fp16.largest < 16
     assert 25 < bf16.divergence / fp16.divergence < 144  # it is quadratic: 64
     assert bf16.mean > 1e-3 and fp32.mean < 1e-6
 
 
-def test_tokens_are_drawn_with_their_probabilities(model) -> None:
+def test_tokens_are_drawn_with_their_probabilities(model):
     ids, sampled = mm.sample(model, FP32, 20_000, 1, seed=5)
     with torch.no_grad():
         logits = Policy(model, FP32).logits(torch.zeros(1, 1, dtype=torch.int64))
@@ -149,7 +148,7 @@ def test_tokens_are_drawn_with_their_probabilities(model) -> None:
     assert torch.allclose(sampled[:, 0], p[ids[:, 1]].log(), atol=1e-5)
 
 
-def test_with_this_machines_own_kernels_it_is_the_same(model) -> None:
+def test_with_this_machines_own_kernels_it_is_the_same(model):
     fp32, fp16, bf16 = (
         mm.measure_with_torch(model, dtype, sequences=4, tokens=40)
         for dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -158,7 +157,7 @@ def test_with_this_machines_own_kernels_it_is_the_same(model) -> None:
     assert model.head.weight.dtype == torch.float32  # the model itself is not cast
 
 
-def test_runs_repeat_and_leave_the_random_state_alone() -> None:
+def test_runs_repeat_and_leave_the_random_state_alone():
     state = torch.get_rng_state()
     model, again, other = (mm.small_policy(seed, steps=2, context=16) for seed in (4, 4, 5))
     assert all(map(torch.equal, model.parameters(), again.parameters()))
@@ -172,7 +171,7 @@ def test_runs_repeat_and_leave_the_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_more_tokens_than_positions_are_refused(model) -> None:
+def test_more_tokens_than_positions_are_refused(model):
     words = "65 tokens in a row, but this model has only 64 positions"
     with pytest.raises(ValueError, match=words):
         mm.sample(model, FP32, 1, 65, seed=0)
@@ -181,7 +180,7 @@ def test_more_tokens_than_positions_are_refused(model) -> None:
 # The policy gradient
 
 
-def test_the_reward() -> None:
+def test_the_reward():
     ids = torch.tensor(
         [[9, 1, 2, 1, 2, 1], [1, 1, 1, 1, 1, 1], [0, 1, 2, 1, 3, 1], [0, 1, 2, 3, 4, 5]]
     )
@@ -190,7 +189,7 @@ def test_the_reward() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-def test_a_policy_learns_whatever_the_format(fmt) -> None:
+def test_a_policy_learns_whatever_the_format(fmt):
     """Nothing more is claimed: at this size formats differ by no more than seeds do."""
     model = mm.small_policy(0, steps=60, context=16)
     before = [parameter.clone() for parameter in model.parameters()]
@@ -199,7 +198,7 @@ def test_a_policy_learns_whatever_the_format(fmt) -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
-def test_the_mismatch_changes_a_gradient_by_far_less_than_chance(model) -> None:
+def test_the_mismatch_changes_a_gradient_by_far_less_than_chance(model):
     fp16, bf16 = (gradient_gap(model, fmt, sequences=16, tokens=63) for fmt in (FP16, BF16))
     assert 3 < bf16.mismatch / fp16.mismatch < 25
     assert 0.003 < bf16.mismatch < 0.2 and 0.5 < bf16.chance < 2 and 0.5 < fp16.chance < 2
@@ -208,7 +207,7 @@ def test_the_mismatch_changes_a_gradient_by_far_less_than_chance(model) -> None:
 # The figure
 
 
-def test_the_mismatch_figure_has_a_curve_and_a_mark_for_each_sequence(found) -> None:
+def test_the_mismatch_figure_has_a_curve_and_a_mark_for_each_sequence(found):
     figure = mismatch_figure(list(found.values()))
     curves, dots = figure.axes
     assert [line.get_label() for line in curves.lines] == ["fp32", "fp16", "bf16"]

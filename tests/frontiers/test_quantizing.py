@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_course.bits import BF16, FP8_E4M3, FP32, FloatFormat
+from amp_course.bits import BF16, FP8_E4M3, FP32
 from amp_course.frontiers import (
     BLOCK_FORMATS,
     MXFP4,
@@ -39,7 +39,7 @@ GFLOAT = {
 ID = {"ids": lambda value: getattr(value, "name", value)}
 
 
-def edge_blocks() -> dict[str, torch.Tensor]:
+def edge_blocks():
     torch.manual_seed(0)
     outlier = torch.randn(32)
     outlier[3] = 1e6
@@ -64,7 +64,7 @@ def edge_blocks() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("fmt", GFLOAT, **ID)
-def test_every_mx_format_equals_gfloat_bit_for_bit(fmt: BlockFormat) -> None:
+def test_every_mx_format_equals_gfloat_bit_for_bit(fmt):
     for name, block in edge_blocks().items():
         wanted = gfloat.block.quantize_block(
             GFLOAT[fmt], block.double().numpy(), gfloat.block.compute_scale_amax
@@ -75,7 +75,7 @@ def test_every_mx_format_equals_gfloat_bit_for_bit(fmt: BlockFormat) -> None:
 
 @pytest.mark.parametrize("rounding", ["down", "nearest", "up"])
 @pytest.mark.parametrize("fmt", GFLOAT, **ID)
-def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt: BlockFormat, rounding) -> None:
+def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt, rounding):
     fmt = fmt.rounding_scale(rounding)
     for name, block in edge_blocks().items():
         wanted = torch.tensor(quantize_block(block.tolist(), fmt), dtype=torch.float64).float()
@@ -90,14 +90,14 @@ def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt: BlockFormat
     st.sampled_from([*GFLOAT]),
     st.sampled_from(["down", "nearest", "up"]),
 )
-def test_drawn_blocks_equal_the_exact_reference(values, fmt, rounding) -> None:
+def test_drawn_blocks_equal_the_exact_reference(values, fmt, rounding):
     fmt = fmt.rounding_scale(rounding)
     wanted = [quantize_block(values[n : n + 32], fmt) for n in range(0, len(values), 32)]
     got = quantize(torch.tensor(values, dtype=torch.float64), fmt)
     assert got.tolist() == [one for block in wanted for one in block]
 
 
-def nvfp4_in_float64(x: np.ndarray) -> np.ndarray:
+def nvfp4_in_float64(x):
     """NVFP4 by ml_dtypes' casts: one fp32 scale, an E4M3 scale for each 16 numbers,
     E2M1 elements.
     """
@@ -112,7 +112,7 @@ def nvfp4_in_float64(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spread", [0, 4, 12])
-def test_nvfp4_equals_a_float64_reference(spread: int) -> None:
+def test_nvfp4_equals_a_float64_reference(spread):
     torch.manual_seed(spread)
     x = torch.randn(64, 128) * 2.0 ** torch.randint(-spread, spread + 1, (64, 1))
     x[0] = 0
@@ -123,7 +123,7 @@ def test_nvfp4_equals_a_float64_reference(spread: int) -> None:
     assert torch.equal(quantize(x, NVFP4).reshape(-1, 16)[:32], torch.tensor(exact).float())
 
 
-def test_blocks_lie_along_any_dimension_and_the_last_may_be_shorter() -> None:
+def test_blocks_lie_along_any_dimension_and_the_last_may_be_shorter():
     x = torch.randn(70, 3, 5)
     along = quantize(x, MXFP4, dim=0)
     for place in ((0, 0), (2, 4)):
@@ -134,7 +134,7 @@ def test_blocks_lie_along_any_dimension_and_the_last_may_be_shorter() -> None:
     assert parts.elements.shape == (3, 5, 3, 32) and parts.scales.shape == (3, 5, 3)
 
 
-def test_single_and_half_tensors() -> None:
+def test_single_and_half_tensors():
     # 6.6 of half a unit is past the largest element, 6
     assert quantize(torch.tensor(3.3), MXFP4) == 3.0
     half = torch.randn(4, 32).half()
@@ -144,9 +144,7 @@ def test_single_and_half_tensors() -> None:
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS, **ID)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(
-    fmt: BlockFormat, bad: float
-) -> None:
+def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(fmt, bad):
     x = torch.randn(3, fmt.size)
     clean = quantize(x, fmt)
     x[1, 7] = bad
@@ -156,22 +154,22 @@ def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(
         assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
-def test_bad_input_is_refused_with_a_reason() -> None:
+def test_bad_input_is_refused_with_a_reason():
     with pytest.raises(TypeError, match="convert it with"):
         quantize(torch.arange(4), MXFP4)
     with pytest.raises(TypeError, match="expected a tensor, not a list"):
-        quantize([6.0, 0.4], MXFP4)  # type: ignore[arg-type]
+        quantize([6.0, 0.4], MXFP4)
     with pytest.raises(IndexError, match="Dimension out of range"):
         quantize(torch.ones(2, 2), MXFP4, dim=2)
     with pytest.raises(ValueError, match="unknown rounding"):
-        quantize(torch.ones(2), MXFP4, rounding="up")  # type: ignore[arg-type]
+        quantize(torch.ones(2), MXFP4, rounding="up")
     with pytest.raises(ValueError, match="at least 1 number"):
         MXFP4.with_size(0)
     with pytest.raises(ValueError, match="choose “down”, “nearest” or “up”"):
-        MXFP4.rounding_scale("even")  # type: ignore[arg-type]
+        MXFP4.rounding_scale("even")
 
 
-def test_gradients_pass_straight_through() -> None:
+def test_gradients_pass_straight_through():
     x = torch.randn(4, 40, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(4, 40)
     (quantize(x, MXFP4, dim=0) * weight).sum().backward()
@@ -180,8 +178,8 @@ def test_gradients_pass_straight_through() -> None:
 
 @pytest.mark.parametrize("fmt", [MXFP4, NVFP4, MXFP6_E2M3], **ID)
 def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(
-    fmt: BlockFormat,
-) -> None:
+    fmt,
+):
     fmt, generator = fmt.rounding_scale("up"), torch.Generator().manual_seed(0)
     x = torch.randn(64)
     scales = blocks_of(x, fmt).scales.repeat_interleave(fmt.size, -1).float()
@@ -194,7 +192,7 @@ def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(
 
 
 @pytest.mark.parametrize("scale", [FP32, BF16], **ID)
-def test_a_scale_with_the_range_of_fp32_needs_no_second_one(scale: FloatFormat) -> None:
+def test_a_scale_with_the_range_of_fp32_needs_no_second_one(scale):
     """As in DeepSeek-V3's recipe: E4M3, and an fp32 scale for each 128 numbers."""
     fmt = BlockFormat("E4M3 by 128", FP8_E4M3, 128, scale)
     x = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ from amp_course.frontiers.training_figures import gradient_error_figure, loss_fi
 RUN = Run("resnet", "fp32", 32, 0.05, 0, tuple(float(n) for n in range(25)), 0.9, 0.01)
 
 
-def test_a_curve_is_the_mean_of_ten_steps() -> None:
+def test_a_curve_is_the_mean_of_ten_steps():
     other = replace(RUN, variant="MXFP4, scale up", losses=(3.0, 1.0))
     figure = loss_figure([RUN, other])
     first, second = figure.axes[0].lines
@@ -22,7 +22,7 @@ def test_a_curve_is_the_mean_of_ten_steps() -> None:
     assert figure.alt == words
 
 
-def test_each_seed_has_its_dot_and_the_band_is_the_first_variants() -> None:
+def test_each_seed_has_its_dot_and_the_band_is_the_first_variants():
     runs = [
         RUN,
         replace(RUN, seed=1, score=0.92),
@@ -44,7 +44,7 @@ def test_each_seed_has_its_dot_and_the_band_is_the_first_variants() -> None:
     assert "rate 0.5" in score_figure(TrainingTable((*runs, replace(RUN, rate=0.5)))).alt
 
 
-def test_a_ring_is_one_draw_and_a_dot_the_mean() -> None:
+def test_a_ring_is_one_draw_and_a_dot_the_mean():
     errors = [GradientError("MXFP4", 0.5, 0.2), GradientError("fp8", 0.1, 0.1)]
     figure = gradient_error_figure(errors)
     lines = [[float(x) for x in line.get_xdata()] for line in figure.axes[0].lines]

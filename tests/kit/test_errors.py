@@ -17,7 +17,7 @@ resource = pytest.importorskip("resource", reason="this system has no resource l
 WHAT = "your progress could not be saved"
 
 
-def told(operation) -> str:
+def described(operation) -> str:
     with pytest.raises(OSError) as caught:
         operation()
     return describe_os_error(caught.value, WHAT)
@@ -48,11 +48,11 @@ def test_real_failures(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     operation, words = REAL[kind]
-    said = told(lambda: operation(tmp_path))
-    assert said.startswith(f"{WHAT}: ")
-    assert words.format(tmp_path) in said
-    assert said.endswith(", then try again.")
-    assert ".part" not in said
+    text = described(lambda: operation(tmp_path))
+    assert text.startswith(f"{WHAT}: ")
+    assert words.format(tmp_path) in text
+    assert text.endswith(", then try again.")
+    assert ".part" not in text
 
 
 def test_too_many_open_files(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_too_many_open_files(tmp_path: Path) -> None:
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
-        said = told(opens)
+        text = described(opens)
     finally:
         for file in kept:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert "too many files are open. Close some programs" in said
+    assert "too many files are open. Close some programs" in text
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk(tiny_disk: Path) -> None:
     write_text(tiny_disk / "progress.json", "old")
-    said = told(lambda: write_text(tiny_disk / "progress.json", "x" * 100_000))
-    assert said == f"{WHAT}: the disk is full. Delete something from it, then try again."
+    text = described(lambda: write_text(tiny_disk / "progress.json", "x" * 100_000))
+    assert text == f"{WHAT}: the disk is full. Delete something from it, then try again."
     assert (tiny_disk / "progress.json").read_text() == "old"
     assert os.listdir(tiny_disk) == ["progress.json"]
 
@@ -103,22 +103,22 @@ def test_read_only_disk(tiny_disk: Path) -> None:
         ["mount", "-o", "remount,ro", str(tiny_disk)], capture_output=True
     ).returncode:
         pytest.skip("this system cannot mount a disk read-only")
-    said = told(lambda: write_text(tiny_disk / "progress.json", "x"))
+    text = described(lambda: write_text(tiny_disk / "progress.json", "x"))
     assert (
         f"{tiny_disk}/progress.json is on a read-only disk. Use a folder on a disk that can be "
-        f"written" in said
+        f"written" in text
     )
 
 
 def test_every_code_has_words_of_its_own() -> None:
     for name in errors._CAUSES:
         if hasattr(errno, name):
-            said = describe_os_error(OSError(getattr(errno, name), "raw", "/home/me/file"), WHAT)
-            assert "raw" not in said and "{" not in said and said.startswith(f"{WHAT}: ")
+            text = describe_os_error(OSError(getattr(errno, name), "raw", "/home/me/file"), WHAT)
+            assert "raw" not in text and "{" not in text and text.startswith(f"{WHAT}: ")
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "text"),
     [
         (
             OSError(errno.EACCES, "x"),
@@ -134,8 +134,8 @@ def test_every_code_has_words_of_its_own() -> None:
         ),
     ],
 )
-def test_unusual_errors(error: OSError, said: str) -> None:
-    assert f"{WHAT}: {said}" in describe_os_error(error, WHAT)
+def test_unusual_errors(error: OSError, text: str) -> None:
+    assert f"{WHAT}: {text}" in describe_os_error(error, WHAT)
 
 
 def test_windows_says_access_denied_for_a_file_in_use() -> None:

@@ -1,4 +1,4 @@
-"""Foreign text stays text: names, labels, messages and what a reader types never become markup in a
+"""Foreign text stays text: names, labels, messages and what a user types never become markup in a
 notebook.
 
 Each object that shows itself as HTML is made with a wicked string in every field that takes one,
@@ -55,7 +55,7 @@ class Page(HTMLParser):
         self.read.append(data)
 
 
-def assert_harmless(text, is_told=True):
+def assert_harmless(text, is_shown=True):
     page = Page(text)
     for tag, attributes in page.elements:
         wicked = (
@@ -65,7 +65,7 @@ def assert_harmless(text, is_told=True):
         )
         assert not wicked, f"<{tag} {attributes}> in {text[:2000]}"
     # In code, spans may stand between the words: so only the end is looked for.
-    assert not is_told or "onerror=alert(1)" in "".join(page.read), (
+    assert not is_shown or "onerror=alert(1)" in "".join(page.read), (
         f"the text is not shown: {text[:2000]}"
     )
 
@@ -192,7 +192,7 @@ def test_what_shows_itself_escapes_its_words(kind):
     assert_harmless(shown._repr_html_() if hasattr(shown, "_repr_html_") else shown._html())
 
 
-def test_the_map_escapes_the_name_of_the_readers_folder(monkeypatch, tmp_path):
+def test_the_map_escapes_the_name_of_the_learners_folder(monkeypatch, tmp_path):
     from amp_course.start.map import CourseMap
 
     folder = tmp_path / WICKED.replace("/", "")
@@ -200,7 +200,7 @@ def test_the_map_escapes_the_name_of_the_readers_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("AMP_COURSE_WORK", str(folder))
     for name in ("01_bits", "06_loop"):
         (folder / f"{name}.ipynb").write_text("{}")
-    assert_harmless(CourseMap()._repr_html_(), is_told=False)
+    assert_harmless(CourseMap()._repr_html_(), is_shown=False)
 
 
 # What panels are made of.
@@ -305,7 +305,7 @@ def dtype_trace_of_a_model_that_raises():
 @pytest.mark.parametrize(
     "make", [scale_explorer, dtype_trace, headroom_map, dtype_trace_of_a_model_that_raises]
 )
-def test_panels_escape_the_names_in_a_readers_model(make):
+def test_panels_escape_the_names_in_a_users_model(make):
     assert_harmless(html_of(make()))
 
 
@@ -323,7 +323,7 @@ def test_panels_escape_what_is_typed(name):
         if isinstance(field, Text):
             field.value = WICKED
             assert_harmless(html_of(panel))
-    assert_harmless(html_of(panel), is_told=False)
+    assert_harmless(html_of(panel), is_shown=False)
 
 
 FAILING = {  # panel → what is called for it and may raise, and the way to ask for it
@@ -339,12 +339,12 @@ FAILING = {  # panel → what is called for it and may raise, and the way to ask
 NEVER_FAILING = {"BlockExplorer", "RangeExplorer", "HeadroomMap", "RankExplorer", "ScaleExplorer"}
 
 
-def test_every_panel_is_asked():
+def test_every_panel_is_tested():
     assert set(FAILING) | NEVER_FAILING == set(PANELS)
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_panels_escape_the_errors_that_they_tell(name, monkeypatch):
+def test_panels_escape_the_errors_that_they_show(name, monkeypatch):
     def fails(*_, **__):
         raise (RuntimeError if name == "StepExplorer" else ValueError)(WICKED)
 
@@ -361,14 +361,14 @@ def test_views_escape_the_names_of_formats_recipes_and_faults():
     from amp_course.bits.panel_html import explorer_view, rounding_note
     from amp_course.positions.panel_html import collision_view
     from amp_course.positions.sharing import share
-    from amp_course.recipes.measuring import Measured, Reach
+    from amp_course.recipes.measuring import Measured, UpdateReach
     from amp_course.recipes.panel_html import recipe_view
 
     own = dataclasses.replace(FP16, name=WICKED)
     assert_harmless(explorer_view(0x3C01, own, 1.0001))
     assert_harmless(rounding_note(nearest(1.0001, own)))
     assert_harmless(collision_view(share(own, 16)))
-    side = (wicked(Measured), wicked(Reach))
+    side = (wicked(Measured), wicked(UpdateReach))
     assert_harmless(recipe_view(side, side, 10**9, WICKED))
 
 

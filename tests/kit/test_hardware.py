@@ -39,13 +39,13 @@ def report() -> MachineReport:
     return machine_report("cpu")
 
 
-def test_a_default_device_of_the_readers_changes_nothing(report: MachineReport) -> None:
+def test_a_default_device_of_the_users_changes_nothing(report: MachineReport) -> None:
     """As after `torch.set_default_device("cuda")`; "meta" stands for any other device than the
     one that is asked about.
     """
     with torch.device("meta"):
-        told = machine_report("cpu")
-    assert [one.state == "unsupported" for one in told.dtypes] == [
+        again = machine_report("cpu")
+    assert [one.state == "unsupported" for one in again.dtypes] == [
         one.state == "unsupported" for one in report.dtypes
     ]
 
@@ -271,7 +271,7 @@ def test_a_busy_machine_judges_no_format(monkeypatch):
     monkeypatch.setattr(
         dtypes,
         "_matmul_seconds",
-        lambda device, names: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"},
+        lambda device: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"},
     )
     report = machine_report("cpu")
     assert [support.state for support in report.dtypes] == [

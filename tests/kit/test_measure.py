@@ -238,7 +238,7 @@ def test_a_fifth_of_the_time_is_too_much(
 
 
 @pytest.mark.parametrize(
-    ("mine", "other", "said"),
+    ("mine", "other", "text"),
     [
         (Timing((1.0, 1.1, 1.2)), Timing((2.0, 2.2, 2.4)), "0.50 times as long"),
         (
@@ -253,8 +253,8 @@ def test_a_fifth_of_the_time_is_too_much(
         ),
     ],
 )
-def test_two_timings_are_compared_as_far_as_they_go(mine: Timing, other: Timing, said: str) -> None:
-    assert said in mine.compared_with(other)
+def test_two_timings_are_compared_as_far_as_they_go(mine: Timing, other: Timing, text: str) -> None:
+    assert text in mine.compared_with(other)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts this")
@@ -291,15 +291,15 @@ def test_next_to_another_program_on_one_core_a_process_is_starved(threads: int) 
     )
     with subprocess.Popen(endless) as other:
         try:
-            said = subprocess.run(
+            text = subprocess.run(
                 [sys.executable, "-c", code], capture_output=True, text=True, check=True
             ).stdout
         finally:
             other.kill()
-    if said.strip() == "None":
+    if text.strip() == "None":
         pytest.skip("this kernel does not count")
-    assert 0.3 < float(said) <= 1
-    assert busy_text(float(said)).startswith("This machine was too busy to tell")
+    assert 0.3 < float(text) <= 1
+    assert busy_text(float(text)).startswith("This machine was too busy to tell")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

@@ -81,8 +81,7 @@ def measured(training: Training) -> StepMemory:
     return step_memory(training.model, training.optimizer, training.step, training.batch)
 
 
-# --- what is held
-# --------------------------------------------------------------------------------------------------
+# --- what is held ---
 
 
 @pytest.mark.parametrize("optimizer", STATE)
@@ -124,8 +123,7 @@ def test_a_sparse_gradient_counts_its_indices_and_values() -> None:
     assert step_memory(table, optimizer, step, [ids]).gradients == 3 * 8 + 3 * 8 * 4
 
 
-# --- what autograd saves
-# --------------------------------------------------------------------------------------------------
+# --- what autograd saves ---
 
 
 def test_activations_in_fp32_are_the_hand_count() -> None:
@@ -183,8 +181,7 @@ def test_checkpointing_saves_only_what_goes_in() -> None:
     assert step_memory(training.model, training.optimizer, step, training.batch).activations == X
 
 
-# --- the peak
-# --------------------------------------------------------------------------------------------------
+# --- the peak ---
 
 
 def test_peak_in_fp32_is_the_hand_count() -> None:
@@ -327,8 +324,7 @@ def test_peak_is_the_profilers(
     assert peak <= found <= slack * peak
 
 
-# --- steps of other kinds
-# --------------------------------------------------------------------------------------------------
+# --- steps of other kinds ---
 
 
 @pytest.mark.parametrize("overflow", [False, True])
@@ -377,8 +373,7 @@ def test_bad_input_is_refused() -> None:
         step_memory(training.model, training.optimizer, training.step())  # type: ignore[func-returns-value,arg-type]
 
 
-# --- how it reads
-# --------------------------------------------------------------------------------------------------
+# --- how it reads ---
 
 
 def test_the_parts_add_up_and_go_through_json() -> None:

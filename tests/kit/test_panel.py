@@ -29,7 +29,7 @@ class Every(Panel):
         self.button = Button("press", "again", primary=True)
         self.bits = Bits(5)
         self.bits.groups = [("amp-low", "<b>low</b>", {2: "bit 2", 1: "bit 1", 0: "bit 0"})]
-        self.seen: list[object] = []
+        self.updates: list[object] = []
         super().__init__(
             self.menu,
             (self.slider, self.steps),
@@ -39,9 +39,9 @@ class Every(Panel):
         )
 
     def update(self, control: object) -> None:
-        self.seen.append(control)
+        self.updates.append(control)
         if control is self.button:
-            self.number.value += 1  # no choice of the reader's: no second update
+            self.number.value += 1  # no choice of the user's: no second update
         values = [self.menu, self.slider, self.steps, self.text, self.number, self.bits]
         self.html = " ".join(str(one.value) for one in values)
 
@@ -70,21 +70,21 @@ def panel() -> Every:
 
 
 def test_it_updates_once_at_the_start_and_once_for_each_change(panel: Every) -> None:
-    assert panel.seen == [None] and panel.html == "b 3 0.5 x 4 5"
+    assert panel.updates == [None] and panel.html == "b 3 0.5 x 4 5"
     panel.menu.value = "c"
     panel.menu.value = "c"
-    assert panel.seen == [None, panel.menu] and panel.html == "c 3 0.5 x 4 5"
+    assert panel.updates == [None, panel.menu] and panel.html == "c 3 0.5 x 4 5"
     panel.button.click()
-    assert panel.seen[2:] == [panel.button] and panel.number.value == 5
+    assert panel.updates[2:] == [panel.button] and panel.number.value == 5
     panel.button.disabled = True
     panel.button.click()
-    assert len(panel.seen) == 3
+    assert len(panel.updates) == 3
 
 
 def test_a_menu_takes_its_options_only_and_falls_back_to_the_first(panel: Every) -> None:
     with pytest.raises(ValueError, match="'z' is no option of 'menu'"):
         panel.menu.value = "z"
-    assert panel.menu.value == "b" and panel.seen == [None]
+    assert panel.menu.value == "b" and panel.updates == [None]
     panel.menu.options = ["d", "e"]
     assert panel.menu.value == "d" and panel.menu.texts == ["d", "e"]
     with pytest.raises(ValueError, match="no option of 'slider'"):
@@ -165,6 +165,7 @@ def test_the_page_has_every_control_and_takes_what_it_sends(panel: Every) -> Non
 def test_what_is_stored_is_words_a_widget_and_for_a_photograph_the_page(
     panel: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(PHOTOGRAPHS, raising=False)
     bundle = panel._repr_mimebundle_()
     assert bundle["text/plain"] == "Every()" and "text/html" not in bundle
     assert "application/vnd.jupyter.widget-view+json" in bundle

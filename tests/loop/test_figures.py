@@ -1,4 +1,4 @@
-"""Figures draw what they are given: checked on the artists, not on pixels."""
+"""Figures draw their data: checked on the artists, not on pixels."""
 
 import pytest
 from matplotlib.figure import Figure

@@ -181,11 +181,11 @@ def test_a_recipe_stopped_on_a_busy_machine_is_not_called_slow():
 
 
 def test_a_recipe_that_dies_is_named():
-    dead = row(AMP_FP16, 0.004, loss=float("nan"))
-    text = card(row(FP32, 0.01), dead, row(AMP_BF16, 0.005)).paragraph()
+    diverged = row(AMP_FP16, 0.004, loss=float("nan"))
+    text = card(row(FP32, 0.01), diverged, row(AMP_BF16, 0.005)).paragraph()
     assert "inf or NaN under AMP fp16" in text
     assert "AMP bf16 helped" in text and "stopped" not in text
-    alone = card(row(FP32, 0.01), dead).paragraph()
+    alone = card(row(FP32, 0.01), diverged).paragraph()
     assert "inf or NaN under AMP fp16" in alone and "finished in time" not in alone
 
 
@@ -202,7 +202,7 @@ def test_what_a_user_named_is_escaped():
 
 
 class PretendStep:
-    """Recipes whose steps take as long as told, on a clock of their own."""
+    """Recipes whose steps take fixed times, on a clock of their own."""
 
     def __init__(self, monkeypatch, **seconds):
         self.now, self.seconds = 0.0, seconds
@@ -256,7 +256,7 @@ def test_the_limit_holds_on_every_kind_of_machine(monkeypatch, seconds, steps):
     for turn in report._turns(workload.steps):
         for name, training in zip(seconds, trainings, strict=True):
             before = pretend.now
-            training.go_on(turn, trainings[0])
+            training.train(turn, trainings[0])
             spent[name] += pretend.now - before
     rows = [training.row() for training in trainings]
     assert tuple(len(r.record.losses) for r in rows) == steps

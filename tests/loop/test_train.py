@@ -163,8 +163,8 @@ def test_the_time_limit_is_one(setting, monkeypatch, costs, limit, memory, steps
 def test_what_cannot_be_trained_is_refused_and_nothing_changes(setting, change, words):
     model, batches = setting
     before = [p.clone() for p in model.parameters()]
-    given = {"model": model, "batches": batches, "loss_fn": cross_entropy} | change
+    arguments = {"model": model, "batches": batches, "loss_fn": cross_entropy} | change
     with pytest.raises(ValueError, match=words):
-        train(**given, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        train(**arguments, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not torch.is_autocast_enabled("cpu")

@@ -59,19 +59,19 @@ def test_scaled_gradients_have_norms_of_tens_of_thousands(batches: list) -> None
 
 @pytest.mark.parametrize("exponent", [0, 12])
 def test_clipping_while_scaled_leaves_max_norm_over_the_scale(batches: list, exponent: int) -> None:
-    seen = {}
+    norms = {}
     for unscale in (True, False):
         loop = Loop(2.0**exponent)
         loop.optimizer.register_step_pre_hook(
-            lambda *_, u=unscale, r=loop: seen.update({u: r.gradient().norm().item()})
+            lambda *_, u=unscale, r=loop: norms.update({u: r.gradient().norm().item()})
         )
         loop.backward(10 * batches[0][0], batches[0][1])
         if unscale:
             loop.scaler.unscale_(loop.optimizer)
         nn.utils.clip_grad_norm_(loop.model.parameters(), max_norm=1.0)
         loop.finish()
-    assert seen[True] == pytest.approx(1, rel=1e-3)
-    assert seen[False] == pytest.approx(2.0**-exponent, rel=1e-3)
+    assert norms[True] == pytest.approx(1, rel=1e-3)
+    assert norms[False] == pytest.approx(2.0**-exponent, rel=1e-3)
 
 
 def test_the_sum_and_the_mean_of_means_are_off_and_weights_are_not(batches: list) -> None:
@@ -100,7 +100,7 @@ def test_the_schedule_runs_ahead_of_the_steps_unless_it_waits(batches: list, wai
     scheduler = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 1.0, 0.05, total_iters=20)
     taken: list[int] = []
     loop.optimizer.register_step_pre_hook(lambda *_: taken.append(1))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for x, y in batches:
             used = loop.scaler.get_scale()
@@ -109,7 +109,7 @@ def test_the_schedule_runs_ahead_of_the_steps_unless_it_waits(batches: list, wai
                 scheduler.step()
     assert len(taken) < 18
     assert scheduler.last_epoch == (len(taken) if waits else 20)
-    assert any("before `optimizer.step()`" in str(one.message) for one in told) == (not waits)
+    assert any("before `optimizer.step()`" in str(one.message) for one in caught) == (not waits)
 
 
 def test_later_skips_are_silent(batches: list) -> None:
@@ -128,22 +128,22 @@ def test_without_the_scalers_state_steps_are_skipped_again(
     batches: list, pictures: tuple, tmp_path
 ) -> None:
     def losses(loop: Loop, first: int, last: int) -> list[float]:
-        seen = []
+        losses_found = []
         for x, y in (2 * batches)[first:last]:
-            seen.append(cross_entropy(loop.model(pictures[0]), pictures[1]).item())
+            losses_found.append(cross_entropy(loop.model(pictures[0]), pictures[1]).item())
             loop.step(x, y)
-        return seen
+        return losses_found
 
     first = Loop(2.0**26)
     losses(first, 0, 20)
     parts = {"model": first.model, "optimizer": first.optimizer, "scaler": first.scaler}
     path = save_checkpoint(tmp_path / "run.pt", **parts, step=20)
     after = {}
-    for kept in (True, False):
+    for with_scaler in (True, False):
         loop = Loop(2.0**26)
         parts = {"model": loop.model, "optimizer": loop.optimizer}
-        load_checkpoint(path, **parts, scaler=loop.scaler if kept else None)
-        after[kept] = losses(loop, 20, 40)
+        load_checkpoint(path, **parts, scaler=loop.scaler if with_scaler else None)
+        after[with_scaler] = losses(loop, 20, 40)
     # the chapter says some seven; the exact number depends on the machine's rounding
     assert 5 <= sum(a == after[False][0] for a in after[False]) - 1 <= 9
     assert after[True][1] != after[True][0]

@@ -28,7 +28,7 @@ def runs(one_thread):
     """Train as the chapter does."""
     ids = torch.arange(LENGTH)
     kinds = {"float32": ids.float(), "bf16": ids.bfloat16()}
-    found = {name: [train_repeater(given, seed) for seed in SEEDS] for name, given in kinds.items()}
+    found = {name: [train_repeater(of, seed) for seed in SEEDS] for name, of in kinds.items()}
     for name, fault in (("product", "none"), ("matmul", "matmul")):
         found[name] = [train_repeater(ids, 0, Rope(64, fault=fault), autocast=torch.bfloat16)]
     return found
@@ -75,7 +75,7 @@ def test_angle_errors_of_the_four():
     assert errors["none"].max() < 0.003
     frequencies = Rope(64).inverse_frequencies()
     assert (frequencies.bfloat16().float() / frequencies - 1).abs().max() <= 1 / 256
-    assert BF16.eps * 2048 == 16  # how far bf16's numbers stand apart at 3,000
+    assert BF16.eps * 2048 == 16  # the spacing of bf16 at 3,000
 
 
 def test_float32_has_an_error_of_its_own():

@@ -1,4 +1,4 @@
-"""The task and the model; how well it trains stands in test_chapter.py."""
+"""The task and the model; how well it trains is in test_chapter.py."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The panel without a browser: its controls drive it, bad input is told in place,
+"""The panel without a browser: its controls drive it, bad input is reported in place,
 and it is quick.
 """
 
@@ -76,7 +76,7 @@ def test_half_and_double(panel):
         ("1099511627777", "type 1099511627776 or less"),
     ],
 )
-def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
+def test_bad_lengths_are_reported_and_change_nothing(panel, typed, words):
     before = panel.html
     panel.length.value = typed
     assert words in panel.message and "Nothing changed" in panel.message
@@ -90,10 +90,10 @@ def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
 def test_the_number_that_a_hint_suggests_is_accepted(panel, field, typed):
     control = getattr(panel, field)
     control.value = typed
-    told = panel.message
-    suggested = re.search(r"(?:Type|such as) ([0-9]+)", told)[1]
+    refusal = panel.message
+    suggested = re.search(r"(?:Type|such as) ([0-9]+)", refusal)[1]
     control.value = suggested
-    assert panel.message == "", (told, panel.message)
+    assert panel.message == "", (refusal, panel.message)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_the_number_that_a_hint_suggests_is_accepted(panel, field, typed):
         ("wide", "is not a head size"),
     ],
 )
-def test_bad_head_sizes_are_told(panel, typed, words):
+def test_bad_head_sizes_are_reported(panel, typed, words):
     panel.head_size.value = typed
     assert words in panel.message and panel.shown.head_size == 64
 
 
-def test_bad_bases_are_told(panel):
+def test_bad_bases_are_reported(panel):
     for typed in ("1", "inf", "", "1e13", "base"):
         panel.base.value = typed
         assert "base" in panel.message and panel.shown.base == 10_000

@@ -1,4 +1,4 @@
-"""What the panel's similarity maps say to a reader who cannot see them."""
+"""The alt texts of the panel's similarity maps."""
 
 import torch
 

@@ -33,12 +33,12 @@ def losses(recipe, batches, make_optimizer=torch.optim.Adam):
 
 def test_two_of_eight_die_at_the_second_step_and_all_begin_alike(batches):
     found = {recipe.name: losses(recipe, batches) for recipe in ALL}
-    dead = {name for name, values in found.items() if math.isnan(values[1])}
-    assert dead == {"o3", "half_bn32"}
+    diverged = {name for name, values in found.items() if math.isnan(values[1])}
+    assert diverged == {"o3", "half_bn32"}
     firsts = [values[0] for values in found.values()]
     assert max(firsts) - min(firsts) < 0.02 and 2.3 < min(firsts) < max(firsts) < 2.5
     for name, values in found.items():
-        assert name in dead or all(map(math.isfinite, values))
+        assert name in diverged or all(map(math.isfinite, values))
 
 
 def test_it_is_epsilon_that_kills_and_a_larger_one_saves(batches):

@@ -44,7 +44,7 @@ def test_every_case_has_a_leaf_and_every_leaf_a_case() -> None:
 
 def test_hardware_without_a_format_is_never_sent_there() -> None:
     """A GPU without bf16 gets no bf16 recipe, and a CPU that emulates all gets none at all;
-    and nobody is sent to a recipe that dies.
+    and nobody is sent to a recipe that diverges.
     """
     for case in itertools.product(HARDWARE, MODELS, SYMPTOMS):
         recipe = recommend(*case).recipe

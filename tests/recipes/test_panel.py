@@ -9,11 +9,11 @@ from dataclasses import fields
 import pytest
 import torch
 
+from amp_course.kit.markup import percent
 from amp_course.kit.memory import bytes_text
 from amp_course.recipes import ALL, O3, find, measure
 from amp_course.recipes import panel as panel_module
 from amp_course.recipes.panel import RecipeExplorer, _loss
-from amp_course.underflow.panel_html import percent
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +77,18 @@ def test_an_option_that_a_recipe_lacks_is_disabled(panel):
 
 def test_without_masters_adam_in_fp16_dies_at_the_first_step_and_bf16_lives(panel):
     # batch norm has no masters
-    assert panel.reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"
+    assert panel.update_reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"
     panel.options["master_weights"].value = False
-    assert panel.reach.broken > 0 and "this training is over" in panel.html
+    assert panel.update_reach.broken > 0 and "this training is over" in panel.html
     # a weight that is NaN has not arrived anywhere
-    assert panel.reach.weights + panel.reach.broken <= 1
+    assert panel.update_reach.weights + panel.update_reach.broken <= 1
     assert panel.measured.bytes_per_parameter < 9
     panel.options["dtype"].value = torch.bfloat16
-    assert panel.reach.broken == 0 and "this training is over" not in panel.html
+    assert panel.update_reach.broken == 0 and "this training is over" not in panel.html
     panel.recipe.value = "o3"
-    assert panel.reach.broken > 0
+    assert panel.update_reach.broken > 0
     panel.options["master_weights"].value = True
-    assert panel.reach.broken == 0
+    assert panel.update_reach.broken == 0
 
 
 def test_a_lower_rate_reaches_fewer_bf16_weights_and_all_masters(panel):
@@ -96,11 +96,11 @@ def test_a_lower_rate_reaches_fewer_bf16_weights_and_all_masters(panel):
     shares = []
     for rate in (1e-1, 1e-3, 1e-5):
         panel.rate.value = rate
-        shares.append(panel.reach.weights)
+        shares.append(panel.update_reach.weights)
     assert shares[0] > 0.8 and shares[0] > shares[1] > shares[2] and shares[2] < 0.1
     panel.recipe.value = "o2"
-    assert panel.reach.weights < 0.2 and panel.reach.masters > 0.9
-    assert f"{percent(panel.reach.masters)} of their masters" in panel.html
+    assert panel.update_reach.weights < 0.2 and panel.update_reach.masters > 0.9
+    assert f"{percent(panel.update_reach.masters)} of their masters" in panel.html
 
 
 def test_reach_is_what_one_sees_by_hand(panel):
@@ -111,8 +111,10 @@ def test_reach_is_what_one_sees_by_hand(panel):
     _loss(twin(x), y).backward()
     moved = [parameter.detach() - 1e-3 * parameter.grad for parameter in twin.parameters()]
     changed = sum(int((a != b).sum()) for a, b in zip(moved, model.parameters(), strict=True))
-    assert panel.reach.weights == pytest.approx(changed / sum(m.numel() for m in moved), abs=1e-3)
-    assert panel.reach.masters is None and panel.reach.skipped == 0
+    assert panel.update_reach.weights == pytest.approx(
+        changed / sum(m.numel() for m in moved), abs=1e-3
+    )
+    assert panel.update_reach.masters is None and panel.update_reach.skipped == 0
 
 
 def test_nothing_of_the_net_or_the_readers_settings_changes(panel):
@@ -130,7 +132,7 @@ def test_nothing_of_the_net_or_the_readers_settings_changes(panel):
 
 def test_a_choice_is_measured_once(panel, monkeypatch):
     panel.recipe.value = "o1"
-    for name in ("measure", "reach"):
+    for name in ("measure", "update_reach"):
         monkeypatch.setattr(panel_module, name, lambda *_, **__: pytest.fail("measured again"))
     panel.recipe.value = "o2"
     panel.recipe.value = "o1"
@@ -142,7 +144,7 @@ def test_what_cannot_be_measured_gets_a_message_and_the_view_stays(panel, monkey
     def broken(*_, **__):
         raise RuntimeError("<i>no</i> step")
 
-    monkeypatch.setattr(panel_module, "reach", broken)
+    monkeypatch.setattr(panel_module, "update_reach", broken)
     panel._reached.pop((O3(), "DigitsResNet", "Adam", 1e-3), None)
     before = panel.html
     panel.recipe.value = "o3"
@@ -181,7 +183,7 @@ def test_what_is_recorded_for_a_page_shows_the_same(panel, live, monkeypatch):
                 menu.value = own
 
     with monkeypatch.context() as without_torch:
-        for name in ("measure", "reach"):
+        for name in ("measure", "update_reach"):
             without_torch.setattr(panel_module, name, lambda *_, **__: pytest.fail("no torch"))
         shown = [*choose(live)]
     assert shown == [*choose(panel)] and len(set(shown)) > 20

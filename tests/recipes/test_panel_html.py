@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_course.recipes.measuring import Measured, Reach
+from amp_course.recipes.measuring import Measured, UpdateReach
 from amp_course.recipes.panel_html import recipe_view, size_text, verdict
 
 FP32 = Measured(
@@ -37,8 +37,8 @@ HALF = replace(
     at_step=2000,
     scaling="dynamic, 65,536",
 )
-ALL_OF_IT = Reach(1.0, None, 0.0, 0)
-SOME = Reach(0.25, 1.0, 0.0, 0)
+ALL_OF_IT = UpdateReach(1.0, None, 0.0, 0)
+SOME = UpdateReach(0.25, 1.0, 0.0, 0)
 
 
 def view(row=HALF, reached=SOME, size=10**9):
@@ -71,7 +71,7 @@ def test_the_sentences():
     assert words in said
     words = "changed <b>25.0 %</b> of the weights and 100.0 % of their masters (fp32: 100.0 %)."
     assert said.endswith(words)
-    broken = verdict((HALF, Reach(0.5, None, 0.125, 0)), (FP32, ALL_OF_IT), 10**9, "Adam")
+    broken = verdict((HALF, UpdateReach(0.5, None, 0.125, 0)), (FP32, ALL_OF_IT), 10**9, "Adam")
     assert "✗ The first step left <b>12.5 % of the weights inf or NaN</b>" in broken
 
 

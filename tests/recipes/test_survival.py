@@ -156,9 +156,9 @@ def test_survival_figure_has_every_cell():
     *maps, published = figure.axes
     for axis, setting in zip(maps, ("raw_sum", "raw", "resnet"), strict=True):
         assert len(axis.patches) == len(ALL) * len(SIZES)
-        dead = sum(len(found.deaths(setting, recipe)) for recipe in found.recipes())
+        diverged = sum(len(found.deaths(setting, recipe)) for recipe in found.recipes())
         crosses = sum("✗" in text.get_text() for text in axis.texts)
-        assert crosses == dead + 1  # and the one in the line under the title
+        assert crosses == diverged + 1  # and the one in the line under the title
     assert len(published.patches) == len(IMAGENET)
     assert [text.get_text() for text in published.texts].count("NaN") == 3
 

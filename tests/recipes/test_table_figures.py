@@ -1,4 +1,4 @@
-"""The figures of the table and of the drift draw what they are given."""
+"""The figures of the table and of the drift draw their data."""
 
 import torch
 

@@ -39,7 +39,7 @@ def at_fault(model, x=X, dtype=torch.float16):
 
 
 def in_fp32(layer):
-    """Whether the layer gives in a region, from low inputs, exactly what it gives without one."""
+    """Return True if the layer's result from low inputs is the same in a region as without one."""
     x = torch.rand(3, 8).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)

@@ -97,14 +97,14 @@ class Side:
             return type(error).__name__
         return None
 
-    def seen(self):
+    def state(self):
         """Return all that two equal scalers have in common, tensors as bits."""
         tensors = [*self.weights, *(w.grad for w in self.weights if w.grad is not None)]
         bits = [tensor.detach().view(torch.int32).tolist() for tensor in tensors]
-        asked = [
+        values = [
             getattr(self.scaler, name)() for name in dir(self.scaler) if name.startswith("get_")
         ]
-        return bits, self.steps, self.scaler.state_dict(), asked
+        return bits, self.steps, self.scaler.state_dict(), values
 
 
 def public(thing):
@@ -226,7 +226,7 @@ def test_equals_pytorchs_scaler_over_drawn_schedules(count):
             else:
                 raised = [side.act(*action) for side in sides]
             assert raised[0] == raised[1], action
-            assert ours.seen() == torchs.seen(), action
+            assert ours.state() == torchs.state(), action
             ran["actions"] += 1
             ran["errors"] += raised[0] is not None
             stepped = sum(torchs.steps) - before
@@ -275,13 +275,13 @@ def test_scales_what_pytorch_scales():
 
 
 def test_step_returns_what_the_optimizer_returns_and_none_for_a_skip():
-    class Told(torch.optim.SGD):
+    class Returns(torch.optim.SGD):
         def step(self, *args, **kwargs):
             super().step()
             return args, kwargs
 
     scaler, weight = DynamicScaler("cpu", 4.0), nn.Parameter(torch.tensor([1.0]))
-    optimizer = Told([weight], lr=1.0)
+    optimizer = Returns([weight], lr=1.0)
     scaler.scale(weight.sum()).backward()
     assert scaler.step(optimizer, 1, two=2) == ((1,), {"two": 2})
     scaler.update()
@@ -291,7 +291,7 @@ def test_step_returns_what_the_optimizer_returns_and_none_for_a_skip():
 
 def test_a_sparse_gradient_is_unscaled_as_pytorch_does():
     for value in (1.0, math.inf):
-        seen = []
+        results = []
         for scaler in (DynamicScaler("cpu", 4.0), torch.amp.GradScaler("cpu", 4.0)):
             table = nn.Embedding(5, 2, sparse=True)
             nn.init.ones_(table.weight)
@@ -299,10 +299,10 @@ def test_a_sparse_gradient_is_unscaled_as_pytorch_does():
             scaler.scale((table(torch.tensor([1, 1, 3])) * value).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
-            seen.append(
+            results.append(
                 (table.weight.tolist(), table.weight.grad.to_dense().tolist(), scaler.get_scale())
             )
-        assert repr(seen[0]) == repr(seen[1])
+        assert repr(results[0]) == repr(results[1])
 
 
 def ready():
@@ -313,7 +313,7 @@ def ready():
     return scaler, optimizer, weight
 
 
-def in_turn(*names):
+def misuse_of(*names):
     def misuse():
         scaler, optimizer, _ = ready()
         for name in names:
@@ -349,9 +349,9 @@ def closure():
 
 
 MISUSES = [
-    (in_turn("unscale_", "unscale_"), RuntimeError, "already been called .*divided twice"),
-    (in_turn("step", "step"), RuntimeError, "already been called since the last update"),
-    (in_turn("step", "unscale_"), RuntimeError, "being called after step.*, too late"),
+    (misuse_of("unscale_", "unscale_"), RuntimeError, "already been called .*divided twice"),
+    (misuse_of("step", "step"), RuntimeError, "already been called since the last update"),
+    (misuse_of("step", "unscale_"), RuntimeError, "being called after step.*, too late"),
     (step_without_gradients, AssertionError, "none of its parameters has a gradient"),
     (lambda: ready()[0].update(), AssertionError, "recorded prior to update.*: call step"),
     (step_with_fp16_gradients, ValueError, "Attempting to unscale FP16 gradients, .*no model.half"),
@@ -423,7 +423,7 @@ def test_a_state_that_no_scaler_wrote_is_refused_and_changes_nothing(change, err
 
 
 def test_the_clean_streak_is_told_under_pytorchs_private_name():
-    seen = []
+    results = []
     for kind in (torch.amp.GradScaler, DynamicScaler):
         scaler = kind("cpu", growth_interval=3)
         weight = nn.Parameter(torch.ones(1))
@@ -434,5 +434,5 @@ def test_the_clean_streak_is_told_under_pytorchs_private_name():
             scaler.update()
             optimizer.zero_grad()
             streaks.append(scaler._get_growth_tracker())
-        seen.append(streaks)
-    assert seen[0] == seen[1] == [0, 1, 2, 0, 1, 0, 1]
+        results.append(streaks)
+    assert results[0] == results[1] == [0, 1, 2, 0, 1, 0, 1]

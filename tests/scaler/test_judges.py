@@ -16,14 +16,14 @@ def test_odd_returns_of_a_scaler_are_told_in_words(method):
 
 
 def test_what_was_right_once_is_wrong_on_another_draw():
-    judge, kept = update_rule.judge, []
+    judge, answers = update_rule.judge, []
 
     def recorded(*arguments):
-        kept.append(judge.right(*arguments))
-        return kept[-1]
+        answers.append(judge.right(*arguments))
+        return answers[-1]
 
     judge.run(recorded, seed=0)
-    replay = iter(kept)
+    replay = iter(answers)
     mine = judge.run(lambda *arguments: next(replay), seed=1)
     assert (
         judge.explain(mine, judge.run(judge.right, seed=1), lambda mistake: (turn for turn in ()))

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
+from amp_course.kit.markup import percent
 from amp_course.scaler.panel import ScaleExplorer
 from amp_course.scaler.panel_html import verdict
 from amp_course.scaler.recording import record_gpt
 from amp_course.scaler.window import Gradients, Window, count_sizes, find_window
 from amp_course.underflow import GradientRecorder, zone_fractions
-from amp_course.underflow.panel_html import percent
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +122,9 @@ def test_a_layer_without_a_gradient_gets_a_message_and_the_view_stays():
 
 
 def test_what_the_book_keeps_of_a_recording_shows_the_same(panel, recorded):
-    kept = json.dumps(ScaleExplorer.record(recorded))
-    assert len(kept) < 100_000
-    live = ScaleExplorer.of(json.loads(kept))
+    recorded_text = json.dumps(ScaleExplorer.record(recorded))
+    assert len(recorded_text) < 100_000
+    live = ScaleExplorer.of(json.loads(recorded_text))
     for kind, layer, fmt, exponent in (
         ("outputs", "all layers", FP16, 0),
         ("outputs", "blocks.1.qkv", FP8_E4M3, 40),

@@ -24,7 +24,7 @@ def test_the_batch_that_is_said_to_fit_does(monkeypatch, found):
     assert fits <= 1.01 * found.peaks["fp32"][-1] < more
 
 
-def test_a_busy_machine_is_told_of_memory_alone(found):
+def test_on_a_busy_machine_only_memory_is_compared(found):
     seconds = {side: (0.001,) * 5 for side in found.comparison.seconds}
     base = dict.fromkeys(seconds, "fp32, batch 16")
     quiet, busy = (

@@ -103,7 +103,7 @@ MIXED = page(
 T4 = page([*three([0.6] * 3), *three([2.2, 1.2, 1.6], "amp_fp16")], bf16=0.5, fp16=5.0)
 
 
-def told(found):
+def sentences_of(found):
     return "\n".join([recommend(found).headline, *recommend(found).reasons])
 
 
@@ -162,16 +162,18 @@ TINY_NETS = page(three([0.7, 0.8, 1.05], ops=3000), launch=5e-6, bf16=8.0, fp16=
 )
 def test_a_recipe_is_recommended_with_its_reasons(found, headline, reasons):
     assert recommend(found).headline.startswith(headline)
-    assert all(reason in told(found) for reason in reasons)
-    assert ("GradScaler" in told(found)) == (found is T4) and "SimpleNet lost" not in told(found)
+    assert all(reason in sentences_of(found) for reason in reasons)
+    assert ("GradScaler" in sentences_of(found)) == (
+        found is T4
+    ) and "SimpleNet lost" not in sentences_of(found)
 
 
 @pytest.mark.parametrize("found", [LAPTOP, MIXED], ids=["laptop", "mixed"])
-def test_a_busy_machine_is_told_nothing(found):
+def test_on_a_busy_machine_nothing_is_claimed(found):
     quiet, busy = (replace(found, settings={"plan": "full", "waited": one}) for one in (0.19, 0.4))
     assert recommend(quiet) == recommend(found)
     assert recommend(busy).headline == "No recommendation: this machine was too busy to tell."
-    assert not re.search(r"times as|fp32|matmuls|Train in", told(busy))
+    assert not re.search(r"times as|fp32|matmuls|Train in", sentences_of(busy))
     head, _, rest = page_text(busy).partition("Matmul rate")
     assert "Speed-up" not in rest and "as long as in fp32" not in rest
     assert "waited for a CPU 40% of the time" in " ".join(head.split())
@@ -188,7 +190,7 @@ def test_fp16_has_to_be_clearly_faster_to_go_before_bf16():
     assert (best(2.05), best(2.2)) == ("Train in AMP bf16", "Train in AMP fp16")
 
 
-def test_a_busy_machine_is_told_not_to_rely_on_it():
+def test_uneven_times_bring_a_warning_or_no_recommendation():
     def busy(found, ratio):
         times = [{side: ratio * one.seconds[side] for side in SIDES} for one in found.results]
         return replace(found, results=tuple(map(with_median, found.results, times)))
@@ -196,22 +198,22 @@ def test_a_busy_machine_is_told_not_to_rely_on_it():
     def with_median(one, times):
         return replace(one, median=times)
 
-    uneven = told(busy(GPU, 2))
+    uneven = sentences_of(busy(GPU, 2))
     assert "took 2.0 times as long as the fastest" in uneven and "Train in AMP bf16" in uneven
-    assert told(busy(GPU, 4)).startswith(
+    assert sentences_of(busy(GPU, 4)).startswith(
         "No recommendation: the times of this run are too uneven.\nSomething else was using"
     )
     hopeless = page(three([0.1] * 3), bf16=0.01, fp16=0.004)
     # its matmuls alone decide
-    assert told(busy(hopeless, 4)).startswith("Stay in fp32 on this machine")
-    assert "Something else" not in told(GPU)
+    assert sentences_of(busy(hopeless, 4)).startswith("Stay in fp32 on this machine")
+    assert "Something else" not in sentences_of(GPU)
 
 
 def test_fp32_that_is_slower_in_one_comparison_than_in_another_is_noise():
     first, *others = three([2.0] * 3)
     slow = replace(result("simple_net", "amp_fp16"), median={"fp32": 0.05, "amp": 0.01})
     found = page([first, *others, slow], bf16=4.0, fp16=4.0)
-    assert "a median step of SimpleNet took 2.5 times as long" in told(found)
+    assert "a median step of SimpleNet took 2.5 times as long" in sentences_of(found)
 
 
 @pytest.mark.parametrize(
@@ -386,8 +388,8 @@ def test_a_part_of_the_gap_that_only_a_gpu_has_is_shown_and_named():
     parts = {"casts": 0.0, "other ops": 0.0, "memory": 0.0, "launches": 6e-3, "unexplained": 0.0}
     one = result("char_gpt", speedup=0.9, gap=parts)
     assert "launches +6.00 ms" in page_text(page([one], device="cuda", bf16=8.0, fp16=8.0))
-    said = recommend(page([one], device="cuda", bf16=8.0, fp16=8.0)).reasons
-    assert any("waiting for the CPU to queue ops" in reason for reason in said)
+    text = recommend(page([one], device="cuda", bf16=8.0, fp16=8.0)).reasons
+    assert any("waiting for the CPU to queue ops" in reason for reason in text)
 
 
 def test_an_interrupt_keeps_the_parts_that_are_done(monkeypatch):
@@ -443,15 +445,15 @@ def test_two_pages_are_compared_without_measuring(two, capsys):
 def test_steps_of_other_sizes_are_not_compared():
     larger = (replace(one, title=f"{one.title}, larger") for one in GPU.results)
     for gpu, same in ((GPU, True), (replace(GPU, results=tuple(larger)), False)):
-        said = compare(gpu, MIXED)
-        assert ("fp32 step" in said) == same == ("no step times are given" not in said)
+        text = compare(gpu, MIXED)
+        assert ("fp32 step" in text) == same == ("no step times are given" not in text)
 
 
 def test_pages_with_little_in_common_are_compared_as_far_as_it_goes():
     nothing = replace(page(complete=False), measured=None)
-    said = compare(GPU, nothing)
-    assert "No training was timed under the same recipe on both." in said
-    assert "INCOMPLETE" in said and "best rate" not in said
+    text = compare(GPU, nothing)
+    assert "No training was timed under the same recipe on both." in text
+    assert "INCOMPLETE" in text and "best rate" not in text
 
 
 @pytest.mark.parametrize(
@@ -487,13 +489,13 @@ def test_one_file_twice_is_refused(two, tmp_path):
         compare_files(two[0], tmp_path / "link.json")
 
 
-def test_formats_take_turns_so_that_a_busy_second_spoils_no_rate(monkeypatch):
-    asked, rates = [], iter([1e9, 9e12, 5e12, 8e12, 4e12, 7e12])
+def test_formats_take_turns_so_that_a_busy_second_changes_no_rate(monkeypatch):
+    tried, rates = [], iter([1e9, 9e12, 5e12, 8e12, 4e12, 7e12])
 
     def rate(device, fmt, size, budget):
-        asked.append(fmt)
+        tried.append(fmt)
         return Rate(fmt, size, next(rates))
 
     monkeypatch.setattr(machine, "_rate", rate)
     found = machine.measure_rates(CPU, (64,), ("fp32", "bf16"), 1.0)
-    assert asked == ["fp32", "bf16"] * 3 and [one.flops for one in found] == [5e12, 9e12]
+    assert tried == ["fp32", "bf16"] * 3 and [one.flops for one in found] == [5e12, 9e12]

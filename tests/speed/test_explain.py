@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from amp_course.checking.limit import within
 from amp_course.kit import measure
+from amp_course.kit.threads import one_thread
 from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain, rounds
 from amp_course.speed.explain.evidence import Evidence, watched
 from amp_course.speed.explain.recording import _within, record_steps
 from amp_course.speed.explain.running import Runner
-from amp_course.speed.explain.sampling import reader_line
+from amp_course.speed.explain.sampling import user_line
 from benchmarks.planted_slow import PLANTED
 
 
@@ -47,16 +48,16 @@ def batches(width=64, number=3):
     return [(torch.randn(16, width), torch.randint(4, (16,))) for _ in range(number)]
 
 
-def quick(step, given=None, **more):
-    return explain(step, given, **{"seconds": 0.1, **more})
+def quick(step, data=None, **more):
+    return explain(step, data, **{"seconds": 0.1, **more})
 
 
 def test_kinds_add_up_to_the_step_which_really_trains_and_leaves_settings_as_they_were():
     step, model = training()
-    given, before = batches(), [parameter.clone() for parameter in model.parameters()]
+    data, before = batches(), [parameter.clone() for parameter in model.parameters()]
     threads, interval = torch.get_num_threads(), sys.getswitchinterval()
     state = torch.get_rng_state()
-    found = quick(step, given)
+    found = quick(step, data)
     assert (torch.get_num_threads(), sys.getswitchinterval()) == (threads, interval)
     assert torch.equal(torch.get_rng_state(), state)
     after = [*model.parameters()]
@@ -88,7 +89,8 @@ def test_a_loader_that_sleeps_is_named_first():
             return super().__getitem__(index)
 
     x, y = torch.randn(32, 64), torch.randint(4, (32,))
-    found = quick(step, DataLoader(Slow(x, y), batch_size=8))
+    with one_thread():  # several wait for one another on a busy machine
+        found = quick(step, DataLoader(Slow(x, y), batch_size=8))
     assert found.advice[0].cause == "slow-source"
     assert found.kinds["waiting for data"] > found.seconds / 2
     assert "time.sleep(0.002)" in found.advice[0].evidence
@@ -200,7 +202,7 @@ def test_python_that_runs_for_long_is_named_with_its_line():
 
 def test_reads_and_repeated_casts_are_counted_exactly():
     weight = nn.Parameter(torch.randn(32, 32))
-    seen = []
+    losses = []
 
     def step():
         x = torch.randn(8, 32).bfloat16()
@@ -208,7 +210,7 @@ def test_reads_and_repeated_casts_are_counted_exactly():
             x = x @ weight.bfloat16()
         loss = x.float().sum()
         loss.backward()
-        seen.append(loss.item())
+        losses.append(loss.item())
         if loss > 0 and weight.grad.isnan().any():
             raise AssertionError
         weight.grad = None
@@ -216,7 +218,7 @@ def test_reads_and_repeated_casts_are_counted_exactly():
     evidence = Evidence()
     with watched(evidence):
         step()
-    assert sum(evidence.reads.values()) == 2 + (seen[-1] > 0)
+    assert sum(evidence.reads.values()) == 2 + (losses[-1] > 0)
     cast, count = evidence.repeated_casts()[0]
     assert (cast.source[2], count) == ((32, 32), 5)
     assert cast.line.text == "x = x @ weight.bfloat16()"
@@ -239,7 +241,7 @@ def failing(x, y):
 
 
 @pytest.mark.parametrize(
-    ("step", "given", "error", "words"),
+    ("step", "data", "error", "words"),
     [
         (failing, batches(), StepFailed, "step 1 raised ValueError: shapes do not match"),
         (training()[0], [], StepFailed, "`batches` is empty"),
@@ -251,9 +253,9 @@ def failing(x, y):
         (training()[0], None, StepFailed, "step 1 raised TypeError"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_sentence(step, given, error, words):
+def test_what_cannot_be_run_is_said_in_a_sentence(step, data, error, words):
     with pytest.raises(error) as raised:
-        quick(step, given)
+        quick(step, data)
     assert words in str(raised.value)
 
 
@@ -309,8 +311,8 @@ def test_the_planted_steps_train_the_same_with_and_without_their_cause():
     assert len(names) == len(set(names)) == 10
     for planted in PLANTED:
         for fixed in (False, True):
-            step, given = planted.build(fixed)
-            for batch in itertools.islice(given, 1):
+            step, data = planted.build(fixed)
+            for batch in itertools.islice(data, 1):
                 step(*batch)
 
 
@@ -337,5 +339,5 @@ def test_no_record_waits_for_the_garbage_collector():
 
 def test_the_time_limit_that_fetches_a_batch_is_no_line_of_the_readers():
     lines = []
-    within(5.0, lambda: lines.append(reader_line(sys._getframe(1))))
+    within(5.0, lambda: lines.append(user_line(sys._getframe(1))))
     assert lines[0] is not None and lines[0].file == __file__

@@ -96,7 +96,7 @@ def test_rates_for_people(rate, text):
     assert rate_text(rate) == text
 
 
-def test_roofs_that_cannot_be_told_apart_share_a_label():
+def test_roofs_that_nearly_coincide_share_a_label():
     assert same_height(A100) == [["bf16", "fp16"], ["tf32"], ["fp32"]]
     near = Roofline("near", {"fp32": 2e11, "bf16": 4.2e9, "fp16": 3.3e9}, 1e10, 1e-6)
     assert same_height(near) == [["fp32"], ["bf16", "fp16"]]

@@ -172,7 +172,7 @@ def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
         ("catalog(x)", False),
     ],
 )
-def test_what_logs_is_told_from_logarithms(text, logs, monkeypatch):
+def test_logging_is_distinguished_from_logarithms(text, logs, monkeypatch):
     monkeypatch.setattr(Line, "text", text)
     times = LineTimes()
     time_lines([StepRecord(op(STEP, 0, 10))], [Sample(5, Line("/mine.py", 1), (), False)], times)

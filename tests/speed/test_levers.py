@@ -10,8 +10,8 @@ from amp_course.kit.children import ChildError, run_python
 from amp_course.loop.recipe import AMP_BF16
 from amp_course.speed.experiments import compiling, levers
 from amp_course.speed.experiments.levers import (
+    describe_settings,
     matmul_precision_restored,
-    tell_settings,
     written_out,
 )
 from amp_course.speed.experiments.workbench import drawn, training
@@ -34,7 +34,7 @@ def test_a_lever_changes_no_loss_and_no_setting(pull):
         assert side.partition(", ")[2] in found.sentence
 
 
-def test_a_training_step_leaves_the_model_it_was_given():
+def test_a_training_step_leaves_its_model_unchanged():
     model, x = torch.nn.Linear(4, 4), drawn(2, 4, device=CPU)
     before = [one.clone() for one in model.parameters()]
     training(model, x, x, AMP_BF16)()
@@ -71,7 +71,7 @@ def test_the_precision_is_put_back_however_it_was_set(whole, each):
 
 def test_a_lever_in_words():
     times = {"fp32, off": 1.0, "fp32, on": 0.5, "AMP, off": 1.0, "AMP, on": 2.0}
-    assert tell_settings(made_up(**times), "and a note") == (
+    assert describe_settings(made_up(**times), "and a note") == (
         "In fp32, on is 2.00 times as fast as off (quartiles 2.00 to 2.00). "
         "Under AMP, on takes 2.00 times as long as off (quartiles 2.00 to 2.00). And a note."
     )
@@ -94,7 +94,7 @@ def test_compiling_is_given_up_in_time():
 @pytest.mark.parametrize(
     "answer", [ChildError("it needs a C++ compiler"), '{"error": "it needs a C++ compiler"}']
 )
-def test_what_keeps_it_from_compiling_is_told(monkeypatch, answer):
+def test_what_prevents_compiling_is_named(monkeypatch, answer):
     def run(code, **_):
         if isinstance(answer, Exception):
             raise answer
@@ -134,13 +134,18 @@ def test_compiled_and_eager_give_the_same_or_the_reason_why_not(monkeypatch):
         assert "compiler" in found.claim or "not supported" in found.claim, found.claim
         return
     results = found.comparison.results
-    assert results["fp32, compiled"] == pytest.approx(results["fp32, eager"], abs=1e-5)
-    assert results["AMP, compiled"] == pytest.approx(results["AMP, eager"], abs=1e-3)
+    assert results["fp32, compiled code"] == pytest.approx(results["fp32, eager code"], abs=1e-5)
+    assert results["AMP, compiled code"] == pytest.approx(results["AMP, eager code"], abs=1e-3)
     assert "Compiling took" in found.sentence and "<table" in found._repr_html_()
 
 
 def test_compiled_in_words():
-    times = {"fp32, eager": 1.0, "fp32, compiled": 0.5, "AMP, eager": 1.0, "AMP, compiled": 1.0}
-    told = compiling.tell_compiled(made_up(**times), {"fp32": 8.0, "AMP": 0.05})
-    assert "In fp32, compiled code is 2.00 times as fast as eager code" in told
-    assert "Compiling took 8.00 s and 50.0 ms" in told
+    times = {
+        "fp32, eager code": 1.0,
+        "fp32, compiled code": 0.5,
+        "AMP, eager code": 1.0,
+        "AMP, compiled code": 1.0,
+    }
+    text = compiling.describe_compiled(made_up(**times), [8.0, 0.05])
+    assert "In fp32, compiled code is 2.00 times as fast as eager code" in text
+    assert "Compiling took 8.00 s and 50.0 ms" in text

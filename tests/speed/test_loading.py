@@ -16,13 +16,13 @@ from amp_course.speed.experiments import loading, workers
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
 from amp_course.speed.experiments.loading import (
     Pace,
+    describe_loader_bound,
     loader_bound,
     measure_pace,
     open_loader,
     read,
-    tell_loader_bound,
 )
-from amp_course.speed.experiments.workers import tell_worker_counts
+from amp_course.speed.experiments.workers import describe_worker_counts
 from tests.speed.test_experiments import CPU, SHORT, made_up
 
 
@@ -103,11 +103,11 @@ def test_workers_end_if_their_start_is_interrupted(monkeypatch):
         start(process)
 
     monkeypatch.setattr(multiprocessing.Process, "start", start_one)
-    with pytest.raises(KeyboardInterrupt) as kept, open_loader(SlowSource(4, 0), 2, 2) as loader:
+    with pytest.raises(KeyboardInterrupt) as raised, open_loader(SlowSource(4, 0), 2, 2) as loader:
         read(loader)
-    # `kept` has the frames, as a notebook has those of its last error
-    assert kept and started and not started[0].is_alive()
-    del kept, loader
+    # `raised` has the frames, as a notebook has those of its last error
+    assert raised and started and not started[0].is_alive()
+    del raised, loader
     gc.collect()  # now, while the warning about it is let pass
 
 
@@ -134,15 +134,15 @@ def test_more_workers_than_cores_bring_no_warning():
 
 
 def test_the_pace_of_a_loop_that_waits_and_computes():
-    seen = []
+    batches = []
 
     def step(batch):
-        seen.append(batch)
+        batches.append(batch)
         time.sleep(0.01)
 
     with open_loader(SlowSource(4, 0.02, size=4), 1, 0) as loader:
         found = measure_pace(loader, step, CPU)
-    assert len(seen) == 4  # the first one is not timed
+    assert len(batches) == 4  # the first one is not timed
     for times, least in ((found.waiting, 0.019), (found.computing, 0.009)):
         assert len(times.samples) == 3 and min(times.samples) >= least
 
@@ -167,15 +167,15 @@ def test_a_loader_that_cannot_keep_up_in_words(waiting, waited, words):
         "AMP, preloaded": 1.0,
     }
     pace = Pace(Timing((waiting,) * 3, waited), Timing((0.001,) * 3, waited))
-    told = tell_loader_bound(made_up(**times), pace)
-    assert words.lower() in told.lower()
+    text = describe_loader_bound(made_up(**times), pace)
+    assert words.lower() in text.lower()
     for clause in (
         "bottleneck",
         "With the loader, between AMP and fp32 there is no difference",
         "With preloaded batches, AMP is 2.00 times as fast as fp32",
         "The fp32 loop with preloaded batches is 2.00 times as fast as that with the loader",
     ):
-        assert (clause in told) == (not waited)
+        assert (clause in text) == (not waited)
 
 
 # ── each experiment, run ──
@@ -196,10 +196,10 @@ def test_an_experiment_speaks_and_shows_its_numbers(name, monkeypatch):
 
 def test_worker_counts_in_words():
     times = {"no workers": 0.4, "1 worker": 0.4, "2 workers": 0.2, "4 workers": 0.4}
-    told = tell_worker_counts(made_up(**times), (0, 1, 2), 8)
-    assert "An epoch with 2 workers is 2.00 times as fast as one with no workers" in told
-    assert "Between an epoch with 1 worker and one with no workers there is no difference" in told
-    assert "a single worker only moves the work" in told
-    assert "The most here: 40 batches a second, with 2 workers." in told
-    told = tell_worker_counts(made_up(**times), (0, 1, 2, 4), 8)
-    assert "More workers help only where there are free cores for them." in told
+    text = describe_worker_counts(made_up(**times), (0, 1, 2), 8)
+    assert "An epoch with 2 workers is 2.00 times as fast as one with no workers" in text
+    assert "Between an epoch with 1 worker and one with no workers there is no difference" in text
+    assert "a single worker only moves the work" in text
+    assert "The most here: 40 batches a second, with 2 workers." in text
+    text = describe_worker_counts(made_up(**times), (0, 1, 2, 4), 8)
+    assert "More workers help only where there are free cores for them." in text

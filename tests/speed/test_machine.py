@@ -1,5 +1,5 @@
-"""Measuring the machine: what is refused before it is tried, what is kept, and that the caller's
-settings stay as they were.
+"""Measuring the machine: what is refused before it is tried, what is measured, and that the
+user's settings stay as they were.
 
 No rate is asserted: they differ from machine to machine, and from minute to minute.
 """
@@ -34,13 +34,17 @@ def measured():
         assert torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
     assert torch.equal(stream, torch.get_rng_state())
     assert torch.get_float32_matmul_precision() == precision
-    assert ticks == ["launch", "bandwidth", *(f"{rate.fmt} {rate.size}" for rate in machine.rates)]
+    assert ticks == [
+        "launch",
+        "bandwidth",
+        *(f"{rate.format} {rate.size}" for rate in machine.rates),
+    ]
     return machine
 
 
 def test_measures_every_format_at_every_size(measured):
     formats = ("fp32", "bf16", "fp16")
-    assert [(rate.size, rate.fmt) for rate in measured.rates] == [
+    assert [(rate.size, rate.format) for rate in measured.rates] == [
         *itertools.product((8, 16), formats)
     ]
     assert all(rate.flops > 0 and not rate.why for rate in measured.rates)
@@ -48,7 +52,7 @@ def test_measures_every_format_at_every_size(measured):
     assert (roofline.name, roofline.bandwidth) == ("this machine (cpu)", measured.bandwidth)
     assert measured.bandwidth > 0 and measured.launch_seconds > 0
     assert roofline.peak_flops == {
-        fmt: max(rate.flops for rate in measured.rates if rate.fmt == fmt) for fmt in formats
+        fmt: max(rate.flops for rate in measured.rates if rate.format == fmt) for fmt in formats
     }
 
 
@@ -89,32 +93,32 @@ def tried(monkeypatch, free, flops=1e12):
     """Replace the measurement by a note of what would be measured,
     on a machine with `free` bytes.
     """
-    asked = []
+    sizes = []
 
     def rate(device, fmt, size, budget):
-        asked.append((fmt, size))
+        sizes.append((fmt, size))
         return Rate(fmt, size, flops)
 
     monkeypatch.setattr(module, "free_memory", lambda device: free)
     monkeypatch.setattr(module, "_rate", rate)
-    return asked
+    return sizes
 
 
 def test_a_size_that_does_not_fit_is_left_out_before_it_is_tried(monkeypatch):
-    asked = tried(monkeypatch, free=GIB)
+    sizes = tried(monkeypatch, free=GIB)
     rates = measure_rates(CPU, (8192, 16384, 32768), ("fp32", "bf16"), 1.0)
     # Three matrices in 0.8 GiB: of fp32 up to 8,461 wide, of bf16 up to 11,966.
-    assert asked == [("fp32", 8192), ("bf16", 8192)]
-    whys = {(rate.fmt, rate.size): rate.why for rate in rates if rate.flops is None}
+    assert sizes == [("fp32", 8192), ("bf16", 8192)]
+    whys = {(rate.format, rate.size): rate.why for rate in rates if rate.flops is None}
     assert whys["fp32", 16384] == "left out: size 16,384 needs 3.00 GiB, and 1.00 GiB are free"
     assert whys["fp32", 32768] == whys["fp32", 16384]  # what the first refusal said
     assert whys["bf16", 16384] == "left out: size 16,384 needs 1.50 GiB, and 1.00 GiB are free"
 
 
 def test_a_size_that_would_take_too_long_is_left_out_and_so_are_larger_ones(monkeypatch):
-    asked = tried(monkeypatch, free=None, flops=2.5e9)
+    sizes = tried(monkeypatch, free=None, flops=2.5e9)
     rates = measure_rates(CPU, (2048, 512, 1024), ("bf16",), 1.0)
-    assert asked == [("bf16", 512)]  # 2 · 1024³ FLOPs take 0.86 s, more than half a second
+    assert sizes == [("bf16", 512)]  # 2 · 1024³ FLOPs take 0.86 s, more than half a second
     assert [rate.why for rate in rates] == [
         "",
         *["left out: one of size 1,024 would take 0.9 s"] * 2,

@@ -84,7 +84,8 @@ def test_layer_norm_runs_in_fp32_on_a_gpu_and_as_it_comes_on_a_cpu():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_real_op_counts_as_the_fake_one(kind, dtype, arrives):
     on = Setting(M, N, K, dtype, torch.float32 if torch.float32 in (dtype, arrives) else dtype)
-    call = KINDS[kind].make(on, CPU)
+    with CPU:
+        call = KINDS[kind].make(on)
     with one_op._region(on, CPU), count_ops() as counter:
         call()
     fake = count_op(kind, on)
@@ -97,13 +98,13 @@ def test_the_real_op_counts_as_the_fake_one(kind, dtype, arrives):
 def test_predicts_with_the_roofline():
     roofline = find_card("A100 SXM 40 GB").roofline()
     on = Setting(4096, 4096, 4096, BF16, arrives=BF16)
-    seen = predict("linear", on, roofline)
+    predicted = predict("linear", on, roofline)
     # the bias's cast is a launch
     matmul, casts = 2 * 4096**3 / 312e12, (4096**2 * 6) / 1555e9 + 5e-6
-    assert seen.seconds == pytest.approx(matmul + casts)
-    assert (seen.name, seen.fmt, seen.bound) == ("AMP bf16", "bf16", "compute")
-    assert seen.cast_seconds == pytest.approx(casts)
-    assert sum(seen.seconds_by.values()) == pytest.approx(seen.seconds)
+    assert predicted.seconds == pytest.approx(matmul + casts)
+    assert (predicted.name, predicted.fmt, predicted.bound) == ("AMP bf16", "bf16", "compute")
+    assert predicted.cast_seconds == pytest.approx(casts)
+    assert sum(predicted.seconds_by.values()) == pytest.approx(predicted.seconds)
     with pytest.raises(KeyError, match="bf16"):
         predict("linear", on, find_card("T4").roofline())
 

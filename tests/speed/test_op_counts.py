@@ -1,4 +1,4 @@
-"""What an op asks of a GPU at any size, told from the sizes 1 and 2, is what torch counts there."""
+"""Counts of an op at any size, computed from the sizes 1 and 2, are those of torch."""
 
 import functools
 import json

@@ -187,10 +187,10 @@ def test_the_comparison_in_words(fp32, amp, words):
     ],
 )
 def test_what_was_measured_in_words(bound, measured, words):
-    seen = Predicted(
+    measured_op = Predicted(
         "fp32", "fp32", count_op("relu", module.Setting(8, 8, 8)), 1.0, {bound: 1.0}, 0.0, measured
     )
-    assert words in verdict(MACHINE.roofline(), [seen])
+    assert words in verdict(MACHINE.roofline(), [measured_op])
 
 
 def test_takes_a_machine_or_measures_one(monkeypatch):
@@ -200,7 +200,7 @@ def test_takes_a_machine_or_measures_one(monkeypatch):
         RooflineExplorer(MACHINE.roofline())
 
 
-def test_a_screen_reader_is_told_where_the_op_lands(panel):
+def test_a_screen_reader_hears_where_the_op_lands(panel):
     words = re.search(r'<svg role="img" aria-label="([^"]*)"', panel.html)[1]
     assert words.startswith("Roofline of this machine (cpu): bf16: 1.00 TFLOP/s")
     assert "AMP bf16: 102 FLOPs per byte, compute-bound, predicted 1.50 ms" in words
@@ -208,7 +208,7 @@ def test_a_screen_reader_is_told_where_the_op_lands(panel):
     assert "fp32: nothing to do" in panel.html
 
 
-def test_a_reader_sees_that_it_measures(panel, monkeypatch):
+def test_the_panel_shows_that_it_measures(panel, monkeypatch):
     shown = []
     monkeypatch.setattr(panel, "fronts", [lambda: shown.append(panel.message)])
     monkeypatch.setattr(module, "time_op", lambda *_: 0.5)
@@ -225,7 +225,7 @@ def test_in_the_book_it_shows_what_it_shows_here(panel):
     book = RooflineExplorer.of(recorded())
     panel.machine.value = book.machine.value
     draw, choices = random.Random(0), ("kind", "dtype", "arrives", "m", "n", "k", "machine")
-    seen = {book.html}
+    shown = {book.html}
     for _ in range(80):
         name = draw.choice(choices)
         value = draw.choice(getattr(book, name).options)
@@ -233,8 +233,8 @@ def test_in_the_book_it_shows_what_it_shows_here(panel):
             getattr(one, name).value = value
         assert (book.html, book.message) == (panel.html, panel.message)
         assert disabled(book) == disabled(panel)
-        seen.add(book.html)
-    assert len(seen) > 40
+        shown.add(book.html)
+    assert len(shown) > 40
 
 
 def test_in_the_book_there_is_no_machine_to_measure():

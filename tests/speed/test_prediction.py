@@ -153,10 +153,10 @@ def test_an_own_model_stays_as_it_was():
             super().__init__()
             self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
             self.drop = nn.Dropout(0.5)
-            self.last, self.seen = nn.Linear(WIDTH, CLASSES), []
+            self.last, self.lengths = nn.Linear(WIDTH, CLASSES), []
 
         def forward(self, x):
-            self.seen.append(len(x))
+            self.lengths.append(len(x))
             if x.sum().item() > 1e9:  # a read, which fake tensors could not answer
                 x = x / 2
             return self.last(self.drop(self.norm(self.first(x))))
@@ -167,13 +167,13 @@ def test_an_own_model_stays_as_it_was():
         parameter.grad = torch.full_like(parameter, 2.0)
     batch = (torch.randn(BATCH, WIDTH), torch.arange(BATCH) % CLASSES)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    kept, random = [one.clone() for one in batch], torch.get_rng_state()
+    copies, random = [one.clone() for one in batch], torch.get_rng_state()
     found = own(model, batch=batch)
     assert found.title == "Odd" and found.predicted > 0
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
     assert all((parameter.grad == 2.0).all() for parameter in model.parameters())
-    assert model.training and model.drop.training and not model.norm.training and model.seen == []
-    assert torch.equal(random, torch.get_rng_state()) and all(map(torch.equal, kept, batch))
+    assert model.training and model.drop.training and not model.norm.training and not model.lengths
+    assert torch.equal(random, torch.get_rng_state()) and all(map(torch.equal, copies, batch))
     with torch.no_grad():
         assert own(model, batch=batch).predicted > 0
 

@@ -120,7 +120,7 @@ def test_ridges_as_they_are_quoted():
     assert round(find_card("H100 SXM").roofline().ridge("bf16")) == 295
 
 
-def test_an_unknown_card_is_told_which_there_are():
+def test_an_unknown_card_gets_the_list_of_cards():
     with pytest.raises(
         KeyError, match=r"no card is called 'A1000': choose one of GTX 1080 Ti, .*B200"
     ):

@@ -22,17 +22,17 @@ def test_odd_returns_are_told_in_words(exercise):
 
 @pytest.mark.parametrize("exercise", [lost_fraction, steady_sum], ids=lambda one: one.name)
 def test_what_was_right_once_is_wrong_on_the_next_draw(exercise):
-    kept = []
+    answers = []
 
     def record(*arguments):
-        kept.append(exercise.judge.right(*arguments))
-        return kept[-1]
+        answers.append(exercise.judge.right(*arguments))
+        return answers[-1]
 
     assert exercise.check(record).state == "correct"
     outcomes = []
     for _ in range(8):  # one draw in sixteen is the same as the last
-        replayed = iter(kept)
-        outcomes.append(exercise.check(lambda *arguments, kept=replayed: next(kept)).state)
+        replayed = iter(answers)
+        outcomes.append(exercise.check(lambda *arguments, answers=replayed: next(answers)).state)
     assert "not yet" in outcomes
 
 

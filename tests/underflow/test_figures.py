@@ -1,4 +1,4 @@
-"""Figures draw what they are given: checked on the artists, not on pixels."""
+"""Figures draw their data: checked on the artists, not on pixels."""
 
 import math
 
@@ -56,5 +56,5 @@ def test_an_error_of_zero_has_no_point():
 
 def test_paths_differ_in_style_as_well_as_colour():
     figure = f.updates_figure({name: [1.0, 1.0] for name in "abcd"}, exact=[1.0, 1.1])
-    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines[1:]}
-    assert len(looks) == 4
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines[1:]}
+    assert len(styles) == 4

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from amp_course.bits.formats import BF16, FORMATS, FP4_E2M1
+from amp_course.kit.markup import percent
 from amp_course.underflow.panel import RangeExplorer
-from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import zone_histogram
 
 QUANTILES = torch.tensor(
@@ -24,7 +24,7 @@ def panel():
 
 
 def shown(panel):
-    """The percentages as a reader sees them."""
+    """The percentages that are shown."""
     text = re.sub(r"<svg.*?</svg>", "", panel.html, flags=re.S)
     return dict(re.findall(r"(lost|subnormal|normal|overflow) <b>([^<]*)</b>", text))
 

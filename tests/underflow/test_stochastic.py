@@ -53,18 +53,18 @@ def test_a_chance_of_one_in_a_billion_is_kept(monkeypatch):
     and below zero its rest would be rounded to a whole step.
     """
     x = torch.tensor([1.0, -1.0]) * 2.0**-24 * 2.0**-30
-    asked = {}
+    options_of_rand = {}
 
     def drawn(shape, **options):
-        asked.update(options)
-        return torch.full(shape, asked["value"], dtype=torch.float64)
+        options_of_rand.update(options)
+        return torch.full(shape, options_of_rand["value"], dtype=torch.float64)
 
     monkeypatch.setattr(torch, "rand", drawn)
     for value, expected in ((2.0**-31, 2.0**-24), (2.0**-29, 0.0)):
-        asked["value"] = value
+        options_of_rand["value"] = value
         got = stochastic_round(x, f.FP16)
         assert got.tolist() == [expected, -expected] and got.signbit().tolist() == [False, True]
-    assert asked["dtype"] == torch.float64
+    assert options_of_rand["dtype"] == torch.float64
 
 
 def test_a_generator_repeats_itself_and_elements_are_drawn_apart():

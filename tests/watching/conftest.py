@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny_nets(one_thread):
-    """Nets this small lose by a second thread, most of all on a machine with other work."""
+    """Networks this small are slower with a second thread, most of all on a busy machine."""

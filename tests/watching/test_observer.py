@@ -1,6 +1,4 @@
-"""What the observer writes down, against torch itself:
-gradients computed by hand, the calls that were made, dtypes of ops.
-"""
+"""What the observer records, against torch itself: gradients, calls, dtypes of ops."""
 
 from __future__ import annotations
 
@@ -13,40 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_course.diagnosis.rules.exceptions import check_error
-from amp_course.watching.graphs import _FP32_OPS, _LOSSES, look_at, next_node
+from amp_course.watching.gradients import Layout
+from amp_course.watching.graphs import _FP32_OPS, _LOSSES, inspect_graphs, next_node
 from amp_course.watching.observer import Observer
-from amp_course.watching.records import Call, Intervention, Layout, Training, Update
+from amp_course.watching.records import Call, Intervention, Training, Update
 from amp_course.watching.uses import steps_of
+from tests.watching.parts import Parts
 
 
-class Parts:
-    def __init__(self, **options) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, **options)
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-        self.x, self.y = torch.randn(5, 4), torch.randint(0, 3, (5,))
-        self.training = Training(
-            lambda: None, [self.model], [self.optimizer], [self.scaler], [self.scheduler]
-        )
-
-    def loss(self) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.float16):
-            return F.cross_entropy(self.model(self.x), self.y)
-
-    def observe(self, intervention: Intervention | None = None, updates: int = 1) -> Update:
-        with Observer(self.training, intervention, graphs=True) as observer:
-            for number in range(updates):
-                observer.next_call(number)
-                self.scaler.scale(self.loss()).backward()
-                self.scaler.unscale_(self.optimizer)
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                if observer.update.steps():
-                    self.scheduler.step()
-                self.optimizer.zero_grad()
-        return observer.update
+def observe(parts: Parts, intervention: Intervention | None = None, updates: int = 1) -> Update:
+    with parts.observer(intervention) as observer:
+        for number in range(updates):
+            observer.next_call(number)
+            parts.step()
+    return observer.update
 
 
 def gradient(parts: Parts) -> Tensor:
@@ -55,19 +33,19 @@ def gradient(parts: Parts) -> Tensor:
 
 
 def test_events_come_in_their_order() -> None:
-    seen = Parts().observe(updates=2)
-    told = [one.name if isinstance(one, Call) else type(one).__name__ for one in seen.events]
+    update = observe(Parts(), updates=2)
+    names = [one.name if isinstance(one, Call) else type(one).__name__ for one in update.events]
     once = ["Region", "scale", "Backward", "unscale", "scaler.step", "Step", "update", "scheduler"]
-    assert told == once * 2
-    assert [event.call for event in seen.events] == [0] * 8 + [1] * 8
-    assert seen.scales == seen.scales_after == [256.0] and seen.changed == [True, False]
+    assert names == once * 2
+    assert [event.call for event in update.events] == [0] * 8 + [1] * 8
+    assert update.scales == update.scales_after == [256.0] and update.changed == [True, False]
 
 
 def test_what_arrives_is_torchs_gradient_and_what_is_stepped_with_is_it_unscaled() -> None:
     parts = Parts()
     wanted = gradient(parts)
-    seen = parts.observe()
-    (passed,), (step,) = seen.backwards, seen.steps()
+    update = observe(parts)
+    (passed,), (step,) = update.backwards, update.steps()
     torch.testing.assert_close(passed.arrived[0].values, wanted)
     torch.testing.assert_close(step.gradient.values, wanted / 256)
     assert step.by_scaler and step.rate == 0.1 and not step.other and all(step.gradient.present)
@@ -76,7 +54,7 @@ def test_what_arrives_is_torchs_gradient_and_what_is_stepped_with_is_it_unscaled
 
 
 def test_gradients_grow_by_the_factor_and_the_record_is_of_what_arrived() -> None:
-    plain, large = Parts().observe(), Parts().observe(Intervention(8.0))
+    plain, large = observe(Parts()), observe(Parts(), Intervention(8.0))
     torch.testing.assert_close(
         large.backwards[0].arrived[0].values, plain.backwards[0].arrived[0].values
     )
@@ -86,14 +64,14 @@ def test_gradients_grow_by_the_factor_and_the_record_is_of_what_arrived() -> Non
 
 
 def test_an_inf_makes_the_scaler_skip_and_lower_the_scale() -> None:
-    seen = Parts().observe(Intervention(inject_inf=frozenset([(0, 0)])))
-    assert not seen.steps() and seen.scales_after == [128.0] and not seen.spoilt[0]
+    update = observe(Parts(), Intervention(inject_inf=frozenset([(0, 0)])))
+    assert not update.steps() and update.scales_after == [128.0] and not update.corrupted[0]
 
 
-def test_a_scaler_that_was_not_passed_is_a_stranger_and_a_disabled_one_is_not_seen() -> None:
+def test_a_scaler_that_was_not_passed_is_unknown_and_a_disabled_one_is_ignored() -> None:
     parts = Parts()
     other, idle = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
-    with Observer(parts.training) as observer:
+    with parts.observer() as observer:
         other.scale(torch.ones(()))
         idle.scale(torch.ones(()))
         made = torch.amp.GradScaler("cpu")
@@ -124,7 +102,7 @@ def test_a_step_with_a_closure_is_noted_with_the_gradients_of_its_first_call() -
 
 def test_gradients_are_followed_from_pass_to_step() -> None:
     parts = Parts()
-    with Observer(parts.training) as observer:
+    with parts.observer() as observer:
         for clears in (False, True):
             parts.loss().backward()
             parts.loss().backward()
@@ -168,11 +146,11 @@ def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(
     with torch.autocast("cpu", dtype=dtype):
         out = layer(x)
         inside = LOSSES[name](out, target)
-    assert not look_at([inside]).loss_ops
-    outside = look_at([LOSSES[name](out, target.to(dtype))])
+    assert not inspect_graphs([inside]).loss_ops
+    outside = inspect_graphs([LOSSES[name](out, target.to(dtype))])
     assert outside.loss_ops and {one for _, one in outside.loss_ops} == {dtype}
     assert outside.low == {dtype} and outside.casts and not outside.opaque
-    assert not look_at([LOSSES[name](layer(x), target)]).low
+    assert not inspect_graphs([LOSSES[name](layer(x), target)]).low
 
 
 @pytest.mark.parametrize(
@@ -181,9 +159,7 @@ def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(
     + [(node, "AutocastCPU") for node in _LOSSES],
 )
 def test_what_should_run_in_fp32_has_a_kernel_of_autocast(node: str, key: str) -> None:
-    """`SmoothL1Loss` is the node of `aten::smooth_l1_loss`;
-    what autocast casts is registered with the dispatcher.
-    """
+    """`SmoothL1Loss` is the node of `aten::smooth_l1_loss`, which is registered if it is cast."""
     op = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\d)(?=[A-Z][a-z])", "_", node).lower()
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     assert f"aten::{op}" in {name.partition(".")[0] for name in registered}
@@ -192,8 +168,8 @@ def test_what_should_run_in_fp32_has_a_kernel_of_autocast(node: str, key: str) -
 def test_a_sum_after_the_region_counts_and_a_mean_does_not() -> None:
     with torch.autocast("cpu", dtype=torch.float16):
         out = nn.Linear(4, 3)(torch.randn(5, 4))
-    assert not look_at([out.relu().mean()], region_end=0).late_ops
-    assert look_at([out.relu().sum()], region_end=0).late_ops == (("sum", torch.float16),)
+    assert not inspect_graphs([out.relu().mean()], region_end=0).late_ops
+    assert inspect_graphs([out.relu().sum()], region_end=0).late_ops == (("sum", torch.float16),)
 
 
 def test_what_a_gpu_would_have_computed_in_fp32_in_the_region_is_not_late() -> None:
@@ -201,20 +177,26 @@ def test_what_a_gpu_would_have_computed_in_fp32_in_the_region_is_not_late() -> N
         logits = nn.Linear(4, 3)(torch.randn(5, 4))
         inside = logits.log_softmax(-1)  # in bf16 on a CPU
     end = next_node()
-    assert not look_at([(inside[:, :1] - 1.0).exp().sum()], region_end=end).late_ops
-    late = look_at([(logits.log_softmax(-1)[:, :1] - 1.0).exp().sum()], region_end=end).late_ops
+    assert not inspect_graphs([(inside[:, :1] - 1.0).exp().sum()], region_end=end).late_ops
+    late = inspect_graphs(
+        [(logits.log_softmax(-1)[:, :1] - 1.0).exp().sum()], region_end=end
+    ).late_ops
     assert {name for name, _ in late} == {"log_softmax", "exp", "sum"}
 
 
 def test_a_ratio_of_probabilities_is_the_exponential_of_a_difference_to_a_constant() -> None:
     new, old = torch.zeros(4, requires_grad=True), torch.tensor([0.0, 0.0, -0.01, 0.0])
-    assert look_at([(new - old).exp().mean()]).ratio == pytest.approx(math.expm1(0.01), rel=1e-5)
-    assert look_at([(old - new).exp().mean()]).ratio == pytest.approx(1 - math.exp(-0.01), rel=1e-5)
-    assert math.isnan(look_at([(new - new.max()).exp().mean()]).ratio)
-    assert math.isnan(look_at([new.exp().mean()]).ratio)
+    assert inspect_graphs([(new - old).exp().mean()]).ratio == pytest.approx(
+        math.expm1(0.01), rel=1e-5
+    )
+    assert inspect_graphs([(old - new).exp().mean()]).ratio == pytest.approx(
+        1 - math.exp(-0.01), rel=1e-5
+    )
+    assert math.isnan(inspect_graphs([(new - new.max()).exp().mean()]).ratio)
+    assert math.isnan(inspect_graphs([new.exp().mean()]).ratio)
 
 
-def test_what_a_function_of_ones_own_does_cannot_be_seen() -> None:
+def test_a_custom_function_is_opaque() -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -224,7 +206,7 @@ def test_what_a_function_of_ones_own_does_cannot_be_seen() -> None:
         def backward(ctx, gradient):
             return 2 * gradient
 
-    assert look_at([Twice.apply(torch.ones(2, requires_grad=True)).sum()]).opaque
+    assert inspect_graphs([Twice.apply(torch.ones(2, requires_grad=True)).sum()]).opaque
 
 
 def test_a_layout_takes_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,13 +218,13 @@ def test_a_layout_takes_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     conv(torch.randn(1, 2, 4, 4).to(memory_format=torch.channels_last)).square().sum().backward()
     weights = [embedding.weight, conv.weight, conv.bias, nn.Parameter(torch.ones(2))]
     dense = [embedding.weight.grad.to_dense(), conv.weight.grad, conv.bias.grad, torch.zeros(2)]
-    whole = Layout(weights).now()
+    whole = Layout(weights).current()
     assert torch.equal(whole.values, torch.cat([one.reshape(-1) for one in dense]))
     assert whole.present == (True, True, True, False)
     wanted = torch.cat([one.reshape(-1) for one in dense]).norm().item()
     assert whole.norm == pytest.approx(wanted, rel=1e-6)
-    monkeypatch.setattr("amp_course.watching.records._MOST", 16)
-    sample = Layout(weights).now()
+    monkeypatch.setattr("amp_course.watching.gradients._MOST", 16)
+    sample = Layout(weights).current()
     assert sample.values.numel() < 20
     assert sample.norm == pytest.approx(wanted, rel=1e-6)  # norms are of all numbers
 
@@ -250,7 +232,7 @@ def test_a_layout_takes_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_of_torch_may_be_called_by_keyword() -> None:
     parts = Parts()
     parameters = list(parts.model.parameters())
-    with Observer(parts.training, graphs=True) as observer:
+    with parts.observer() as observer:
         observer.next_call(0)
         logits = parts.model(parts.x)
         target = torch.full_like(logits, 1 / 3)
@@ -266,13 +248,11 @@ def test_functions_of_torch_may_be_called_by_keyword() -> None:
     assert len(observer.update.backwards) == len(observer.update.steps()) == 1
 
 
-def test_a_step_twice_without_an_update_is_told_of_the_scaler_that_lacks_it() -> None:
+def test_a_second_step_names_the_scaler_that_was_not_updated() -> None:
     parts, other = Parts(), torch.amp.GradScaler("cpu")
     bias = parts.model[0].bias
-    training = Training(
-        lambda: None, [parts.model], [parts.optimizer, torch.optim.SGD([bias], lr=0.1)],
-        [other, parts.scaler], [],
-    )  # fmt: skip
+    optimizers = [parts.optimizer, torch.optim.SGD([bias], lr=0.1)]
+    training = Training(lambda: None, [parts.model], optimizers, [other, parts.scaler], [])
     with Observer(training) as observer:
         for number in range(2):
             observer.next_call(number)

@@ -1,4 +1,4 @@
-"""The scene that exercises run a reader's step on: what it says of a step is what torch says."""
+"""The scene on which exercises run a learner's step: its outputs are what torch computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step(scene: Scene, number: int) -> None:
     scene.scaler.update()
 
 
-def test_what_a_step_did_is_told_as_outputs() -> None:
+def test_the_outputs_are_what_a_step_did() -> None:
     scene = Scene(random.Random(1), 2, overflow_at=(1,), scaler={"init_scale": 256.0})
     inputs, targets = scene.batches[0]
     before = scene.weights()
@@ -48,7 +48,7 @@ def test_what_a_step_did_is_told_as_outputs() -> None:
     assert torch.equal(outputs["the weights after the step"], before)
 
 
-def test_an_exception_carries_the_clues_of_its_step() -> None:
+def test_an_exception_carries_the_evidence_of_its_step() -> None:
     scene = Scene(random.Random(1), 1, scaler={})
 
     def raises() -> None:

@@ -1,6 +1,4 @@
-"""Nothing of ours hangs on an object of the script's:
-what works on a model works while it is watched, and torch is put back.
-"""
+"""Nothing is attached to a watched model: all that works on it still does; torch is restored."""
 
 from __future__ import annotations
 
@@ -14,52 +12,23 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import kl_div, mse_loss
+from torch.nn.functional import kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
 from amp_course.watching import taps
-from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.counting import CountingWatch
 from amp_course.watching.fp32_shadow import Fp32Shadow
-from amp_course.watching.observer import Observer
 from amp_course.watching.ranges import watch_ranges
-from amp_course.watching.records import Step, Training
-
-
-class Parts:
-    """A model of 4 inputs and 2 outputs with all that trains it."""
-
-    def __init__(self, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.optimizer = optimizer(self.model.parameters(), lr=0.1)  # type: ignore[call-arg]
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        self.x = torch.randn(3, 4)
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = mse_loss(self.model(self.x).float(), torch.zeros(3, 2))
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.scheduler.step()
-
-    def observer(self) -> Observer:
-        parts = [self.optimizer], [self.scaler], [self.scheduler]
-        return Observer(Training(lambda: None, [self.model], *parts), graphs=True)
+from amp_course.watching.records import Step
+from tests.watching.parts import Parts
 
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Parts]:
     """Parts in the middle of a training that everything watches."""
-    parts, watch = Parts(), DoctorsWatch()
-    with (
-        parts.observer(),
-        watch_ranges(parts.model, every=1),
-        Fp32Shadow(watch.aside).hooks(),
-        watch,
-    ):
+    parts, watch = Parts(), CountingWatch()
+    ranges = watch_ranges(parts.model, every=1)
+    with parts.observer(), ranges, taps.listening(Fp32Shadow(watch.aside)), watch:
         parts.step()
         yield parts
         parts.step()
@@ -132,18 +101,17 @@ def test_what_is_done_with_a_watched_model_goes_on(use: str, watched: Parts) -> 
 
 
 def test_all_is_put_back_and_nothing_is_left_on_an_object() -> None:
-    owners = [
-        torch.autograd, torch.autocast, torch.amp.GradScaler, torch.jit, nn.modules.module,
-        torch.optim.lr_scheduler.LRScheduler, sys.modules["torch.optim.sgd"],
-        sys.modules["torch.optim.optimizer"],
-    ]  # fmt: skip
+    optimizers = [sys.modules["torch.optim.sgd"], sys.modules["torch.optim.optimizer"]]
+    schedulers = torch.optim.lr_scheduler.LRScheduler
+    owners = [torch.autograd, torch.autocast, torch.amp.GradScaler, schedulers, *optimizers]
+    owners += [torch.jit, nn.modules.module]
     before = [dict(vars(one)) for one in owners]
     parts = Parts()
     parts.step()
     own = [parts.optimizer, parts.scheduler, parts.scaler]
     objects = [*parts.model.modules(), *parts.model.parameters(), *own]
     names = [set(vars(one)) for one in objects]
-    watchers = parts.observer(), watch_ranges(parts.model, every=1), DoctorsWatch()
+    watchers = parts.observer(), watch_ranges(parts.model, every=1), CountingWatch()
     with pytest.raises(ZeroDivisionError), watchers[0], watchers[1], watchers[2]:
         hooks = [one._forward_hooks or one._forward_pre_hooks for one in parts.model.modules()]
         assert not any(hooks) and "step" not in vars(parts.scheduler)
@@ -198,7 +166,7 @@ def test_a_step_has_the_gradients_that_moved_the_weights(
     optimizer: type[torch.optim.Optimizer], hook: Callable[..., None] | None, factor: float
 ) -> None:
     step, given = observed(optimizer, hook)
-    assert torch.equal(step.given.values, given) and torch.allclose(
+    assert torch.equal(step.at_call.values, given) and torch.allclose(
         step.gradient.values, factor * given
     )
     assert step.line is not None and step.line.source == "parts.optimizer.step()"
@@ -206,7 +174,7 @@ def test_a_step_has_the_gradients_that_moved_the_weights(
 
 def test_a_step_that_clears_first_uses_nothing() -> None:
     step, given = observed(torch.optim.SGD, lambda optimizer, *_: optimizer.zero_grad())
-    assert step.gradient.empty and torch.equal(step.given.values, given)
+    assert step.gradient.empty and torch.equal(step.at_call.values, given)
 
 
 def test_listeners_are_called_in_order_and_one_may_join_on_the_way() -> None:

@@ -70,6 +70,7 @@ def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any) -> Any:
 
 
 LAYER = "the dtype that the first layer computes in"
+PLACE = "where the loss is computed"
 EARLIER = "whether the list holds the losses of an earlier call"
 
 
@@ -106,8 +107,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     weights = outputs.pop("the weights after the step")
     outputs |= {
         "the number of backward passes inside the autocast region": sum(inside),
-        LAYER: re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", outputs[LAYER]),
-        "where the loss is computed": " and ".join(sorted(set(where))),
+        LAYER: _some(outputs[LAYER]),
+        PLACE: _some(" and ".join(sorted(set(where)))),
         "the number of forward passes": len(scene.layer_dtypes),
         "the number of losses computed before the first step": before[0][0] if before else 0,
         "the dtype of the inputs that the model gets": " and ".join(sorted(set(dtypes))),
@@ -141,6 +142,10 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         lost = list(call_answer(answer, "", model, batches, scene.loss_fn, optimizer))
         counts = [len(lost), len(before) - taken]
         yield Case("for a loss of NaN", {"the numbers of losses and steps": counts})
+
+
+def _some(kinds: str) -> str:
+    return re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", kinds)
 
 
 def _modes(model: nn.Module) -> list[bool]:
@@ -256,6 +261,7 @@ end_region = Exercise(
     tolerance=2e-3,
     show=lambda one: f"{one:.4g}" if isinstance(one, float) else show_value(one),
     messages={
+        PLACE: "{case}, the loss is computed {got}. Compute it in a region in every step",
         EARLIER: "your list still holds the losses of an earlier call. Make a new list in each "
         "call (a default is made only once)",
         "the digits of the losses": "the losses that you return are rounded. Keep all the digits "

@@ -454,6 +454,12 @@ mistakes = [
         edits={IS_WEIGHT: "if not (value.is_leaf and torch.is_grad_enabled()):"},
     ),
     Mistake(
+        "caches every tensor",
+        "every tensor is cached, inputs and activations included, so their old values are used. "
+        "Cache only leaves that require grad",
+        edits={IS_WEIGHT: "if False:"},
+    ),
+    Mistake(
         "caches activations",
         "an activation is cached too, so its old values are used. Cache only leaves that require "
         "grad",

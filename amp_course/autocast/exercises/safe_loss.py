@@ -120,7 +120,7 @@ def _call(
         call_answer(loss.backward, case)
         if features.grad is not None:  # that at the logits, as the head's weights are 1
             gradient = features.grad[:, 0].float() * len(logits)
-    flat = isinstance(gradient, Tensor) and not gradient[logits.abs() == 60].any()
+    flat = isinstance(gradient, Tensor) and bool((gradient[logits.abs() == 60].abs() < 1e-3).all())
     outputs: dict[str, Any] = {"the tensor of probabilities": probabilities}
     if not exact:  # as 16 bits have them
         outputs["the tensor of probabilities"] = (probabilities * 10).round() / 10

@@ -97,6 +97,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 EPS, NORMAL = "eps = 2.0**-significand_bits", "smallest_normal = 2.0 ** (1 - bias)"
 SUBNORMAL = "smallest_subnormal = smallest_normal * eps"
+FIELD = 'field = 2**exponent_bits - 2 if specials == "ieee" else 2**exponent_bits - 1'
 LARGEST = "largest = significand * 2.0 ** (field - bias)"
 
 
@@ -126,12 +127,12 @@ mistakes = [
     ),
     Mistake(
         "smallest normal halved",
-        "your smallest normal number is halved. It has field 1, so it is 2^(1 − bias)",
+        "your smallest normal number is halved. It is 2^(1 − bias), and the bias is 2^(E − 1) − 1",
         edits={NORMAL: "smallest_normal = 2.0**-bias"},
     ),
     Mistake(
         "smallest normal doubled",
-        "your smallest normal number is doubled. It has field 1, so it is 2^(1 − bias)",
+        "your smallest normal number is doubled. With a bias of 2^(E − 1) − 1, it is 2^(1 − bias)",
         edits={NORMAL: "smallest_normal = 2.0 ** (2 - bias)"},
     ),
     Mistake(
@@ -149,7 +150,8 @@ mistakes = [
     ),
     Mistake(
         "subnormals halved",
-        "your smallest subnormal is halved. Its exponent is 1 − bias, as for field 1",
+        "your smallest subnormal is halved. It is 2^(1 − bias − M), as subnormals have the "
+        "exponent of field 1",
         edits={SUBNORMAL: f"{SUBNORMAL} / 2"},
     ),
     Mistake(
@@ -184,6 +186,18 @@ mistakes = [
         "fn as finite",
         *("fn", "finite"),
         "under “fn” the pattern of all ones is NaN, so the largest number is one step below it",
+    ),
+    Mistake(
+        "fn a field early",
+        "under “fn” you stop one step before the largest number of IEEE's rule. Go to the last "
+        "exponent field, where only the pattern of all ones is NaN",
+        edits={FIELD: FIELD.replace('== "ieee"', '!= "finite"')},
+    ),
+    wrong_rule(
+        "finite as fn",
+        *("finite", "fn"),
+        "under “finite” the largest number is one step further up: the pattern of all ones is a "
+        "number, and not NaN as under “fn”",
     ),
     wrong_rule(
         "finite as IEEE",

@@ -39,7 +39,7 @@ card = Card(
     lines=4,
     task="Write `find_ulp(x, fmt)`: return the gap between neighbouring numbers at |x|, for any "
     "format `fmt`, whatever its widths and bias, and any |x| below its largest number, 0 "
-    "included. If the format has |x|, return the gap above it.",
+    "included. If |x| is itself a number of the format, return the gap above it.",
     hints=(
         "At 1 the gap is eps. What is it at 2, at 4, at ½? And where does the halving stop?",
         "Find the exponent of the power of two at or below |x|. `math.frexp` splits a float "
@@ -74,14 +74,14 @@ def kinds(fmt: FloatFormat, draw: random.Random) -> dict[str, list[float]]:
     low, high, tiny = fmt.min_exponent, fmt.max_exponent, fmt.smallest_normal
     powers = [2.0**n for n in (0, 1, -2, high, low, draw.randint(low, high)) if low <= n <= high]
     normal = [power * size for power in powers for size in (1.5, 1.0, 1.25, 1.4)]
-    normal = [x for x in normal if x < fmt.max]
+    normal = [x for x in normal if tiny < x < fmt.max]
     below = [x for one in powers for x in (one * (1 - fmt.eps / 8), math.nextafter(one, 0))]
     subnormal = [tiny * part for part in (fmt.eps, max(0.5, 1 - fmt.eps), 0.3)]
     return {
         "positive normal numbers": normal,
         "negative normal numbers": [-x for x in normal],
         "numbers just below a power of two": [x for x in below if x > tiny],
-        "subnormals": [x for size in subnormal for x in (size, -size)],
+        "subnormals": [x for size in (*subnormal, tiny) for x in (size, -size)],
         "zeros": [0.0, -0.0],
     }
 
@@ -124,6 +124,12 @@ mistakes = [
         "between powers of two below 1 your exponent is 1 too high, as if rounded towards zero, "
         "as `int` does. Use `math.frexp`",
         edits={EXPONENT: "exponent = int(math.log2(size))"},
+    ),
+    Mistake(
+        "exponent rounded up",
+        "your gap is right at powers of two and doubled between them. It belongs to the power of "
+        "two below |x|, so round the exponent down, as `math.frexp(x)[1] - 1` does",
+        edits={EXPONENT: "exponent = math.ceil(math.log2(size))"},
     ),
     Mistake(
         "hidden 1 counted",

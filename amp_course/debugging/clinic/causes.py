@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from amp_course.diagnosis.catalogue import catalogue, current_name
 
-# More than there are scripts, so that the last one is not found by elimination.
+# More than there are scripts, so that the last cause cannot be found by elimination
 _NAMES = """
 anomaly-mode-meets-scaler beyond-fp16 clipped-while-scaled diverges division-by-zero host-waits
 infinite-derivative labels-out-of-range log-of-zero masked-row nan-in-data never-cleared
@@ -20,12 +20,12 @@ _named: list[tuple[str, str]] = []
 
 
 def cause(name: str, op: str = "") -> None:
-    """Name, in the first line of an answer, the cause of the script's fault.
+    """Name the cause of the script's fault, in the first line of an answer.
 
     op: where an exercise asks for it, the op that `first_nonfinite` names, such as "mm"
-    Raises ValueError for none of `CAUSES`.
+    Raises ValueError for a name that is not in `CAUSES`.
     """
-    name = current_name(name)  # answers from before a renaming still pass
+    name = current_name(name)  # so that old answers still pass after a renaming
     if name not in CAUSES:
         raise ValueError(f"{name!r} is not one of the causes to choose from: {', '.join(CAUSES)}.")
     _named.append((name, str(op).removeprefix("aten.").split(".")[0].strip("_")))

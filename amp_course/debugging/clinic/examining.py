@@ -1,6 +1,4 @@
-"""Let the doctor examine every script of the clinic, and compare its diagnosis with the known
-fault.
-"""
+"""Let the doctor examine the clinic's scripts, and compare its diagnoses with the known faults."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from amp_course.diagnosis.report import Report
 from amp_course.doctor import examine_script
 from amp_course.kit.table import html_table, text_table
 
-# The scripts in the order of the exercises → what the doctor calls the cause.
+# The scripts, in the order of the exercises → the doctor's name for the cause
 KNOWN = {
     "scaled_clip": "clipped-while-scaled",
     "never_cleared": "never-cleared",
@@ -45,19 +43,19 @@ def find_script(name: str) -> Path:
 
 
 def symptom(name: str) -> str:
-    """Return what a script says of itself: the symptom and the thread that it is taken from."""
+    """Return the first line of a script's docstring: the symptom."""
     return (ast.get_docstring(ast.parse(find_script(name).read_text("utf-8"))) or "").split("\n")[0]
 
 
 @dataclass(frozen=True)
 class Round:
-    """What the doctor said of each script, by name."""
+    """What the doctor said about each script, by name."""
 
     diagnoses: dict[str, Report]
 
     def verdict(self, name: str) -> str:
-        """Say how a diagnosis compares with what is known:
-        "named", "as advice", "as observed", "another" or "nothing".
+        """Return how the doctor reports the known fault: "named", "as advice", "as observed",
+        "another" or "nothing".
         """
         one, known = self.diagnoses[name], KNOWN[name]
         if known in one.names:
@@ -69,7 +67,7 @@ class Round:
 
     @property
     def named(self) -> int:
-        """How many causes were named as faults."""
+        """The number of causes that were named as faults."""
         return sum(self.verdict(name) == "named" for name in self.diagnoses)
 
     def rows(self) -> list[list[str]]:
@@ -94,7 +92,7 @@ class Round:
 
 
 def examine_all(names: Sequence[str] = tuple(KNOWN)) -> Round:
-    """Let the doctor examine scripts, two at a time, each in a process of its own, once."""
+    """Let the doctor examine scripts once, two at a time, each in a process of its own."""
 
     def examine(name: str) -> Report:
         return examine_script(find_script(name), threads=1, again=False)

@@ -1,4 +1,4 @@
-"""What the clinic's exercises share: run an answer and note the cause that it names, draw a small
+"""What the clinic's exercises share: run an answer and note the cause that it names, make a small
 training, and record its updates.
 """
 
@@ -19,19 +19,16 @@ from amp_course.debugging.clinic.causes import named_causes
 from amp_course.distributed.ranks import cases_on_ranks
 from amp_course.watching.scene import flat
 
-# The outputs of the last case, once all else is right
+# The outputs of the last case, which is judged once all else is right
 CAUSE, OP = "the cause that you name", "the op that you name"
 DTYPE = "the dtype that the first layer computes in"
 UNNAMED = "nothing"
 
-# Lines that all training loops of the clinic have
+# Lines that all training loops of the clinic share
 REGION, CLEAR = 'with torch.autocast("cpu", dtype=torch.float16):', "optimizer.zero_grad()"
 FORWARD = "loss = cross_entropy(model(inputs), targets)"
-BACKWARD, STEP, UPDATE = (
-    "scaler.scale(loss).backward()",
-    "scaler.step(optimizer)",
-    "scaler.update()",
-)
+BACKWARD = "scaler.scale(loss).backward()"
+STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
 
 UNCLEARED = families.NEVER_CLEARS[1]
 NEVER_CLEARS = Mistake(*families.NEVER_CLEARS, edits={CLEAR: "pass"})
@@ -71,7 +68,7 @@ class Runner:
         return got
 
     def last_case(self, with_op: bool = False) -> Case:
-        """Return a case with the causes, and with the ops, to be judged once all else is right."""
+        """Return a case with the causes, and the ops if asked, to judge once all else is right."""
         ops = {OP: " and ".join(self._ops) or "none"} if with_op else {}
         return Case("", {CAUSE: " and ".join(self._causes), **ops})
 
@@ -81,7 +78,7 @@ def cases_with_cause(
 ) -> Iterator[Case]:
     """Yield the cases of two ranks, and a last case with the causes.
 
-    The first case runs alone, as it is enough to recognize most mistakes.
+    The first case runs alone: it is enough to recognize most mistakes.
     """
     seed, causes = draw.randrange(10_000), dict[str, None]()
     for part in (slice(1), slice(1, None)):
@@ -94,7 +91,7 @@ def cases_with_cause(
 def draw_model(
     generator: torch.Generator, inputs: int, hidden: int, outputs: int, size: float = 0.4
 ) -> nn.Sequential:
-    """Draw a model of two linear layers, with weights of a standard deviation of `size`."""
+    """Draw a model of two linear layers whose weights have a standard deviation of `size`."""
     model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
     for parameter in model.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * size
@@ -122,7 +119,8 @@ def draw_batches(
 def read_losses(
     got: Any, case: str, count: int, without: Sequence[int] = (), what: str = "losses"
 ) -> list[float]:
-    """Return the losses of `count` batches, but for those `without` (1 is the first), as floats.
+    """Return the losses of `count` batches as floats, except those `without` (1 is the first).
+
     Raises Wrong for anything but a list of that length.
     """
     losses = got.tolist() if isinstance(got, Tensor) and got.dim() == 1 else got
@@ -136,7 +134,7 @@ def read_losses(
 
 
 def describe_cause(evidence: str) -> dict[str, str]:
-    """Return the messages for another cause or op than the script's, with what was measured."""
+    """Return the messages for a cause or op that is not the script's, with what was measured."""
     return {
         CAUSE: f"your function does what it should, but it names {{got}} as the cause. {evidence} "
         "`CAUSES` lists the names to choose from",
@@ -150,7 +148,7 @@ class Recorded:
     """Records the training of a model: `with Recorded(model) as recorded: train(model)`.
 
     weights: before each forward pass, and at the end
-    dtypes:  what the first layer computed in
+    dtypes:  that the first layer computed in
     """
 
     def __init__(self, model: nn.Sequential) -> None:
@@ -179,7 +177,7 @@ class Recorded:
 
     @property
     def change(self) -> Tensor:
-        """What training has added to the weights."""
+        """What training added to the weights."""
         return self.weights[-1] - self._start
 
     @property
@@ -194,15 +192,15 @@ def sizes_of_updates(
 ) -> list[tuple[float, float]]:
     """Compare each update with the right one from the same weights.
 
-    right_update: takes a copy of the model, with the weights before batch n, and n; returns the
+    right_update: takes a copy of the model, with its weights before batch n, and n; returns the
                   right change of the weights
     Returns for each batch the update's component along the right one and its length, both in units
-    of the right length: (1.0, 1.0) for what is right within 5%, (0.0, 0.0) for none.
+    of the right length: (1.0, 1.0) if it is right within 5%, (0.0, 0.0) without an update.
     """
-    twin, sizes = copy.deepcopy(model), []
+    reference, sizes = copy.deepcopy(model), []
     for number, (before, after) in enumerate(itertools.pairwise(weights)):
-        vector_to_parameters(before.clone(), twin.parameters())
-        wanted, got = right_update(twin, number).double(), (after - before).double()
+        vector_to_parameters(before.clone(), reference.parameters())
+        wanted, got = right_update(reference, number).double(), (after - before).double()
         length = wanted.norm()
         size = float(got @ wanted / length**2), float(got.norm() / length)
         sizes.append((1.0, 1.0) if (got - wanted).norm() <= 0.05 * length else size)

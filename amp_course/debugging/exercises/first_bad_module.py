@@ -130,6 +130,11 @@ class Raises(nn.Module):
         return self.second(self.first(x))
 
 
+LEFT = "the number of hooks that are left behind"
+OWN = "the caller's own hook"
+REACHED = "whether the model's exception reaches the caller"
+
+
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Find the module in nets where some, one or none makes inf or NaN, and in one that raises."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -159,19 +164,18 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             case,
             {
                 "the name": repr(got),
-                "how often the model ran": len(runs),
-                "how many hooks are left behind": len(set(hooks) - {hook.id}),
-                "the caller's own hook": "kept" if hook.id in hooks else "removed",
+                "the number of times that the model ran": len(runs),
+                LEFT: len(set(hooks) - {hook.id}),
+                OWN: "kept" if hook.id in hooks else "removed",
             },
         )
-    broken, end = Raises(), "lost"
+    broken, reached = Raises(), False
     try:
         answer(broken, x, y)
     except RuntimeError:
-        end = "passed on"
+        reached = True
     left = sum(len(module._forward_hooks) for module in broken.modules())
-    outputs = {"the model's exception": end, "how many hooks are left behind": left}
-    yield Case("where the model raises", outputs)
+    yield Case("where the model raises", {REACHED: reached, LEFT: left})
 
 
 def _a(value: Any) -> str:
@@ -241,8 +245,8 @@ mistakes = [
     ),
     Mistake(
         "modules with children",
-        "a module with children is named. What it computes itself, between them, is not theirs; "
-        "put hooks only on modules whose `children()` are empty",
+        "a module with children is named, for an inf that its own `forward` made. Only modules "
+        "without children count: put hooks on no others",
         edits={LEAVES: "leaves = list(model.named_modules())"},
         violates="without children",
     ),
@@ -297,4 +301,14 @@ mistakes = [
     ),
 ]
 
-first_bad_module = Exercise(card, right, cases, mistakes)
+first_bad_module = Exercise(
+    card,
+    right,
+    cases,
+    mistakes,
+    messages={
+        OWN: "{case}, your function removes a hook that the caller had registered. Remove only "
+        "your own",
+        REACHED: "{case}, its exception does not reach the caller. Let it pass",
+    },
+)

@@ -48,6 +48,9 @@ def right(x: Any, alpha: Any) -> Any:
     return torch.where(x > 0, x, curve)
 
 
+WITHOUT = "what gets no gradient"
+
+
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Take values and gradients near 0 and far from it."""
     run = Runner(answer)
@@ -61,6 +64,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     ):
         x = torch.tensor([one * draw.uniform(0.98, 1.0) for one in numbers], requires_grad=True)
         alpha = torch.tensor(draw.uniform(1.5, 2.5), requires_grad=True)
+        leaves = {"`x`": x, "`alpha`": alpha}
         got = run(case, x, alpha)
         result = read_tensor(got, case, "a tensor like `x`", x.shape)
         # positive, so that nothing cancels for alpha
@@ -71,9 +75,10 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             case,
             {
                 "the result": result,
-                "the gradient for `alpha`": "missing" if alpha.grad is None else alpha.grad,
+                WITHOUT: " and ".join(name for name, one in leaves.items() if one.grad is None),
+                "the gradient for `alpha`": alpha.grad,
                 # + 0.0 makes 0.0 of -0.0
-                "the gradient for `x`": "missing" if x.grad is None else x.grad / arriving + 0.0,
+                "the gradient for `x`": None if x.grad is None else x.grad / arriving + 0.0,
             },
         )
     yield run.last_case(with_op=True)
@@ -162,5 +167,9 @@ late_anomaly = Exercise(
     messages=describe_cause(
         "In the faulty script, the loss of step 1 is finite, and so are the data. At x = 200, the "
         "values of `curve`, which are not used, are inf."
-    ),
+    )
+    | {
+        WITHOUT: "{case}, no gradient reaches {got}. Is there a `detach`, an `item()` or a "
+        "`no_grad`?"
+    },
 )

@@ -141,7 +141,14 @@ ADD = "scores = scores + hidden.to(scores.dtype) * "
 ADD_FP32S_LOWEST = f"{ADD}torch.finfo(torch.float32).min"
 SOFTMAX = "weights = scores.softmax(dim=-1)"
 NORMALIZED = "weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)"
+NO_EMPTY_ROWS = f"{SOFTMAX}.masked_fill(~keep.any(dim=-1)[:, None, None], 0.0)"
 OPENED = f"empty = ~keep.any(dim=-1)\nkeep[empty] = True\n{HIDDEN}"
+
+
+def fill_with(number: str) -> str:
+    """Return the line that fills the scores of padding with a number."""
+    return f"scores = scores.masked_fill(hidden, {number})"
+
 
 mistakes = [
     Mistake(
@@ -151,12 +158,22 @@ mistakes = [
         answer=faulty,
         violates="an `attend` without the fault",
     ),
+    *(
+        Mistake(
+            f"fills with too high a number{how}",
+            "some scores of real tokens are below the number that stands for padding. Fill with "
+            "`torch.finfo(scores.dtype).min`",
+            edits={FILL: fill_with("-100.0"), WEIGHTS: weights},
+            violates="with scores as large as the dtype holds",
+        )
+        for how, weights in (("", WEIGHTS), (", and attends to it", NO_EMPTY_ROWS))
+    ),
     Mistake(
-        "fills with too high a number",
-        "some scores of real tokens are below the number that stands for padding. Fill with "
-        "`torch.finfo(scores.dtype).min`",
-        edits={FILL: "scores = scores.masked_fill(hidden, -100.0)"},
-        violates="with scores as large as the dtype holds",
+        "fills with too high a number, and keeps the weights of padding",
+        "nothing but padding gives its mean, and some scores of real tokens are below the number "
+        "that stands for padding. Fill with `torch.finfo(scores.dtype).min`, and set the weights "
+        "of padding to 0",
+        edits={FILL: fill_with("-1e4"), WEIGHTS: SOFTMAX},
     ),
     Mistake(
         "zeros for NaN in the weights",
@@ -165,11 +182,14 @@ mistakes = [
         edits={FILL: ADD_INF, WEIGHTS: f"{SOFTMAX}.nan_to_num(0.0)"},
         violates="and all gradients are 0",
     ),
-    Mistake(
-        "zeros for NaN in the output",
-        "the gradients go back through weights of NaN, and 0 times NaN is NaN. Fill with a finite "
-        "number instead of −inf",
-        edits={FILL: ADD_INF, WEIGHTS: SOFTMAX, RETURN: f"return ({RETURN[7:]}).nan_to_num(0.0)"},
+    *(
+        Mistake(
+            f"zeros for NaN in the output{how}",
+            "the gradients go back through weights of NaN, and 0 times NaN is NaN. Fill with a "
+            "finite number instead of −inf",
+            edits={FILL: fill, WEIGHTS: SOFTMAX, RETURN: f"return ({RETURN[7:]}).nan_to_num(0.0)"},
+        )
+        for how, fill in (("", ADD_INF), (", after `masked_fill`", fill_with("-torch.inf")))
     ),
     Mistake(
         "the mean of the padding",
@@ -186,7 +206,7 @@ mistakes = [
     Mistake(
         "fills with −1e9",
         "fp16 cannot hold a number below −65504, such as −1e9. Use `torch.finfo(scores.dtype).min`",
-        edits={FILL: "scores = scores.masked_fill(hidden, -1e9)"},
+        edits={FILL: fill_with("-1e9")},
         violates="fp32, fp16 and bf16",
     ),
     Mistake(

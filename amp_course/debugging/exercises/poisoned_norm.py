@@ -40,10 +40,10 @@ card = Card(
     lines=18,
     task="Write `poisoned_norm(model, batches)`, a `train` without the fault: SGD with lr=0.1, "
     "fp16 autocast, a `GradScaler`, one update per batch. A batch whose forward pass overflows "
-    "must leave all parameters and **all** buffers of the model as they were; every other batch "
-    "trains them as usual. It returns the list of losses, one per batch, whatever it is for one "
-    "that overflows. Name the fault, and the op that `first_nonfinite` names, in its first "
-    'line, with `cause("…", "…")`.',
+    "must leave all parameters and **all** buffers of the model as they were; one whose gradients "
+    "alone overflow may do so, too; every other batch trains them as usual. It returns the list "
+    "of losses, one per batch, whatever it is for one that overflows. Name the fault, and the op "
+    'that `first_nonfinite` names, in its first line, with `cause("…", "…")`.',
     hints=(
         "The scaler skips the update of the weights. What else does a forward pass in training "
         "mode change in a model?",
@@ -56,7 +56,8 @@ card = Card(
     why="In training mode batch norm uses the statistics of the batch, so no training loss ever "
     "shows that the running ones are NaN. A moving average never forgets a NaN.",
     alternative="compare `scaler.get_scale()` before and after `scaler.update()`: if it fell, the "
-    "step was skipped, so restore the buffers.",
+    "step was skipped, so restore the buffers. That also undoes a batch whose gradients alone "
+    "overflow.",
 )
 
 

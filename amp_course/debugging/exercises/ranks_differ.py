@@ -40,8 +40,8 @@ card = Card(
     task="Write `ranks_differ(net, batches, checkpoint)`, a `resume` without the fault. It runs "
     "on both ranks, each with batches of its own. `checkpoint` is a dict of two `state_dict()`s, "
     "`model` and `scaler`, on rank 0, and None on rank 1; **both** ranks resume from it. Use DDP, "
-    "SGD with lr=0.1 and fp16 autocast, with one update per batch. It returns the list of the "
-    "loss scales after each update. Name the fault in its first line, with `cause(…)`.",
+    "SGD with lr=0.1 and fp16 autocast, with one update per batch. It returns the list of "
+    "the loss scales after each update. Name the fault in its first line, with `cause(…)`.",
     hints=(
         "DDP averages the gradients as they are, still scaled. What does each rank divide the "
         "average by?",
@@ -128,6 +128,7 @@ LOAD_MODEL, LOAD = (
 )
 STATE, SEND = "state = [scaler.state_dict()]", "dist.broadcast_object_list(state)"
 RESTORE, WRAP = "scaler.load_state_dict(state[0])", "model = DistributedDataParallel(net)"
+APPEND = "scales.append(scaler.get_scale())"
 SEND_WEIGHTS = "for parameter in net.parameters():\n    dist.broadcast(parameter.data, src=0)"
 NOT_SENT = {STATE: "pass", SEND: "pass", RESTORE: "pass"}
 SCALE = {STATE: "state = [scaler.get_scale()]"}
@@ -203,6 +204,19 @@ mistakes = [
         "rank 1 gets neither the weights nor the scaler's state of the checkpoint, and nothing "
         f"averages the gradients. Wrap the model in DDP, and send {WHOLE}",
         edits={**NOT_SENT, WRAP: "model = net"},
+    ),
+    Mistake(
+        "loads after wrapping",
+        "rank 0 sent its weights to rank 1 before it had loaded the checkpoint, so the ranks train "
+        "different weights. Load the checkpoint first, then wrap the model in DDP",
+        edits={LOAD_MODEL: "pass", WRAP: f"{WRAP}\nif dist.get_rank() == 0:\n    {LOAD_MODEL}"},
+    ),
+    Mistake(
+        "scales before the update",
+        "the list holds the scales from before each update. Call `get_scale()` after "
+        "`scaler.update()`",
+        edits={UPDATE: f"{APPEND}\n{UPDATE}", APPEND: "pass"},
+        violates="the loss scales after each update",
     ),
     NEVER_CLEARS,
     Mistake(

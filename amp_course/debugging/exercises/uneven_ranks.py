@@ -177,8 +177,8 @@ mistakes = [
     ),
     Mistake(
         "the largest count",
-        "the agreed count, by MAX or as a mean, is more than one rank has, and the other waits "
-        "forever. Use MIN",
+        "one rank trains on more batches than the other has, and waits forever. Reduce the counts "
+        "with MIN, not with MAX or a sum, and end each epoch after so many batches",
         edits={REDUCE: REDUCE.replace("MIN", "MAX")},
     ),
     Mistake(

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from amp_course.audit.arguments import as_list
-from amp_course.audit.snapshot import Snapshot
-from amp_course.checking.sandbox import sandbox
+from amp_course.audit.snapshot import restored
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.watching.calling import arguments_for, cloned
 from amp_course.watching.ops import Watch
@@ -31,17 +30,16 @@ def first_nonfinite(
     where, and of what.
 
     A call takes longer than the steps in it (1.6 times a step of 0.1 s, some 13 times one of a
-    millisecond): every op is looked at, and all that the step can change is copied and restored.
+    millisecond): every op is checked, and all that the step can change is copied and restored.
 
     step:    whatever you call for a batch: a function, a method, a closure
     batches: tuples, dicts or single objects; without any, the step is called without arguments
-    model, optimizer, scaler: one or a list, so that they are put back; what else the step can reach
-        is put back too
+    model, optimizer, scaler: one or a list, so that they are put back, as is the plain data that
+        the step can reach
 
-    Weights, gradients, states, buffers and random numbers are as before afterwards. Raises what the
-    step raises, unless an inf or NaN had done harm by then. Raises TypeError for a step that cannot
-    be called and for what holds no batches, ValueError for fewer than 1 step and for no batch at
-    all.
+    Weights, gradients, states, buffers and random numbers are put back. Raises what the step
+    raises, unless an inf or NaN had done harm by then; TypeError for a step that cannot be called
+    and for what holds no batches, ValueError for fewer than 1 step and for no batch at all.
     Example: first_nonfinite(step, batches, model=model).first.op → "exp"
     """
     if not callable(step):
@@ -59,28 +57,23 @@ def first_nonfinite(
     if steps < 1:
         raise ValueError(f"steps is {steps}: at least one step has to run.")
     models = [one for one in as_list(model) if isinstance(one, nn.Module)]
+    own = [*models, *as_list(optimizer), *as_list(scaler)]
     error: BaseException | None = None
-    with sandbox():
-        snapshot = Snapshot([*models, *as_list(optimizer), *as_list(scaler)], {"the step": step})
-        watch = Watch(models)
-        number = 0
-        try:
-            with watch:
-                for number, batch in enumerate(itertools.islice(batches, steps), 1):
-                    watch.step = number
-                    with watch.aside():
-                        args, kwargs = arguments_for(step, cloned(batch))
-                    try:
-                        watch.look_at_result(step(*args, **kwargs))
-                    except Exception as raised:
-                        error = raised
-                        watch.look_at_error(raised)
-                    watch.look_at_weights()
-                    harm = any(origin.harmful for origin in watch.origins)
-                    if error is not None or harm or watch.given:
-                        break
-        finally:
-            snapshot.restore()
+    number, watch = 0, Watch(models)
+    with restored(own, {"the step": step}) as snapshot, watch:
+        for number, batch in enumerate(itertools.islice(batches, steps), 1):
+            watch.step = number
+            with watch.aside():
+                args, kwargs = arguments_for(step, cloned(batch))
+            try:
+                watch.look_at_result(step(*args, **kwargs))
+            except Exception as raised:
+                error = raised
+                watch.look_at_error(raised)
+            watch.look_at_weights()
+            harm = any(origin.harmful for origin in watch.origins)
+            if error is not None or harm or watch.preexisting:
+                break
     if number == 0:
         raise ValueError(
             "batches is empty: pass at least one batch, or leave it out for a step that fetches "

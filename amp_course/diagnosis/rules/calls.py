@@ -1,4 +1,4 @@
-"""Judge the calls: which ones there are, in which order, and which gradients each step used."""
+"""Judge the calls of an update: are they there, in the right order, and what do steps use?"""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, Findings
-from amp_course.watching.records import Call, Region, Training, Update
-from amp_course.watching.uses import Used, steps_of
+from amp_course.diagnosis.report import listed
+from amp_course.watching.graphs import LOW_DTYPES
+from amp_course.watching.records import Call, Region, Training, Update, index_of
+from amp_course.watching.uses import StepUse, steps_of
 
 
 def check_passes(update: Update, training: Training) -> Findings:
-    """Look at `backward()` and the autocast region."""
+    """Check `backward()` and the autocast region."""
     if update.left_open:
         yield finding("autocast-left-open")
     elif any(one.in_autocast for one in update.backwards):
@@ -33,13 +35,13 @@ def check_passes(update: Update, training: Training) -> Findings:
 
 
 def check_precision(update: Update, second: Update | None, training: Training) -> Findings:
-    """Look at what runs in 16 bits, and whether a scaler that lasts goes with it."""
+    """Check what runs in 16 bits, and that the scaler lasts."""
     regions, device = list(update.of(Region)), training.device_type
     passes = [one for one in update.backwards if one.arrived]
     if not passes:
         return
-    others = (one for one in regions if not one.enabled and one.device != device)
-    island = next((one for one in others if one.inside and one.casts), None)
+    off = (one for one in regions if not one.enabled and one.device != device)
+    island = next((one for one in off if one.inside and one.casts), None)
     if island is not None:
         devices = {"made_for": island.device, "parameters_on": device}
         yield finding("island-of-another-device", place=str(island.line or ""), **devices)
@@ -70,7 +72,7 @@ def check_precision(update: Update, second: Update | None, training: Training) -
         )
         yield finding("no-autocast", cause, matrix_products_and_convolutions_in_fp32=matmuls)
     elif update.called("scale") and not on:
-        elsewhere = " and ".join(sorted({one.device for one in regions if one.enabled}))
+        elsewhere = listed(sorted({one.device for one in regions if one.enabled}))
         cause = (
             "the loss is scaled, and nothing runs in 16 bits: autocast was entered for "
             f"{elsewhere}, and the parameters are on {device}"
@@ -80,7 +82,7 @@ def check_precision(update: Update, second: Update | None, training: Training) -
 
 
 def in_fp16_unscaled(update: Update, training: Training) -> bool:
-    """Return True if gradients come out of fp16 autocast, and no scaler was called."""
+    """Return True if gradients come from fp16 autocast, and no scaler was called."""
     device, half = training.device_type, torch.float16
     on = {one.dtype for one in update.of(Region) if one.enabled and one.device == device}
     graphs = (one.graph for one in update.backwards if one.arrived)
@@ -89,15 +91,14 @@ def in_fp16_unscaled(update: Update, training: Training) -> bool:
 
 
 def check_zeros(updates: Sequence[Update], training: Training) -> Iterator[Finding | str]:
-    """Look for optimizers that only step with gradients of 0: in fp16 they have underflowed."""
-    for number in range(len(training.optimizers)):
+    """Look for optimizers whose gradients are all 0 in every step: in fp16 they underflowed."""
+    for number in training.numbers:
         steps = [one.gradient for update in updates for one in update.steps(number)]
         if not steps or not all(any(one.present) and one.empty for one in steps):
             continue
-        passes = (one for update in updates for one in update.backwards)
-        came = [one.arrived[number] for one in passes if number in one.arrived]
+        arrived = [one for update in updates for one in update.arrivals(number)]
         by_grad = any(update.differentiated > len(update.backwards) for update in updates)
-        if any(not one.empty for one in came) or not (came or by_grad):
+        if any(not one.empty for one in arrived) or not (arrived or by_grad):
             continue
         on = [one.dtype for update in updates for one in update.of(Region) if one.enabled]
         if torch.float16 in on and not updates[0].called("scale"):
@@ -111,7 +112,8 @@ def check_weights(update: Update, training: Training) -> Findings:
     """Look for weights that are inf or NaN after a step whose gradients are finite."""
     for number, slot in enumerate(training.slots[:-1]):
         steps = update.steps(number)
-        if not steps or not update.spoilt[number] or not all(one.gradient.finite for one in steps):
+        finite = all(one.gradient.finite for one in steps)
+        if not steps or not update.corrupted[number] or not finite:
             continue
         cause = "the gradients are finite, and after one step weights are inf or NaN"
         if any(p.dtype == torch.float16 for p in slot.parameters):
@@ -127,15 +129,18 @@ def check_weights(update: Update, training: Training) -> Findings:
 # ---- which gradients each step used ----
 
 
-def _uses(updates: Sequence[Update], training: Training) -> Iterator[tuple[int, list[Used]]]:
-    """Yield each optimizer's number, and its steps with the passes that they used."""
+def _uses(updates: Sequence[Update], training: Training) -> Iterator[tuple[int, list[StepUse]]]:
+    """Yield each optimizer's number, and its steps."""
     events = [event for update in updates for event in update.events]
-    for number in range(len(training.optimizers)):
+    for number in training.numbers:
         yield number, steps_of(events, number)
 
 
 def mixes_weights(updates: Sequence[Update], training: Training) -> bool:
-    """Return True if a step adds up gradients of different weights, as SAM's would uncleared."""
+    """Return True if a step uses gradients from before and after the weights moved.
+
+    SAM does if it does not clear them in between.
+    """
     return any(
         len({one.moved for one in used.parts if one.call == used.step.call}) > 1
         for _, steps in _uses(updates[:1], training)
@@ -144,27 +149,26 @@ def mixes_weights(updates: Sequence[Update], training: Training) -> bool:
 
 
 def check_steps(updates: Sequence[Update], training: Training, accumulate: int) -> Findings:
-    """Look for steps that used gradients twice, or came in every micro-batch."""
+    """Look for steps that used gradients twice, or ran in every micro-batch."""
     for number, steps in _uses(updates, training):
         used = (one for one in updates[0].steps(number) if not one.gradient.empty)
         times = len({one.call for one in used if one.call < accumulate})
         if accumulate > 1 and times > 1:
             cause = f"the optimizer stepped {times} times in a group of {accumulate} micro-batches"
-            if times >= accumulate:
-                cause = ""
             counts = {"steps": times, "micro_batches": accumulate}
-            yield finding("stepped-every-micro-batch", cause, **counts)
+            name = "stepped-every-micro-batch"
+            yield finding(name, cause if times < accumulate else "", **counts)
             continue
-        for before, after in itertools.pairwise(steps):
-            again = after.parts and all(one in before.parts for one in after.parts)
-            one, other = before.step.gradient, after.step.gradient
-            if again and not other.empty and torch.equal(one.values, other.values):
+        for first, second in itertools.pairwise(steps):
+            same_passes = second.parts and all(one in first.parts for one in second.parts)
+            before, after = first.step.gradient, second.step.gradient
+            if same_passes and not after.empty and torch.equal(before.values, after.values):
                 yield finding("stepped-twice", steps=2, backward_passes_between=0)
                 break
 
 
 def check_clearing(updates: Sequence[Update], training: Training) -> Findings:
-    """Look for gradients that were used twice or thrown away, for steps that changed nothing."""
+    """Look for gradients that were used twice or lost, and for steps that changed nothing."""
     for number, steps in _uses(updates, training):
         for used in [one for one in steps if one.stale and len(one.stale) < len(one.parts)][:1]:
             old = used.parts[len(used.stale)].before[number].norm
@@ -172,35 +176,35 @@ def check_clearing(updates: Sequence[Update], training: Training) -> Findings:
         filled = [one for one in steps if not one.step.gradient.empty]
         if steps and not filled:
             passes = [one for used in steps for one in [*used.parts, *used.cleared]]
-            came = (one.arrived[number] for one in passes if number in one.arrived)
-            # inf may have been replaced by 0
-            if any(not one.empty and one.finite for one in came):
+            arrived = (one.arrived[number] for one in passes if number in one.arrived)
+            # The step may have replaced an inf by 0.
+            if any(not one.empty and one.finite for one in arrived):
                 yield finding("cleared-before-step", optimizer=number)
         moving = [one for one in filled if one.step.gradient.finite and one.step.rate > 0]
         if len(moving) < 2 or any(update.changed[number] for update in updates):
             continue
-        if _ought_to_move(moving[0], training.slots[number].parameters):
+        if _should_move(moving[0], training.slots[number].parameters):
             yield finding("weights-unchanged", steps=len(moving), learning_rate=moving[0].step.rate)
 
 
-def _ought_to_move(used: Used, parameters: Sequence[Tensor]) -> bool:
-    """Return True for weights in 16 bits, and for others if the rate is not next to nothing."""
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
+def _should_move(used: StepUse, parameters: Sequence[Tensor]) -> bool:
+    """Return True for 16-bit weights, and for others if the rate is not tiny."""
+    if any(p.dtype in LOW_DTYPES for p in parameters):
         return True
     largest = max((float(p.detach().abs().max()) for p in parameters if p.numel()), default=0.0)
-    far = used.step.rate * float(used.step.gradient.values.abs().max()) > 1e-6 * largest
-    return far and not used.step.closure  # LBFGS stops once it has converged
+    move = used.step.rate * float(used.step.gradient.values.abs().max())
+    return move > 1e-6 * largest and not used.step.closure  # LBFGS stops once it has converged
 
 
 # ---- optimizers without gradients, or without a step ----
 
 
 def without_gradients(updates: Sequence[Update], training: Training) -> list[int]:
-    """Return the optimizers that stepped, and to whose parameters no gradient ever came."""
+    """Return the optimizers that stepped, and whose parameters never got a gradient."""
     found = []
-    for number in range(len(training.optimizers)):
+    for number in training.numbers:
         steps = [one for update in updates for one in update.steps(number)]
-        reached = any(number in one.arrived for update in updates for one in update.backwards)
+        reached = any(update.arrivals(number) for update in updates)
         if steps and not reached and not any(any(one.gradient.present) for one in steps):
             found.append(number)
     return found
@@ -220,7 +224,7 @@ def frozen_optimizer(training: Training, number: int, **evidence: float | str) -
 
 def never_stepped(update: Update, training: Training, groups: int) -> Findings:
     """Look for optimizers that took no step in several groups of batches."""
-    steps = [len(update.steps(number)) for number in range(len(training.optimizers))]
+    steps = [len(update.steps(number)) for number in training.numbers]
     if not any(steps):
         yield finding("never-stepped", updates=groups, steps=0)
     elif not all(steps):
@@ -235,9 +239,9 @@ def never_stepped(update: Update, training: Training, groups: int) -> Findings:
 def check_updates(
     updates: Sequence[Update], training: Training, accumulate: int, *, cleared: bool = True
 ) -> Findings:
-    """Look for one update of the scaler after the steps, one unscaling after the backward passes.
+    """Check that `scaler.update` comes after the steps, and `unscale_` after the backward passes.
 
-    cleared: the gradients are, so that it can be told when those of a step began to arrive
+    cleared: the gradients are cleared, which shows the first backward pass of each step
     """
     events = [event for update in updates for event in update.events]
     place = {id(event): n for n, event in enumerate(events)}
@@ -250,8 +254,8 @@ def check_updates(
         if before.name == after.name == "update" and before.scaler == after.scaler:
             yield finding("updated-twice", updates=2, steps_between=0)
             return
-    for number, each in _uses(updates, training) if cleared else ():
-        for used in each:
+    for number, uses in _uses(updates, training) if cleared else ():
+        for used in uses:
             fresh = [place[id(one)] for one in used.parts if one not in used.stale]
             if not fresh or not used.step.by_scaler:
                 continue
@@ -274,28 +278,27 @@ def check_updates(
 
 
 def _misplaced_update(
-    updates: Sequence[Call], used: Used, training: Training, accumulate: int
+    updates: Sequence[Call], used: StepUse, training: Training, accumulate: int
 ) -> Finding:
-    count = len(updates)
+    number = len(updates)
     if accumulate > 1 and updates[0].call < used.step.call:
-        counts = {"updates_before_the_step": count, "micro_batches": accumulate}
+        counts = {"updates_before_the_step": number, "micro_batches": accumulate}
         return finding("update-every-micro-batch", **counts)
     if len(training.optimizers) > 1:
-        shown = {"optimizer": used.step.number, "updates_before_its_step": count}
+        shown = {"optimizer": used.step.number, "updates_before_its_step": number}
         return finding("update-per-optimizer", **shown)
-    return finding("update-before-step", updates_before_the_step=count)
+    return finding("update-before-step", updates_before_the_step=number)
 
 
-def _optimizer_of(scheduler: object, training: Training) -> int | None:
-    mine = getattr(scheduler, "optimizer", None)
-    return next((n for n, one in enumerate(training.optimizers) if one is mine), None)
+def _owner_of(scheduler: object, training: Training) -> int:
+    return index_of(getattr(scheduler, "optimizer", None), training.optimizers)
 
 
 def check_schedule(updates: Sequence[Update], training: Training, accumulate: int) -> Findings:
-    """Look for one move of each scheduler for each step of its optimizer, after it."""
+    """Check that each scheduler moves once for each step of its optimizer, after it."""
     calls = sum(update.calls for update in updates)
     for number, scheduler in enumerate(training.schedulers):
-        owner = _optimizer_of(scheduler, training) or 0
+        owner = max(_owner_of(scheduler, training), 0)
         moves = sum(len(update.called("scheduler", number)) for update in updates)
         steps = sum(
             max(len(update.steps(owner)), len(update.called("scaler.step", owner)))
@@ -314,15 +317,15 @@ def check_schedule(updates: Sequence[Update], training: Training, accumulate: in
 def overwritten_rates(
     updates: Sequence[Update], training: Training, rates: Sequence[float]
 ) -> Iterator[str]:
-    """Yield where the second update's rates are not those that the scheduler left."""
+    """Yield where the second update's learning rates are not those that the scheduler left."""
     first, second = updates
     for number, scheduler in enumerate(training.schedulers):
-        of = _optimizer_of(scheduler, training)
-        if of is None or not first.called("scheduler", number) or not second.steps(of):
+        owner = _owner_of(scheduler, training)
+        if owner < 0 or not first.called("scheduler", number) or not second.steps(owner):
             continue
-        used = second.steps(of)[0].rate
-        if not math.isclose(used, rates[of], rel_tol=1e-6) and not _moved_first(second, number, of):
-            yield f"the rate of the step is {used:g}, and the scheduler's is {rates[of]:g}"
+        used, left = second.steps(owner)[0].rate, rates[owner]
+        if not math.isclose(used, left, rel_tol=1e-6) and not _moved_first(second, number, owner):
+            yield f"the rate of the step is {used:g}, and the scheduler's is {left:g}"
 
 
 def _moved_first(update: Update, scheduler: int, owner: int) -> bool:

@@ -16,22 +16,21 @@ from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.diagnosis.rules import exceptions
 from amp_course.kit.markup import without_codes
-from amp_course.watching.ops import mentions_values
 from amp_course.watching.origins import Line, NonfiniteOrigin, is_of_a_library
 from amp_course.watching.records import Training, Update
+from amp_course.watching.values import mentions_values
 
 _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
 
 
-def described(error: BaseException) -> str:
-    """Put an exception on a line, with the line of the reader's code that it came from."""
-    # of a child that `torch.multiprocessing` spawned
-    if type(error).__name__ == "ProcessRaisedException":
-        return _of_child(str(error))
-    text = exceptions.described(error, 300)
-    here = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")
+def describe_with_line(error: BaseException) -> str:
+    """Put an exception on one line, with the line of the user's code that it came from."""
+    if type(error).__name__ == "ProcessRaisedException":  # from `torch.multiprocessing.spawn`
+        return _describe_child(str(error))
+    text = exceptions.describe_error(error, 300)
+    ours = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")
     stack = traceback.extract_tb(error.__traceback__)
-    frames = [one for one in stack if not one.filename.startswith(here)]
+    frames = [one for one in stack if not one.filename.startswith(ours)]
     own = [one for one in frames if not is_of_a_library(one.filename)] or frames
     if not own:
         return text
@@ -39,9 +38,9 @@ def described(error: BaseException) -> str:
     return f"{text} (line {last.lineno} of {os.path.basename(last.filename)}, `{last.line}`)"
 
 
-def _of_child(told: str) -> str:
-    """Put a child's exception on a line, from its traceback."""
-    lines = [line.strip() for line in without_codes(told).splitlines() if line.strip()]
+def _describe_child(message: str) -> str:
+    """Put a child process's exception on one line; the message holds its traceback."""
+    lines = [line.strip() for line in without_codes(message).splitlines() if line.strip()]
     frames = (re.match(r'File "(.+)", line (\d+), in', line) for line in lines)
     own = [Line(one[1], int(one[2])) for one in frames if one and not is_of_a_library(one[1])]
     return f"{short(lines[-1], 300)}{f' ({own[-1]})' if own else ''}"
@@ -55,11 +54,11 @@ def name_error(
     origins: Sequence[NonfiniteOrigin],
 ) -> Findings:
     """Yield what an exception means in a training."""
-    message, said = " ".join(str(error).split()), described(error)
+    message, said = " ".join(str(error).split()), describe_with_line(error)
     if "mix of the legacy and new APIs" in message or ("TF32" in message and "legacy" in message):
         yield finding("tf32-settings-mixed", torch_says=said)
         return
-    if "returned nan values" in message:  # by anomaly mode; for a forward op's, the values tell
+    if "returned nan values" in message:  # by anomaly mode; `check_values` judges forward ops
         early = any(one.phase != "backward" and one.harmful for one in origins)
         if not early and any(one.is_enabled() for one in scalers):
             scale = max(one.get_scale() for one in scalers)
@@ -85,7 +84,8 @@ def name_error(
 
 def swallowed(raised: Sequence[BaseException]) -> Finding:
     """Make the finding of exceptions that the script catches in each step."""
-    return finding("swallowed-exception", raised=len(raised), the_first=described(raised[0]))
+    first = describe_with_line(raised[0])
+    return finding("swallowed-exception", raised=len(raised), the_first=first)
 
 
 def often_swallowed(raised: Sequence[str], updates: int) -> Findings:
@@ -96,5 +96,5 @@ def often_swallowed(raised: Sequence[str], updates: int) -> Findings:
             "in some steps an exception is raised and caught, and nothing is learnt from their "
             "batches"
         )
-        told = f"in {len(raised)} of {steps} steps"
-        yield finding("swallowed-exception", cause, raised=told, the_first=raised[0])
+        often = f"in {len(raised)} of {steps} steps"
+        yield finding("swallowed-exception", cause, raised=often, the_first=raised[0])

@@ -21,10 +21,10 @@ from amp_course.watching.uses import steps_of
 
 
 def check_error(updates: Sequence[Update], training: Training, accumulate: int) -> Finding:
-    """Turn the exception that ended the last of some updates into a finding."""
+    """Turn the exception that ended the last update into a finding."""
     error = updates[-1].error
     assert error is not None
-    message, said = " ".join(str(error).split()), described(error)
+    message, said = " ".join(str(error).split()), describe_error(error)
     if isinstance(error, BatchError):
         return finding("batch-does-not-fit", message)
     events = [event for update in updates for event in update.events]
@@ -36,9 +36,10 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     if re.search(r"unscale_\(\) (has already been called|is being called after step)", message):
         return _unscaled_again(updates, calls, accumulate, said)
     if "step() has already been called" in message:
-        told = len(updates) == 1 or any(call.name == "update" for call in calls)
-        twice = _same_gradients(events[:-1]) and told
-        return finding("stepped-twice", torch_says=said) if twice else _no_update(calls, said)
+        may_lack_update = len(updates) > 1 and all(call.name != "update" for call in calls)
+        if may_lack_update or not _same_gradients(events[:-1]):
+            return _no_update(calls, said)
+        return finding("stepped-twice", torch_says=said)
     if "on the same device" in message or "two devices" in message:
         return finding("two-devices", torch_says=said)
     if "unscale FP16 gradients" in message:
@@ -53,6 +54,8 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
         passes = any(isinstance(event, Backward) and event.arrived for event in events)
         if not passes and last is not None and last.name == "unscale":
             return finding("unscaled-before-backward", torch_says=said)
+        if passes and last is not None and _scaled_by_another(events, last):
+            return finding("depends-on-scale", torch_says=said, variant="other-scaler")
         return finding("loss-not-scaled" if passes else "no-backward", torch_says=said)
     trains = any(p.requires_grad for slot in training.slots for p in slot.parameters)
     if "does not require grad" in message and not trains:
@@ -63,7 +66,7 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     return finding("step-raises", f"the step raised {at}")
 
 
-def described(error: BaseException, length: int = 200) -> str:
+def describe_error(error: BaseException, length: int = 200) -> str:
     """Put an exception on one line: "ValueError: no such file"."""
     message = " ".join(without_codes(str(error)).split())
     return short(f"{type(error).__name__}: {message}" if message else type(error).__name__, length)
@@ -73,7 +76,7 @@ def _unscaled_again(
     updates: Sequence[Update], calls: Sequence[Call], accumulate: int, said: str
 ) -> Finding:
     updated = any(call.name == "update" for call in calls)
-    recent: list[Call] = []  # since the scaler's last update
+    recent: list[Call] = []  # since the scaler's last `update()`
     for call in calls:
         if call.name == "update":
             recent.clear()
@@ -108,7 +111,7 @@ def _no_update(calls: Sequence[Call], said: str) -> Finding:
 
 
 def _same_gradients(events: Sequence[Event]) -> bool:
-    """Return True if no backward pass came after the last step."""
+    """Return True if no backward pass ran after the last step."""
     for event in reversed(events):
         if isinstance(event, Backward):
             return False
@@ -118,14 +121,14 @@ def _same_gradients(events: Sequence[Event]) -> bool:
 
 
 def _stepped_while_scaled(update: Update) -> bool:
-    """Return True if an optimizer stepped, past the scaler, with gradients that carry the scale."""
+    """Return True if an optimizer stepped without the scaler, and its gradients were scaled."""
     by_hand = [one for one in update.steps() if not one.by_scaler]
     for used in steps_of(update.events, by_hand[0].number) if by_hand and update.scales else ():
         number = used.step.number
-        came = [one.arrived[number].values for one in used.parts if number in one.arrived]
+        arrived = [one.arrived[number].values for one in used.parts if number in one.arrived]
         norms = [clip.norm for clip in update.of(Clip)] or [used.step.gradient.norm]
         larger = norms[0] * math.sqrt(max(update.scales))
-        if came and larger > float(torch.stack(came).sum(0).norm()):
+        if arrived and larger > float(torch.stack(arrived).sum(0).norm()):
             return True
     return False
 
@@ -133,7 +136,7 @@ def _stepped_while_scaled(update: Update) -> bool:
 def _update_alone(
     events: Sequence[Event], calls: Sequence[Call], accumulate: int, said: str, error: BaseException
 ) -> Finding:
-    """`scaler.update()` ran, and no `scaler.step` or `unscale_` since the last one."""
+    """Judge a `scaler.update()` that no `scaler.step` or `unscale_` came before."""
     before = [call for call in calls[:-1] if call.name in ("update", "scaler.step")]
     here = calls[-1]
     if before and before[-1].name == "update" and before[-1].call == here.call:
@@ -152,7 +155,7 @@ def _update_alone(
 
 
 def _step_follows(error: BaseException) -> bool:
-    """Return True if a step stands below the line that raised, in the reader's own function."""
+    """Return True if the user's function has a step below the line that raised."""
     found = raised_in(error)
     if found is None:
         return False
@@ -161,31 +164,37 @@ def _step_follows(error: BaseException) -> bool:
     return any(".step(" in one for one in linecache.getlines(code.co_filename)[line:last])
 
 
+def _scaled_by_another(events: Sequence[Event], last: Call) -> bool:
+    """Return True if losses were scaled, and none by the scaler of the last call."""
+    scalers = {one.scaler for one in events if isinstance(one, Call) and one.name == "scale"}
+    return bool(scalers) and last.scaler >= 0 and last.scaler not in scalers
+
+
 def _step_of_nothing(
     events: Sequence[Event], training: Training, last: Call | None, said: str
 ) -> Finding:
-    """`scaler.step` found no gradient of its optimizer."""
+    """Judge a `scaler.step` whose optimizer has no gradient."""
     if last is not None and last.number < 0:
         return finding("foreign-optimizer", torch_says=said)
     number = last.number if last else 0
     parameters = training.slots[number].parameters
     backwards = [event for event in events if isinstance(event, Backward)]
-    mine = [event for event in backwards if number in event.arrived]
+    reaching = [event for event in backwards if number in event.arrived]
     earlier = steps_of(events, number)
-    unused = [one for one in mine if not any(one in used.parts for used in earlier)]
+    unused = [one for one in reaching if not any(one in used.parts for used in earlier)]
     if unused:
-        calls = (one for one in events if isinstance(one, Call) and one.name == "unscale")
-        last = next((one for one in reversed([*calls]) if one.number == number), None)
-        early = last and last.empty and events.index(last) < events.index(unused[-1])
+        calls = [one for one in events if isinstance(one, Call) and one.name == "unscale"]
+        unscale = next((one for one in reversed(calls) if one.number == number), None)
+        early = unscale and unscale.empty and events.index(unscale) < events.index(unused[-1])
         name = "unscaled-before-backward" if early else "cleared-before-step"
         return finding(name, torch_says=said)
     if not backwards:
         frozen = not any(p.requires_grad for p in parameters)
         return finding("frozen-optimizer" if frozen else "no-backward", torch_says=said)
     foreign = not {id(p) for p in parameters} & training.model_parameters.keys()
-    if foreign and any(len(training.optimizers) in event.arrived for event in backwards):
+    if foreign and any(training.rest in event.arrived for event in backwards):
         return finding("foreign-parameters", torch_says=said)
-    if mine and earlier:
+    if reaching and earlier:
         cause = "an optimizer stepped a second time, with no gradients left"
         return finding("stepped-twice", cause, torch_says=said)
     return frozen_optimizer(training, number, torch_says=said)

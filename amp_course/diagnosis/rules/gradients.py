@@ -1,4 +1,4 @@
-"""Judge what the optimizers see: at two loss scales, and against the gradient of the fp32 loss."""
+"""Judge the gradients of steps: at two loss scales, and against those of the fp32 loss."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, mixture, near
 from amp_course.diagnosis.findings import Evidence, Finding, Findings
-from amp_course.watching.records import Gradient, Training, Update
-from amp_course.watching.uses import Used, steps_of
+from amp_course.watching.gradients import Gradient, Layout
+from amp_course.watching.records import Call, Event, Training, Update
+from amp_course.watching.uses import StepUse, steps_of
 
 
 def tolerance_for(dtypes: set[torch.dtype]) -> float:
     """Return the distance from fp32 that rounding explains: fp16 → 2^-5, bf16 → 2^-3, else 2^-10.
 
-    A gradient goes through tens of roundings: 64 units in the last place leave room for them (32 in
-    bf16).
+    A gradient is rounded tens of times: 64 units in the last place allow for that (32 in bf16).
     """
     if torch.bfloat16 in dtypes:
         return 16 * torch.finfo(torch.bfloat16).eps
     return 32 * torch.finfo(torch.float16).eps if torch.float16 in dtypes else 2.0**-10
 
 
-def first_use(update: Update, number: int) -> Used | None:
-    """Return the first step of an optimizer that had gradients to step with."""
+def first_use(update: Update, number: int) -> StepUse | None:
+    """Return an optimizer's first step with gradients that are not all 0."""
     uses = steps_of(update.events, number)
     return next((one for one in uses if not one.step.gradient.empty), None)
 
 
-def arrived(used: Used, number: int) -> Gradient | None:
-    """Return what the passes of a step have added up to, None if not all of it can be seen."""
+def arrived(used: StepUse, number: int) -> Gradient | None:
+    """Return the sum of what the passes of a step added; None if a part of it is unknown."""
     parts = [one.arrived.get(number) for one in used.parts]
     arrivals = [one for one in parts if one is not None]
     if not arrivals or len(arrivals) < len(parts) or not all(one.complete for one in used.parts):
@@ -45,16 +45,17 @@ def arrived(used: Used, number: int) -> Gradient | None:
     stepped = used.step.gradient
     for place, here, there in zip(stepped.layout.slices, present, stepped.present, strict=True):
         if there and not here and bool(stepped.values[place].any()):
-            return None  # set by the step itself, as those of fp32 masters are
+            return None  # the step itself set this gradient, as for fp32 masters
     return Gradient(arrivals[0].layout, total, present)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same update at two loss scales; `large`: the same two with very large gradients.
+    """The same update at two loss scales.
 
-    scales: of the optimizer's scaler
-    tolerance: the relative distance that rounding, and what differs from run to run, explain
+    scales:    of the optimizer's scaler
+    tolerance: the relative distance that rounding, and differences from run to run, explain
+    large:     the same two with very large gradients
     """
 
     high: Update
@@ -67,14 +68,14 @@ class Pair:
     def ratio(self) -> float:
         return self.scales[0] / self.scales[1]
 
-    def uses(self, number: int, *, enlarged: bool = False) -> tuple[Used, Used] | None:
-        """Return the first step at either scale, None if one took none; enlarged: of `large`."""
+    def uses(self, number: int, *, enlarged: bool = False) -> tuple[StepUse, StepUse] | None:
+        """Return the first step at each scale, None if one is missing. enlarged: of `large`."""
         both = self.large if enlarged and self.large else (self.high, self.low)
         high, low = (first_use(one, number) for one in both)
         return None if high is None or low is None else (high, low)
 
-    def powers(self, high: Used, low: Used) -> list[int | None]:
-        """For each pass: n if what it adds grows with the loss scale to the power of n, or None."""
+    def powers(self, high: StepUse, low: StepUse) -> list[int | None]:
+        """Return, for each pass, n if what it adds grows with the scale's n-th power, or None."""
         number = high.step.number
         passes = zip(high.parts, low.parts, strict=False)
         return [
@@ -92,10 +93,10 @@ class Pair:
 
 
 def check_scale(pair: Pair, number: int) -> Findings:
-    """Compare two loss scales: what arrives grows with the scale, what is used does not.
+    """Check that what arrives grows with the loss scale, and what is used does not.
 
-    Gradients that shrink as the scale grows are told as clipped: `divided_twice` knows, of smaller
-    ones, whether that is so.
+    Gradients that shrink as the scale grows are reported as clipped; `divided_twice`, on smaller
+    ones, tells whether they are.
     """
     uses = pair.uses(number)
     if uses is None:
@@ -108,6 +109,9 @@ def check_scale(pair: Pair, number: int) -> Findings:
     }
     factor, distance = along(one.values, other.values)
     same = distance <= pair.tolerance and near(factor, 1.0)
+    if not same and scaled_by_another(pair.high.events, high):
+        yield finding("depends-on-scale", **evidence, variant="other-scaler")
+        return
     powers = pair.powers(high, low)
     partly = 0 in powers and set(powers) <= {0, 1} and not (same and 1 not in powers)
     if not same and None in powers and arrived(high, number) is not None:
@@ -132,8 +136,22 @@ def check_scale(pair: Pair, number: int) -> Findings:
         yield from _by_parameter(pair, number)
 
 
-def _with_scale(pair: Pair, high: Used, evidence: dict[str, float | str]) -> Finding:
-    """The stepped gradient grows with the scale: not divided, or by a number that fits one."""
+def scaled_by_another(events: Sequence[Event], use: StepUse) -> bool:
+    """Return True if a scaler steps with gradients of losses that only another one scaled."""
+    last = by = -1
+    scaled: set[int] = set()
+    for event in events:
+        if isinstance(event, Call) and event.name == "scale":
+            last = event.scaler
+        elif isinstance(event, Call) and event.name == "scaler.step":
+            by = event.scaler if event.number == use.step.number else by
+        elif event in use.parts:
+            scaled.add(last)
+    return bool(scaled) and by >= 0 and not scaled & {by, -1}
+
+
+def _with_scale(pair: Pair, high: StepUse, evidence: dict[str, float | str]) -> Finding:
+    """Judge gradients that grow with the scale: not divided, or by a fixed number."""
     total = arrived(high, high.step.number)
     share = 1.0 if total is None or not total.norm else high.step.gradient.norm / total.norm
     if near(share * pair.scales[0], 1.0, 0.05) or share < 1e-3:
@@ -154,23 +172,22 @@ _OF_A_PART = {  # powers of the scale in what arrives and in what is used → th
 
 
 def _by_parameter(pair: Pair, number: int) -> Findings:
-    """Look for parameters whose gradients depend on the scale, where larger ones hide it.
+    """Look for single parameters whose gradients depend on the scale, though larger ones hide it.
 
-    What underflows at the lower scale is missing in what arrives as well: the powers then do not
-    fit.
+    A gradient that underflows at the lower scale is missing in what arrives too: it fits no power.
     """
     for enlarged in (True, False):
         uses = pair.uses(number, enlarged=enlarged)
-        came, went = (arrived(one, number) for one in uses) if uses else (None, None)
-        if uses is None or came is None or went is None:
+        high, low = (arrived(one, number) for one in uses) if uses else (None, None)
+        if uses is None or high is None or low is None:
             continue
         at_step = [one.step.gradient for one in uses]
         powers = (
             tuple(
                 _exponent(one.values[place], other.values[place], pair.ratio)
-                for one, other in ((came, went), at_step)
+                for one, other in ((high, low), at_step)
             )
-            for place in came.layout.slices
+            for place in high.layout.slices
         )
         found = Counter(_OF_A_PART[one] for one in powers if one in _OF_A_PART)
         for name, count in found.most_common(1):
@@ -187,7 +204,7 @@ def _exponent(high: Tensor, low: Tensor, ratio: float) -> int | None:
 
 
 def carries_scale(pair: Pair, number: int) -> bool:
-    """Return True if some gradient grows with the loss scale, or that cannot be seen."""
+    """Return True if some gradient grows with the loss scale, or that is unknown."""
     uses = pair.uses(number)
     if uses is None or uses[0].step.by_scaler or pair.high.called("unscale", number):
         return True
@@ -196,8 +213,9 @@ def carries_scale(pair: Pair, number: int) -> bool:
 
 
 def divided_twice(pair: Pair, number: int, *, enlarged: bool = False) -> bool:
-    """Return True if gradients shrink as the scale grows:
-    too small for a clip, they are divided twice.
+    """Return True if gradients shrink as the scale grows.
+
+    If they are too small for a clip, they are divided twice.
     """
     uses = pair.uses(number, enlarged=enlarged)
     if uses is None:
@@ -207,7 +225,7 @@ def divided_twice(pair: Pair, number: int, *, enlarged: bool = False) -> bool:
 
 
 def _limit_while_scaled(pair: Pair, number: int) -> float | None:
-    """Return the norm to which scaled gradients are cut; at the step, the scale divides it."""
+    """Return the norm to which scaled gradients are clipped, or None."""
     for enlarged in (True, False):
         uses = pair.uses(number, enlarged=enlarged)
         if uses and divided_twice(pair, number, enlarged=enlarged):
@@ -219,10 +237,10 @@ def _limit_while_scaled(pair: Pair, number: int) -> float | None:
 class Compared:
     """The gradient of a step and the fp32 gradients of its micro-batches.
 
-    gradient: unscaled, and not cut by a clip
-    parts:    the gradient of each micro-batch: of the fp32 loss, or as it arrived if there is none
-    sizes:    examples of each, or what each counts in the loss of all of them together
-    rounded:  the loss's under autocast: what rounding alone does; empty if it was not computed
+    gradient: unscaled and not clipped
+    parts:    the gradient of each micro-batch: of the fp32 loss, or as it arrived if not `exact`
+    sizes:    of each micro-batch: its examples, or, if `counted`, its weight in the loss itself
+    rounded:  gradients of the loss under autocast, which show rounding alone; [] if unknown
     """
 
     gradient: Tensor
@@ -230,14 +248,13 @@ class Compared:
     sizes: Sequence[float]
     exact: bool
     rounded: Sequence[Tensor] = ()
-    counted: bool = False  # the sizes are what the loss itself counts
+    counted: bool = False
 
     def tolerance(self, least: float) -> float:
-        """Return the distance to allow: at least `least`, and thrice what rounding does, up to a
-        quarter.
+        """Return the distance to allow: `least`, or three times that of rounding, at most 1/4.
 
-        Where a unit's input lies near ReLU's kink, rounding moves it across: no bound by units in
-        the last place covers that.
+        Rounding may move a unit's input across ReLU's kink, which no bound in units in the last
+        place covers.
         """
         if not self.rounded:
             return least
@@ -251,10 +268,10 @@ def _weighed(parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
 
 
 def check_reference(one: Compared, tolerance: float) -> Findings:
-    """Find the weights of the micro-batches in the gradient: to add up to 1, each by its examples.
+    """Find the weights of the micro-batches in the gradient: each its share of the examples.
 
-    Weights by other counts, of tokens for one, are as right; without a loss only a lost micro-batch
-    can be told.
+    Weights by another count, such as tokens, are right too. Without a loss, only a lost micro-batch
+    can be found.
     """
     k = len(one.parts)
     if k == 1:
@@ -287,39 +304,42 @@ def check_reference(one: Compared, tolerance: float) -> Findings:
 
 
 def _counts_alike(weights: Sequence[float], sizes: Sequence[float]) -> bool:
-    """Return True if weights are equal although sizes are not."""
+    """Return True if the weights are equal although the sizes are not."""
     alike = max(abs(w - 1 / len(weights)) for w in weights)
     by_size = max(abs(w - n / sum(sizes)) for w, n in zip(weights, sizes, strict=True))
     return alike < 0.02 and by_size > max(3 * alike, 0.02)
 
 
-def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int]) -> Tensor:
-    """Return an optimizer's gradient, with that of the model's parameter for each fp32 master."""
+def as_masters(gradients: Sequence[Gradient], number: int, originals: Sequence[int]) -> Tensor:
+    """Return an optimizer's gradient, with that of the original for each fp32 master."""
     own, rest = gradients[number], gradients[-1]
     values = own.values.clone()
-    for place, twin in zip(own.layout.slices, twins, strict=True):
-        if twin >= 0:
-            values[place] = rest.values[rest.layout.slices[twin]]
+    _copy_originals(values, own.layout, rest.values, rest.layout, originals)
     return values
 
 
 def arrived_for_masters(update: Update, training: Training, number: int) -> Tensor | None:
-    """Return what arrived at the parameters that an optimizer holds masters of, if it does."""
-    twins, last = training.twins(number), len(training.optimizers)
-    passes = [one.arrived[last] for one in update.backwards if last in one.arrived]
-    if twins is None or max(twins, default=-1) < 0 or not passes:
+    """Return what arrived at the originals of an optimizer's fp32 masters, None if it has none."""
+    originals, arrivals = training.originals(number), update.arrivals(training.rest)
+    if originals is None or max(originals, default=-1) < 0 or not arrivals:
         return None
     slot = training.slots[number]
-    total = torch.stack([one.values for one in passes]).sum(0)
+    total = torch.stack([one.values for one in arrivals]).sum(0)
     values = total.new_zeros(slot.size)
-    for place, twin in zip(slot.slices, twins, strict=True):
-        if twin >= 0:
-            values[place] = total[passes[0].layout.slices[twin]]
+    _copy_originals(values, slot, total, arrivals[0].layout, originals)
     return values
 
 
-def by_calls(used: Used, number: int) -> dict[int, Tensor]:
-    """Return what arrived, added up for each call of the step."""
+def _copy_originals(
+    values: Tensor, layout: Layout, source: Tensor, from_: Layout, originals: Sequence[int]
+) -> None:
+    for place, original in zip(layout.slices, originals, strict=True):
+        if original >= 0:
+            values[place] = source[from_.slices[original]]
+
+
+def by_calls(used: StepUse, number: int) -> dict[int, Tensor]:
+    """Return the sum of what arrived in each call of the step."""
     found: dict[int, Tensor] = {}
     for one in used.parts:
         if number in one.arrived:

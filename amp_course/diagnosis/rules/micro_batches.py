@@ -1,4 +1,4 @@
-"""Judge what becomes of the gradients of single backward passes: added up, cleared, clipped."""
+"""Judge what happens to the gradients of single backward passes: added up, cleared, clipped."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from amp_course.watching.records import Backward, Step, Training, Update
 from amp_course.watching.script import Clip
 from amp_course.watching.uses import steps_of
 
-_OFTEN = 0.9  # of the updates: what SAM clears, it clears in each
+_OFTEN = 0.9  # of the updates; SAM clears in each of them
 
 
 class MicroBatches:
-    """Those of a training with one optimizer.
+    """The micro-batches of a training with one optimizer.
 
-    groups: of each update: backward passes, and how many of them no step used
-    shares: by which the losses were multiplied, without the scale
+    groups: for each update: backward passes, and how many of them no step used
+    shares: the factors of the losses, without the scale
     """
 
     def __init__(self) -> None:
         self.groups: list[tuple[int, int]] = []
         self.shares: list[float] = []
 
-    def look_at(self, update: Update) -> None:
-        """Count what an update adds up."""
+    def count(self, update: Update) -> None:
+        """Count the micro-batches of an update."""
         cleared = [one for used in steps_of(update.events, 0) for one in used.cleared]
         unused = sum(0 in one.arrived and one.arrived[0].finite for one in cleared)
         self.groups.append((len(update.backwards), unused))
-        self.shares += [one.graph.factor / _scale_of(one) for one in update.backwards]
+        self.shares += [one.graph.factor / (one.scale or 1.0) for one in update.backwards]
 
     def findings(self) -> Findings:
         """Judge all updates together."""
@@ -47,7 +47,7 @@ class MicroBatches:
                 updates=f"{len(dropped)} of {len(self.groups)}",
                 micro_batches_in_each=f"{max(dropped)}, and {usual:g} in those that were used",
             )
-        # Updates with more or fewer micro-batches than the number by which each loss is divided:
+        # Do some updates have more or fewer micro-batches than each loss is divided by?
         counts = Counter(used)
         usual = max(counts, key=lambda one: counts[one], default=1)
         divided = all(near(one * usual, 1.0) for one in self.shares)
@@ -66,15 +66,11 @@ class MicroBatches:
             )
 
 
-def _scale_of(one: Backward) -> float:
-    return getattr(one, "scale", None) or 1.0
+def check_cleared_passes(update: Update) -> Findings:
+    """Look for an update that uses only its last backward pass: gradients are cleared before each.
 
-
-def check_thrown_away(update: Update) -> Findings:
-    """Look for an update that uses its last backward pass alone: gradients are cleared before each.
-
-    The weights have not moved in between, as SAM's have, and the step's gradient is what the last
-    pass brought, or its mean over all: methods that combine gradients by hand use another.
+    SAM is let off, as it moves the weights in between, and so are methods that combine gradients by
+    hand: the step's gradient has to be that of the last pass, or that divided by their number.
     """
     for used in steps_of(update.events, 0)[:1]:
         parts = [one for one in used.cleared if 0 in one.arrived] + used.parts
@@ -85,7 +81,7 @@ def check_thrown_away(update: Update) -> Findings:
         if last is None or several or any(one.moved for one in parts):
             return
         clipped = any(clip.norm > clip.limit for clip in update.of(Clip))
-        norm = used.step.gradient.norm * _scale_of(used.parts[0])
+        norm = used.step.gradient.norm * (used.parts[0].scale or 1.0)
         # Some divide the gradients, and not the losses, by the number of micro-batches.
         divided = near(norm * len(parts), last.norm) and all(one.arrived[0].norm for one in parts)
         if clipped or divided or near(norm, last.norm):
@@ -99,7 +95,7 @@ def check_thrown_away(update: Update) -> Findings:
 
 
 def check_clipped_early(update: Update) -> Findings:
-    """Look for a clip that cuts some micro-batches' gradients before the next one's are added."""
+    """Look for a clip between two micro-batches, which cuts the gradients of the first."""
     passes = 0
     for place, event in enumerate(update.events):
         passes += isinstance(event, Backward)
@@ -108,25 +104,25 @@ def check_clipped_early(update: Update) -> Findings:
         rest = (one for one in update.events[place:] if isinstance(one, (Backward, Step)))
         following = next(rest, None)
         if event.limit < event.norm < math.inf and isinstance(following, Backward):
-            held = [following.before[number] for number in event.numbers]
-            if kept := [one.norm for one in held if not one.empty]:
+            left = [following.before[number] for number in event.numbers]
+            if norms := [one.norm for one in left if not one.empty]:
                 yield finding(
                     "clipped-every-micro-batch",
                     norm_that_arrived=event.norm,
-                    norm_between_micro_batches=kept[0],
+                    norm_between_micro_batches=norms[0],
                     place=str(event.line or ""),
                 )
                 return
 
 
 def check_mixed_passes(updates: Sequence[Update], training: Training) -> Findings:
-    """Look for gradients of a pass for another optimizer's step, added to those of the next pass.
+    """Look for gradients of a pass meant for another optimizer, which the next pass adds to.
 
-    One who steps less often than the other is let off: it may gather gradients on purpose.
+    An optimizer that steps less often than the other may accumulate gradients on purpose.
     """
     events = [event for update in updates for event in update.events]
     steps = Counter(one.number for update in updates for one in update.steps())
-    for number in range(len(training.optimizers)):
+    for number in training.numbers:
         for used in steps_of(events, number):
             for part, following in itertools.pairwise(used.parts):
                 between = events[events.index(part) : events.index(following)]

@@ -1,4 +1,4 @@
-"""Judge all updates of a script by what their steps used: does it carry the loss scale?"""
+"""Judge all updates of a script: do the gradients of their steps carry the loss scale?"""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from collections.abc import Collection, Sequence
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, near
 from amp_course.diagnosis.findings import Finding, Findings
-from amp_course.watching.script import Clip, Summary, Use
+from amp_course.watching.script import Clip, StepNorms, Summary
 
-_FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
+_FEW = 6  # updates; if half of them skip, the scale keeps falling,
+_LOW = 4096.0  # and falls below this: until then a scaler may still be searching for its scale
 _SHARED = (
     "two optimizers have weights in common: the scaler's step of the first unscales their "
     "gradients, and that of the second unscales them again"
 )
-_LOW = 4096.0  # and as far: until then a scaler may still be looking for its scale
 
 
 def check_summaries(summaries: Sequence[Summary], shared: Collection[int] = ()) -> Findings:
-    """Look for what most updates do.
+    """Look for faults in most of the updates.
 
     shared: the numbers of optimizers that have a parameter in common
     """
     yield from _clipped_while_scaled(summaries) or _clipped_by_hand(summaries)
     uses = [use for one in summaries for use in one.uses if use.arrived > 0]
     scaled = [(use, use.scale) for use in uses if use.scale is not None and use.scale > 1]
-    past = [(use, scale) for use, scale in scaled if not use.by_scaler and not use.unscaled]
-    still = [(use, scale) for use, scale in past if near(use.norm, use.arrived)]
-    if 2 * len(still) > len(scaled):
-        use, scale = still[-1]
-        yield finding("still-scaled", norm_at_the_step=use.norm, loss_scale=scale)
-    for number in sorted({use.number for use, _ in scaled}):
-        mine = [(use, scale) for use, scale in scaled if use.number == number]
-        twice = [(use, scale) for use, scale in mine if near(use.norm * scale**2, use.arrived)]
-        if 2 * len(twice) > len(mine):
+    numbers = sorted({use.number for use, _ in scaled})
+    for number in numbers:
+        own = [(use, scale) for use, scale in scaled if use.number == number]
+        by_hand = [(use, scale) for use, scale in own if not use.by_scaler and not use.unscaled]
+        still = [(use, scale) for use, scale in by_hand if near(use.norm, use.arrived)]
+        if 2 * len(still) > len(own):
+            use, scale = still[-1]
+            yield finding("still-scaled", norm_at_the_step=use.norm, loss_scale=scale)
+            break
+    for number in numbers:
+        own = [(use, scale) for use, scale in scaled if use.number == number]
+        twice = [(use, scale) for use, scale in own if near(use.norm * scale**2, use.arrived)]
+        if 2 * len(twice) > len(own):
             use, scale = twice[-1]
             cause = _SHARED if number in shared else ""
             norms = {"norm_at_the_step": use.norm, "true_norm": use.norm * scale}
@@ -61,26 +65,26 @@ def _clipped_while_scaled(summaries: Sequence[Summary]) -> list[Finding]:
     if 2 * len(cut) <= len(clips) or not (fixed or low):
         return []
     clip, scale = cut[-1]
-    seen = {"limit": clip.limit, "norm_where_it_was_clipped": clip.norm, "loss_scale": scale}
+    shown = {"limit": clip.limit, "norm_where_it_was_clipped": clip.norm, "loss_scale": scale}
     if any(clip.scaled != clip.numbers for clip, _ in clips):
         cause = (
             "gradients of several optimizers are clipped together, and only some were unscaled: "
             "the others still carry the loss scale, and so does the norm"
         )
-        return [finding("clipped-while-scaled", cause, **seen)]
+        return [finding("clipped-while-scaled", cause, **shown)]
     left = {"true_norm": clip.norm / scale, "norm_that_was_left": clip.limit / scale}
-    return [finding("clipped-while-scaled", **seen, **left)]
+    return [finding("clipped-while-scaled", **shown, **left)]
 
 
 def _divided(clip: Clip, summary: Summary, scale: float) -> bool:
-    """Return True if the script had divided the gradients by the scale itself before."""
+    """Return True if the script itself had divided the gradients by the scale."""
     arrived = [use.arrived for use in summary.uses if use.number in clip.scaled]
     return bool(arrived) and clip.norm * math.sqrt(scale) < math.hypot(*arrived)
 
 
 def _clipped_by_hand(summaries: Sequence[Summary]) -> list[Finding]:
-    """Look for a clip by its effect: what is left, times the scale, is the same at every scale."""
-    by_number: dict[int, list[tuple[Use, float]]] = {}
+    """Look for a clip by its effect: the norm times the scale is the same at every scale."""
+    by_number: dict[int, list[tuple[StepNorms, float]]] = {}
     for use in (use for one in summaries for use in one.uses):
         if use.scale and use.arrived and use.by_scaler:
             by_number.setdefault(use.number, []).append((use, use.scale))
@@ -90,6 +94,6 @@ def _clipped_by_hand(summaries: Sequence[Summary]) -> list[Finding]:
         several = len(uses) >= 3 and len({scale for _, scale in uses}) > 1
         if limited and several and max(left) <= (1 + CLOSE) * min(left):
             use, scale = uses[-1]
-            seen = {"limit": left[-1], "true_norm": use.arrived / scale, "loss_scale": scale}
-            return [finding("clipped-while-scaled", **seen, norm_that_was_left=use.norm)]
+            shown = {"limit": left[-1], "true_norm": use.arrived / scale, "loss_scale": scale}
+            return [finding("clipped-while-scaled", **shown, norm_that_was_left=use.norm)]
     return []

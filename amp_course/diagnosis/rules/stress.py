@@ -1,4 +1,4 @@
-"""Judge a step put to the test: by very large gradients, an inf in them, a scale that grows."""
+"""Judge a step under stress: very large gradients, an inf in them, a scale that grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amp_course.diagnosis.compare import CLOSE, along, near
 from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.diagnosis.rules.gradients import arrived, arrived_for_masters, first_use
 from amp_course.watching.records import Step, Training, Update
-from amp_course.watching.uses import Used, steps_of
+from amp_course.watching.uses import StepUse, steps_of
 
 HIDDEN = (
     "inf and NaN are replaced in the gradients before the scaler looks for them: no step is "
@@ -27,25 +27,25 @@ HIDDEN = (
 def check_clipping(
     plain: Update, large: Update, factor: float, max_norm: float, training: Training
 ) -> Iterator[Finding | str]:
-    """Look at an update with gradients far above max_norm; a string is an observation, no fault."""
-    every = ((n, first_use(large, n)) for n in range(len(training.optimizers)))
-    used = {n: one for n, one in every if one is not None}
+    """Check an update with gradients far above max_norm; a string is an observation, no fault."""
+    uses = ((n, first_use(large, n)) for n in training.numbers)
+    used = {n: use for n, use in uses if use is not None}
     if not used:
         return
-    steps = {n: one.step for n, one in used.items()}
+    steps = {n: use.step for n, use in used.items()}
     norms = {n: step.gradient.norm for n, step in steps.items()}
     fits, worst = _fits_some_clip(steps, max_norm, training), max(norms.values())
     kinds, free = {}, {}
-    for n, one in used.items():
+    for n, use in used.items():
         small = first_use(plain, n)
-        kinds[n] = "no" if small is None else _limits(small, one, factor, large, training)
-        free[n] = 0 if small is None else _free(small, one, factor, max_norm)
+        kinds[n] = "no" if small is None else _kind_of_limit(small, use, factor, large, training)
+        free[n] = 0 if small is None else _count_free(small, use, factor, max_norm)
     limit = max_norm * (1 + CLOSE)
     unlimited = [n for n, kind in kinds.items() if kind == "no" and norms[n] > limit]
     shown = {"norm_at_the_step": worst, "max_norm": max_norm}
     if not fits and any(kinds[n] == "parts" and free[n] for n in steps):
-        count = sum(free.values())
-        yield finding("not-clipped", **shown, parameters_that_are_not_clipped=count)
+        shown["parameters_that_are_not_clipped"] = sum(free.values())
+        yield finding("not-clipped", **shown)
     elif unlimited:
         which = {"optimizer": unlimited[0]} if len(unlimited) < len(steps) else {}
         shown["norm_at_the_step"] = norms[unlimited[0]]
@@ -60,8 +60,10 @@ def check_clipping(
         yield f"Large gradients come out with {norm}."
 
 
-def _limits(small: Used, big: Used, factor: float, large: Update, training: Training) -> str:
-    """Say how gradients that grow are limited: "no", "whole" (as a norm is), or "parts"."""
+def _kind_of_limit(
+    small: StepUse, big: StepUse, factor: float, large: Update, training: Training
+) -> str:
+    """Return how gradients are limited: "no", "whole" (all by the same factor), or "parts"."""
     number = big.step.number
     total = arrived(big, number)
     values = arrived_for_masters(large, training, number) if total is None else total.values
@@ -72,25 +74,25 @@ def _limits(small: Used, big: Used, factor: float, large: Update, training: Trai
     return "whole" if turned < 0.05 else "parts"
 
 
-def _free(small: Used, big: Used, factor: float, max_norm: float) -> int:
-    """Count the parameters whose gradients grow with the factor, whatever happens to the others."""
+def _count_free(small: StepUse, big: StepUse, factor: float, max_norm: float) -> int:
+    """Count the parameters whose gradients grow with the factor."""
     norms = zip(big.step.gradient.norms.tolist(), small.step.gradient.norms.tolist(), strict=True)
     return sum(bool(was) and now > max_norm and near(now / was, factor, 0.05) for now, was in norms)
 
 
 def _fits_some_clip(steps: Mapping[int, Step], max_norm: float, training: Training) -> bool:
-    """Return True if gradients are what some usual clip to max_norm leaves."""
+    """Return True if the gradients are what a usual kind of clip to max_norm leaves."""
     if any(one.gradient.layout.stride > 1 for one in steps.values()):
-        return True  # of a sample other norms than the usual one cannot be told
+        return True  # from a sample, only the usual norm can be computed
     return any(all(near(norm, max_norm) for norm in norms) for norms in _norms(steps, training))
 
 
 def _norms(steps: Mapping[int, Step], training: Training) -> Iterator[list[float]]:
-    """Yield, for each way to clip, the norms that it brings to max_norm."""
+    """Yield, for each kind of clip, the norms that it makes max_norm."""
     gradients = {n: one.gradient for n, one in steps.items()}
     values = [one.values for one in gradients.values()]
     yield from ([math.hypot(one.gradient.norm, one.rest)] for one in steps.values())
-    whole = torch.cat([one.cpu() for one in values]).double()  # an L1 norm of millions needs it
+    whole = torch.cat([one.cpu() for one in values]).double()  # for an L1 norm of millions
     for order in (1.0, 2.0, 3.0, math.inf):
         for parts in ([whole], values):
             yield [torch.linalg.vector_norm(one, order).item() for one in parts]
@@ -99,25 +101,25 @@ def _norms(steps: Mapping[int, Step], training: Training) -> Iterator[list[float
     for n, one in gradients.items():
         norm_of = dict(zip(map(id, one.layout.parameters), one.norms, strict=True))
         for group in training.optimizers[n].param_groups:
-            held = [norm_of[id(p)] for p in group["params"] if id(p) in norm_of]
-            groups += [torch.stack(held).norm().item()] * bool(held)
+            if found := [norm_of[id(p)] for p in group["params"] if id(p) in norm_of]:
+                groups.append(torch.stack(found).norm().item())
     yield [max(groups)]
 
 
 def check_early_clipping(plain: Update, large: Update, factor: float, number: int) -> Findings:
-    """Look whether the gradients of one micro-batch are cut before the next one's are added."""
+    """Look for gradients of one micro-batch that are clipped before the next one's are added."""
     small, big = first_use(plain, number), first_use(large, number)
     if small is None or big is None or len(small.parts) != len(big.parts):
         return
     pairs = zip(itertools.pairwise(small.parts), itertools.pairwise(big.parts), strict=True)
     for (was, then), (first, following) in pairs:
-        came, usual = first.arrived.get(number), was.arrived.get(number)
+        arrival, usual = first.arrived.get(number), was.arrived.get(number)
         left, usually_left = following.before[number].norm, then.before[number].norm
-        if came is None or usual is None or first.call == following.call:
+        if arrival is None or usual is None or first.call == following.call:
             return
-        if not came.norm or not usual.norm or not usually_left:
+        if not arrival.norm or not usual.norm or not usually_left:
             return
-        whole = came.norm * factor
+        whole = arrival.norm * factor
         if left / whole < 0.5 * usually_left / usual.norm:
             shown = {"norm_between_micro_batches": left, "norm_that_arrived": whole}
             yield finding("clipped-every-micro-batch", **shown)
@@ -127,12 +129,12 @@ def check_early_clipping(plain: Update, large: Update, factor: float, number: in
 # ---- an inf ----
 
 
-def poisoned_pass(update: Update, number: int, training: Training) -> tuple[int, int] | None:
-    """Return (number of the pass, slot) to put an inf into, for the first step of an optimizer."""
+def pass_for_inf(update: Update, number: int, training: Training) -> tuple[int, int] | None:
+    """Return (number of the pass, slot) for an inf that reaches an optimizer's first step."""
     order = update.backwards
     for used in steps_of(update.events, number)[:1]:
         # The last slot: the model's own gradients, where an optimizer holds masters.
-        for slot, passes in ((number, used.parts), (len(training.optimizers), order)):
+        for slot, passes in ((number, used.parts), (training.rest, order)):
             for one in reversed(passes):
                 if slot in one.arrived and one.complete:
                     return order.index(one), slot
@@ -147,44 +149,48 @@ def earlier_pass(update: Update, number: int) -> tuple[int, int] | None:
     return None
 
 
-def check_stress(plain: Update, poisoned: Update, clean: Update, training: Training) -> Findings:
-    """Judge a script's update with an inf in it, by the one before and the one after it."""
-    for number in range(len(training.optimizers)):
-        yield from check_skipping(poisoned, clean, plain, number)
-        if len(poisoned.backwards) == len(plain.backwards):  # else the script skipped on its own
-            yield from check_hidden([poisoned], number)
+def check_stress(plain: Update, with_inf: Update, clean: Update, training: Training) -> Findings:
+    """Judge a script's update with an inf in it, between a plain one and a clean one."""
+    for number in training.numbers:
+        yield from check_skipping(with_inf, clean, plain, number)
+        if len(with_inf.backwards) == len(plain.backwards):  # else the script skipped on its own
+            yield from check_hidden([with_inf], number)
     if plain.called("scheduler"):  # one that moves once an epoch may do so now
-        yield from check_waiting(poisoned, training)
+        yield from check_waiting(with_inf, training)
 
 
-def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) -> Findings:
-    """Look at an update with an inf in one optimizer's gradients, the one after, one without."""
-    steps = poisoned.steps(number)
+def check_skipping(with_inf: Update, clean: Update, plain: Update, number: int) -> Findings:
+    """Check that an update with an inf in one optimizer's gradients is skipped.
+
+    clean: the update after it; plain: one without an inf
+    """
+    steps = with_inf.steps(number)
     taken = any(not one.gradient.finite for one in steps)
-    if poisoned.error is None and poisoned.spoilt[number] and taken:
+    if with_inf.error is None and with_inf.corrupted[number] and taken:
         yield finding("overflow-not-skipped", optimizer=number)
     elif not steps and plain.steps(number):
-        before, after = poisoned.scales, clean.scales_after
+        before, after = with_inf.scales, clean.scales_after
         lowered = clean.error is None and _falls(before, after)
-        if plain.called("update") and not poisoned.called("update") and not lowered:
+        if plain.called("update") and not with_inf.called("update") and not lowered:
             yield finding("no-update-after-skip", scale_before=before[0], scale_after=after[0])
         else:
-            yield from check_kept(poisoned, clean, number)
+            yield from check_kept(with_inf, clean, number)
 
 
 def _falls(before: Sequence[float], after: Sequence[float]) -> bool:
     return any(now < was for was, now in zip(before, after, strict=True))
 
 
-def check_kept(poisoned: Update, clean: Update, number: int) -> Findings:
-    """Look whether a loop that skips an update keeps its gradients, and their inf, for the next."""
-    skipped = clean.error is None and not poisoned.steps(number) and not clean.steps(number)
-    if skipped and any(not one.before[number].finite for one in clean.backwards):
+def check_kept(with_inf: Update, clean: Update, number: int) -> Findings:
+    """Look for gradients with an inf that a loop keeps after it skipped the step."""
+    skipped = clean.error is None and not with_inf.steps(number) and not clean.steps(number)
+    own = (one for one in clean.backwards if number in one.arrived)
+    if skipped and any(not one.before[number].finite for one in own):
         yield finding("kept-after-skip", steps_after_the_skip=0)
 
 
 def check_hidden(outcomes: Sequence[Update], number: int) -> Findings:
-    """Look whether inf in different parameters are gone before the scaler looks for them."""
+    """Look for inf that is gone before the scaler checks; each update has it in another place."""
     for one in outcomes:
         steps = one.steps(number)
         finite = all(step.by_scaler and step.gradient.finite for step in steps)
@@ -194,17 +200,17 @@ def check_hidden(outcomes: Sequence[Update], number: int) -> Findings:
     yield finding("overflow-not-skipped", HIDDEN, **shown, variant="hidden")
 
 
-def check_waiting(poisoned: Update, training: Training) -> Findings:
-    """Look whether the schedulers wait in an update that every optimizer skips."""
+def check_waiting(with_inf: Update, training: Training) -> Findings:
+    """Check that the schedulers wait in an update that every optimizer skips."""
     for number in range(len(training.schedulers)):
-        moves = len(poisoned.called("scheduler", number))
-        if moves and poisoned.called("scaler.step") and not poisoned.steps():
+        moves = len(with_inf.called("scheduler", number))
+        if moves and with_inf.called("scaler.step") and not with_inf.steps():
             yield finding("scheduler-ran-on", moves_in_a_skipped_update=moves)
 
 
-def leaky_check(outcomes: Sequence[Update], number: int) -> bool:
-    """Return True if a loop that looks for inf itself takes some updates with inf or NaN."""
-    taken = any(one.steps(number) and one.spoilt[number] for one in outcomes)
+def misses_some_inf(outcomes: Sequence[Update], number: int) -> bool:
+    """Return True if a loop with its own check skips some updates with inf or NaN, but not all."""
+    taken = any(one.steps(number) and one.corrupted[number] for one in outcomes)
     return taken and any(not one.steps(number) and one.error is None for one in outcomes)
 
 
@@ -212,7 +218,7 @@ def leaky_check(outcomes: Sequence[Update], number: int) -> bool:
 
 
 def check_growth(grown: Update, plain: Update, training: Training, *, steady: bool) -> Findings:
-    """Look whether schedulers and gradients are the same in an update that makes the scale grow."""
+    """Check schedulers and gradients in an update that makes the scale grow."""
     growth = list(zip(grown.scales_after, grown.scales, strict=True))
     if not grown.steps() or not any(now > was for now, was in growth):
         return
@@ -220,7 +226,7 @@ def check_growth(grown: Update, plain: Update, training: Training, *, steady: bo
         if plain.called("scheduler", number) and not grown.called("scheduler", number):
             scales = {"scale_before": grown.scales[0], "scale_after": grown.scales_after[0]}
             yield finding("scheduler-stalls", **scales, moves=0, steps=len(grown.steps()))
-    for number in range(len(training.optimizers)) if steady else ():
+    for number in training.numbers if steady else ():
         one, other = first_use(grown, number), first_use(plain, number)
         if one is None or other is None:
             continue

@@ -14,12 +14,12 @@ from torch import nn
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Findings, fix_text
 from amp_course.diagnosis.report import listed
-from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.counting import CountingWatch
 from amp_course.watching.fp32_shadow import LostUpdates
 from amp_course.watching.hidden_overflow import HiddenOverflow
-from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.modules import CalledModules
 from amp_course.watching.origins import Line, is_of_a_library
-from amp_course.watching.process import Made
+from amp_course.watching.process import CreatedObjects
 from amp_course.watching.ranges import RangeWatch
 
 _SURE = 3  # updates in a row with weights in no optimizer
@@ -27,52 +27,56 @@ _SOON, _LONG = 2, 5  # updates in a row in evaluation mode
 _SHOWN = 3  # lines that read values
 _OFTEN, _MOST = 0.5, 0.9  # of the updates
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # classes of torch's that take `fused=True`
-_FEWEST_STEPS = 4  # of weights in 16 bits: without as many, nothing is said
+_FEWEST_STEPS = 4  # of 16-bit weights, before they are judged
 _FEWEST_RATIOS = 4
-_NEAR = 0.25  # what is never as near to 1 is no such ratio
+_NEAR = 0.25  # a ratio of probabilities comes as near to 1 as this
 _ROUNDING = 1e-5  # by which a ratio that fp32 computes twice may differ from 1
-_LOST = 0.5  # they move less than half as far as their twins
-_WRONG = 0.5  # of the norm of what fp32 gives
+_LOST = 0.5  # 16-bit weights move less than half as far as their twins
+_WRONG = 0.5  # of the norm of fp32's result
 _HEADROOM = 1.0  # doublings
 
 
-def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Findings:
+def check_modules(called: CalledModules, *, diverged: bool = False) -> Findings:
     """Look for a model left in evaluation mode, and an optimizer of weights that were replaced.
 
-    diverged: the training did, which evaluation mode may have made it do at once
+    diverged: the training diverged; evaluation mode may be the cause even after a few updates
     """
-    long = seen.evaluated >= (_SOON if diverged else _LONG)
-    if long and seen.mode_counts and seen.trained and not seen.other_weights:
-        counts = {"updates_in_training_mode": seen.trained, "and_then": seen.evaluated}
+    long = called.evaluated >= (_SOON if diverged else _LONG)
+    if long and called.mode_counts and called.trained and not called.other_weights:
+        counts = {"updates_in_training_mode": called.trained, "and_then": called.evaluated}
         yield finding("left-in-evaluation-mode", **counts)
-    if seen.lost >= _SURE:
-        outside, used, old = seen.example
+    if called.lost >= _SURE:
+        outside, used, old = called.example
         yield finding(
             "optimizer-of-old-weights",
             weights_that_no_optimizer_holds=f"{outside} of {used}",
             old_weights_in_it=old,
-            updates=seen.lost,
+            updates=called.lost,
             **({"variant": "whole"} if outside == used else {}),
         )
 
 
-def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped: bool) -> Findings:
-    """Yield what may be meant.
+def advise_modules(
+    called: CalledModules, paths: Mapping[nn.Module, str], *, wrapped: bool
+) -> Findings:
+    """Yield what is unusual about modules and may be meant.
 
     paths:   of modules in their model
     wrapped: in DDP, where an optimizer may hold a part of the weights
     """
-    if seen.mode_counts and seen.evaluated >= _LONG and (seen.other_weights or not seen.trained):
-        yield finding("trains-in-evaluation-mode", updates=f"{seen.evaluated} of {seen.updates}")
-    if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
-        outside, used, _ = seen.example
-        names = [f"{paths.get(module, '')}.{name}".lstrip(".") for module, name in seen.outside]
+    never = called.other_weights or not called.trained
+    if called.mode_counts and called.evaluated >= _LONG and never:
+        updates = f"{called.evaluated} of {called.updates}"
+        yield finding("trains-in-evaluation-mode", updates=updates)
+    if called.left_out > _OFTEN * called.updates and called.lost < _SURE and not wrapped:
+        outside, used, _ = called.example
+        names = [f"{paths.get(module, '')}.{name}".lstrip(".") for module, name in called.outside]
         named = listed([*names, *["more"] * (outside > len(names))])
         yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}", named=named)
 
 
-def advise_saving(states: Mapping[str, Line | None], made: Made) -> Findings:
-    """Look for a checkpoint to go on from that leaves something out; states: of `Saved`."""
+def advise_saving(states: Mapping[str, Line | None], made: CreatedObjects) -> Findings:
+    """Look for a checkpoint that cannot resume the run. states: as in `SavedStates`."""
     place = str(next(iter(states.values()), None) or "")
     if "optimizer" not in states:
         if states and made.optimizers:
@@ -85,7 +89,7 @@ def advise_saving(states: Mapping[str, Line | None], made: Made) -> Findings:
 
 
 def check_lost(lost: Iterable[LostUpdates]) -> Findings:
-    """Look for weights in 16 bits that moved much less than their fp32 twins."""
+    """Look for 16-bit weights that moved much less than their fp32 twins."""
     for one in lost:
         if one.steps >= _FEWEST_STEPS and _vanish(one) and one.wanted < inf:
             yield finding(
@@ -113,10 +117,10 @@ def advise_16_bits(lost: Iterable[LostUpdates]) -> Findings:
 def advise_ratio(
     ratios: Sequence[float], precisions: Iterable[Mapping[bool, set[torch.dtype]]]
 ) -> Findings:
-    """Look for a ratio of probabilities that is never 1: without gradients, the precision differs.
+    """Look for a ratio of probabilities that is never 1, as they were computed in two precisions.
 
     ratios:     how far each was from 1
-    precisions: of layers: with gradients (True) and without, the dtypes in which autocast ran them
+    precisions: for each layer: whether gradients were enabled → the dtypes that autocast ran it in
     """
     two = [one for one in precisions if one[True] and one[False] and not one[True] & one[False]]
     if two and len(ratios) >= _FEWEST_RATIOS and _ROUNDING < min(ratios) < _NEAR:
@@ -129,7 +133,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def check_hidden_overflow(hidden: HiddenOverflow) -> Findings:
-    """Look for an overflow that left no trace and made a result wrong."""
+    """Look for an overflow that left no trace, but made a result wrong."""
     for path, error in hidden.errors.items():
         origin = hidden.origins[path]
         if error > _WRONG:
@@ -149,8 +153,8 @@ def check_hidden_overflow(hidden: HiddenOverflow) -> Findings:
             return
 
 
-def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Findings:
-    """Yield what costs time on a GPU, and where fp16 is nearly left."""
+def advise_speed(watch: CountingWatch, ranges: RangeWatch | None, updates: int) -> Findings:
+    """Yield what costs time on a GPU, and where values come close to the end of fp16."""
     reads = _reads(watch, updates, on_cpu=False)
     if reads:
         often = ", ".join(f"{one.place} in {one.updates} of {updates}" for one in reads[:_SHOWN])
@@ -165,8 +169,8 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
             )
 
 
-def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) -> Iterator[str]:
-    """Yield what a training on a CPU reads in each update, which costs it nothing there.
+def observe_reads(watch: CountingWatch, updates: int, optimizers: Iterable[str]) -> Iterator[str]:
+    """Yield what a training on a CPU reads in each update; there it costs nothing.
 
     optimizers: the names of their classes
     """
@@ -179,16 +183,16 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
         if not _FUSED.intersection(optimizers):
             kinds.pop("scaler", None)
         fixes = [fix_text(finding("host-waits", variant=kind)) for kind in list(kinds)[:2]]
-        told = (
+        sentence = (
             f"host-waits, if it ran on a GPU: {where} {verb} a tensor's value in each update, "
             "and a GPU's work has to be done by then."
         )
-        yield " ".join([told, *(fix.rstrip(".") + "." for fix in fixes)])
+        yield " ".join([sentence, *(fix.rstrip(".") + "." for fix in fixes)])
 
 
 @dataclass(frozen=True)
 class _Read:
-    """Lines in a row that read values, in so many updates; kind: the variant of host-waits."""
+    """Consecutive lines that read values in some updates. kind: the variant of host-waits."""
 
     first: Line
     last: Line
@@ -203,8 +207,8 @@ class _Read:
         return lines.replace(" of", f" to {self.last.number} of", 1)
 
 
-def _reads(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[_Read]:
-    """Return the reader's own lines that read values in most updates, the easily changed first."""
+def _reads(watch: CountingWatch, updates: int, *, on_cpu: bool) -> list[_Read]:
+    """Return the user's own lines that read values in most updates, the easiest to change first."""
     counts: Counter[Line] = Counter()
     for (line, device), count in watch.reads.items():
         own = not is_of_a_library(line.file) and "get_scale" not in line.source
@@ -224,7 +228,7 @@ def _reads(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[_Read]:
 
 
 def _kind_of_read(source: str) -> str:
-    """Say what reads a value: the scaler, a decision, a distribution, a log (""), a hidden call."""
+    """Return what reads a value: a scaler, a decision, a distribution, a log (""), hidden code."""
     if re.search(r"\.step\((?!.*item\()", source):
         return "scaler"
     if re.match(r"(if|elif|while|assert)\b", source):

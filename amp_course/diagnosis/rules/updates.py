@@ -1,4 +1,4 @@
-"""Judge a script's updates as they come, each together with the one before."""
+"""Judge a script's updates one by one, each together with the one before."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from amp_course.diagnosis.findings import Evidence, Finding, Findings
 from amp_course.diagnosis.rules import calls, micro_batches
 from amp_course.diagnosis.rules.stress import HIDDEN
 from amp_course.watching.records import Backward, Call, Training, Update
-from amp_course.watching.script import Summary, Use
-from amp_course.watching.uses import Used, steps_of
+from amp_course.watching.script import StepNorms, Summary
+from amp_course.watching.uses import StepUse, steps_of
 
-# One update proves none of these: a schedule may move once an epoch, a part be frozen for a while.
+# One update proves none of these: a schedule may move once an epoch, a part may be frozen for long.
 _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
-_ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
-_STATIC = 8.0  # times the loss: more is a loss scale of the script's own
+_ONCE = {"no-update-after-skip"}  # once is enough, for it needs an overflow
+_STATIC = 8.0  # a larger factor of the loss is a loss scale of the script's own
 _SOME = 5  # updates in which nothing at all is trained
-_NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
+_NEVER = 20  # steps without a gradient; with fewer, a part may be frozen for a while
 _SINGLE_CLASS = (
     "every gradient is exactly 0, so no weight moves: the softmax of a single output is always 1, "
     "and the cross-entropy of it always 0. For one output take `binary_cross_entropy_with_logits`, "
@@ -38,15 +38,15 @@ class PairRules:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Finding] = {}
         self.micro_batches = micro_batches.MicroBatches()
-        self.given: set[int] = set()  # ids of optimizers to whose weights a gradient came
-        self.bare: Counter[int] = Counter()  # id of another → its steps
+        self.trained: set[int] = set()  # ids of optimizers whose weights got a gradient
+        self.bare: Counter[int] = Counter()  # id of another optimizer → its steps
         self.frozen: dict[int, Finding] = {}
         self.zero = self.moving = 0  # steps with gradients that are all 0, and with others
         self.single_class = False
         self.hidden = 0  # steps with finite gradients, although what arrived was not
         self.ratios: list[float] = []  # of probabilities: how far from 1
 
-    def look_at(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
+    def judge(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
         """Judge the last of a script's updates, together with the one before."""
         last = updates[-1]
         self.updates += 1
@@ -60,8 +60,8 @@ class PairRules:
             found += micro_batches.check_mixed_passes(updates, training)
             found += calls.check_updates(updates, training, accumulate)
             found += _schedule(updates, training)
-        for number in range(len(training.optimizers)):
-            self._look_for_gradients(last, training, number)
+        for number in training.numbers:
+            self._count_gradients(last, training, number)
             self.hidden += sum(map(_is_hidden, steps_of(last.events, number)))
             found += _skipped(updates, number)
         for one in last.backwards:
@@ -71,8 +71,8 @@ class PairRules:
         if twice:
             found.append(finding("softmax-twice", place=str(twice[0] or "")))
         if len(training.optimizers) == 1:
-            self.micro_batches.look_at(last)
-            found += micro_batches.check_thrown_away(last)
+            self.micro_batches.count(last)
+            found += micro_batches.check_cleared_passes(last)
         found += micro_batches.check_clipped_early(last)
         scaled = any(one.graph.factor > _STATIC for one in last.backwards)
         own = scaled or any(_shrunk(use, summary) for use in summary.uses)
@@ -85,16 +85,15 @@ class PairRules:
             self.counts[one.name] += 1
             self.first.setdefault(one.name, one)
 
-    def _look_for_gradients(self, last: Update, training: Training, number: int) -> None:
+    def _count_gradients(self, last: Update, training: Training, number: int) -> None:
         """Count an optimizer's steps with gradients of 0, and those without any."""
         steps, optimizer = last.steps(number), training.optimizers[number]
         for one in steps:
             self.moving += not one.gradient.empty
             self.zero += one.gradient.empty and any(one.gradient.present)
         key = id(optimizer)
-        arrived = any(number in one.arrived for one in last.backwards)
-        if arrived or any(any(one.gradient.present) for one in steps):
-            self.given.add(key)
+        if last.arrivals(number) or any(any(one.gradient.present) for one in steps):
+            self.trained.add(key)
         else:
             self.bare[key] += len(steps)
             kind = f"{type(optimizer).__name__}, number {number + 1} of {len(training.optimizers)}"
@@ -102,15 +101,14 @@ class PairRules:
             found = calls.frozen_optimizer(training, number)
             self.frozen[key] = replace(found, evidence=evidence)
 
-    def look_at_rest(self, update: Update, training: Training) -> None:
+    def judge_rest(self, update: Update, training: Training) -> None:
         """Judge an update that was not completed."""
-        for number in range(len(training.optimizers)):
+        for number in training.numbers:
             self._count(_forgotten(update, number))
 
     def findings(self) -> Findings:
-        """Yield what came up in most updates: once, it may be meant, at the turn of a phase."""
-        # The first update has none before it, and one that is skipped shows less than one that is
-        # not.
+        """Yield what was found in most updates; a single one may be meant, between two phases."""
+        # The first update has none before it, and a skipped one shows less than others.
         judged = max(min(self.updates, self.with_steps or self.updates) - 1, 1)
         for name, one in self.first.items():
             count = self.counts[name]
@@ -122,10 +120,10 @@ class PairRules:
             yield finding(
                 "overflow-not-skipped", HIDDEN, steps_with_an_inf=self.hidden, variant="hidden"
             )
-        # of several optimizers, one may wait for its phase
-        fewest = _NEVER if self.given else _SOME
+        # One of several optimizers may wait for its phase.
+        fewest = _NEVER if self.trained else _SOME
         for key, one in self.frozen.items():
-            if key not in self.given and self.bare[key] >= fewest:
+            if key not in self.trained and self.bare[key] >= fewest:
                 yield one
         if self.zero and not self.moving and self.updates >= _SOME:
             yield finding(
@@ -134,7 +132,7 @@ class PairRules:
 
 
 def _schedule(updates: Sequence[Update], training: Training) -> Findings:
-    """Judge the schedules. One that moves at most once a backward pass may be counted in those."""
+    """Judge the schedules; a schedule may be counted in micro-batches on purpose."""
     passes = sum(len(update.backwards) for update in updates)
     for one in calls.check_schedule(updates, training, 1):
         moves = one.evidence.get("moves", 0)
@@ -149,19 +147,19 @@ def _schedule(updates: Sequence[Update], training: Training) -> Findings:
 
 
 def _skipped(updates: Sequence[Update], number: int) -> Findings:
-    """Look at what becomes of gradients with inf or NaN, in the last update."""
+    """Judge what happens to gradients with inf or NaN in the last update."""
     before, last = updates[0], updates[-1]
     yield from _forgotten(last, number)
     waits = before is not last and before.called("scaler.step", number) and not before.steps(number)
     if waits and last.backwards and not last.backwards[0].before[number].finite:
         yield finding("kept-after-skip", steps_after_the_skip=len(last.steps(number)))
     taken = any(not one.gradient.finite for one in last.steps(number))
-    if taken and last.called("scale") and last.spoilt[number]:
+    if taken and last.called("scale") and last.corrupted[number]:
         yield finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0))
 
 
 def _forgotten(update: Update, number: int) -> Findings:
-    """Look for gradients with inf or NaN that were thrown away, without a word to the scaler."""
+    """Look for gradients with inf or NaN that were cleared without telling the scaler."""
     events = [one for one in update.events if isinstance(one, (Backward, Call))]
     for place, (event, after) in enumerate(itertools.pairwise(events)):
         arrived = event.arrived.get(number) if isinstance(event, Backward) else None
@@ -174,13 +172,14 @@ def _forgotten(update: Update, number: int) -> Findings:
             return
 
 
-def _is_hidden(used: Used) -> bool:
+def _is_hidden(used: StepUse) -> bool:
     """Return True if inf or NaN arrived, and the scaler took a step with finite gradients."""
-    came = [one.arrived[used.step.number] for one in used.parts if one.complete]
-    return used.step.by_scaler and used.step.gradient.finite and any(not one.finite for one in came)
+    step = used.step
+    arrived = (one.arrived[step.number] for one in used.parts if one.complete)
+    return step.by_scaler and step.gradient.finite and any(not one.finite for one in arrived)
 
 
-def _shrunk(use: Use, summary: Summary) -> bool:
-    """Return True if gradients were divided, by a scale of the script's own, and not clipped."""
+def _shrunk(use: StepNorms, summary: Summary) -> bool:
+    """Return True if gradients were divided, by a scale of the script's own, not clipped."""
     clipped = any(use.number in clip.numbers and clip.norm > clip.limit for clip in summary.clips)
     return not clipped and not near(use.norm, use.arrived)

@@ -1,4 +1,4 @@
-"""Judge inf and NaN: what kind of fault made the first one that did harm."""
+"""Judge inf and NaN: which fault made the first one that did harm?"""
 
 from __future__ import annotations
 
@@ -14,63 +14,41 @@ from amp_course.watching.values import INF, MINUS_INF, NAN
 
 _SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product", "cross_entropy")
 _DIVISIONS = (
-    "div",
-    "reciprocal",
-    "rsqrt",
-    "true_divide",
-    "_foreach_div",
-    "_foreach_reciprocal",
-    "addcdiv",
-    "_foreach_addcdiv",
-)
-_LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "_foreach_log")
-# Ops whose derivative may be infinite, as they are in autograd's names.
-_STEEP = (
-    "sqrt",
-    "div",
-    "log",
-    "pow",
-    "norm",
-    "reciprocal",
-    "acos",
-    "asin",
-    "atan2",
-    "cdist",
-    "std",
-    "var",
-)
-_EXPLODED, _RISING = 1e6, 5  # times the first loss, and still growing in so many updates in a row
-_GROWN = 100.0  # times the first loss, and training diverges
+    "div reciprocal rsqrt true_divide _foreach_div _foreach_reciprocal addcdiv _foreach_addcdiv"
+).split()
+_LOGS = "log log2 log10 log1p logit xlogy special_xlog1py _foreach_log".split()
+# Ops whose derivative may be infinite, as autograd's nodes spell them
+_STEEP = "sqrt div log pow norm reciprocal acos asin atan2 cdist std var".split()
+_EXPLODED, _RISING = 1e6, 5  # times the first loss, and it grew in as many updates in a row
+_GROWN = 100.0  # times the first loss; then the training diverges
 
 
 def check_values(
     found: Nonfinite, losses: Sequence[float], updates: int, skipped: int, *, taken: bool = False
 ) -> tuple[list[Finding], list[str]]:
-    """Judge what a watch has seen in a training; return faults, and sentences on what is no fault.
+    """Judge the inf and NaN of a training; return faults, and sentences on what is no fault.
 
     losses:  at each backward pass, as far as they were single numbers and not scaled
     skipped: updates that the scaler skipped
-    taken:   steps with an overflow were taken, so that what overflowed is the scaler's affair and
-             no fault in itself
+    taken:   steps with an overflow were taken; that is the fault, not the overflow in itself
     """
     faults: list[Finding] = []
-    made = [name.removeprefix(MADE) for name in found.given if name.startswith(MADE)]
-    given = [name for name in found.given if name != "the data" and not name.startswith(MADE)]
-    if len(given) < len(found.given) and any(kind != "output" for kind, _ in found.arrived):
+    made = [name.removeprefix(MADE) for name in found.preexisting if name.startswith(MADE)]
+    named = [name for name in found.preexisting if name != "the data" and not name.startswith(MADE)]
+    if len(named) < len(found.preexisting) and any(kind != "output" for kind, _ in found.arrived):
         reached = ", ".join(name for _, name in found.arrived[:3])
         faults.append(finding("nan-in-data", it_reached=reached, place=made[0] if made else ""))
-    if given:
-        cause = f"{', '.join(given[:3])} held inf or NaN before the first step"
+    if named:
+        cause = f"{', '.join(named[:3])} held inf or NaN before the first step"
         faults.append(finding("weights-not-finite", cause))
     passing = [one for one in found.origins if one.harmful and not _lasts(one)]
     if skipped and len({one.step for one in passing}) == 1 and not any(map(_lasts, found.origins)):
-        told = (
+        sentence = (
             f"In 1 of {updates} updates an op made inf or NaN, and the scaler skipped it: "
             f"{passing[0]}. If that goes on, such batches are never learnt from."
         )
-        return faults, [told]
-    # In a backward pass it does harm only if a step took it to the weights, or anomaly mode stopped
-    # it before any step.
+        return faults, [sentence]
+    # In a backward pass it does harm only if a step took it to the weights, or anomaly mode raised.
     stopped = "returned nan values" in str(found.error)
     harmful = (one for one in found.origins if one.harmful)
     first = first_root(one for one in harmful if one.phase != "backward" or _lasts(one) or stopped)
@@ -88,13 +66,13 @@ def check_values(
 
 
 def _lasts(origin: NonfiniteOrigin) -> bool:
-    """Return True if it reached what the next step begins with."""
+    """Return True if an origin reached a weight or a buffer, which the next step begins with."""
     return any(kind in ("weight", "buffer") for kind, _ in origin.reached)
 
 
 def name_origin(origin: NonfiniteOrigin, found: Nonfinite, losses: Sequence[float]) -> Finding:
     """Make the finding of the op that made the first inf or NaN."""
-    name, cause = _untaken(origin, found) or _kind(origin, losses)
+    name, cause = _untaken_branch(origin, found) or _kind(origin, losses)
     where = f" in `{origin.module}`" if origin.module else ""
     evidence: Evidence = {"step": origin.step, "op": f"{origin.op}{where}, {origin.phase}"}
     if origin.took:
@@ -113,8 +91,8 @@ def name_origin(origin: NonfiniteOrigin, found: Nonfinite, losses: Sequence[floa
     return finding(name, cause, **evidence)
 
 
-def _untaken(origin: NonfiniteOrigin, found: Nonfinite) -> tuple[str, str] | None:
-    """Recognise an inf that no value going forward shows, and that is NaN on the way back."""
+def _untaken_branch(origin: NonfiniteOrigin, found: Nonfinite) -> tuple[str, str] | None:
+    """Recognise an inf that the forward pass discards, and that makes NaN in the backward pass."""
     harm = {one.phase for one in found.origins if origin in one.roots() and one.harmful}
     shown = any(kind in ("loss", "output") for kind, _ in origin.reached)
     if origin.phase != "forward" or shown or harm != {"backward"}:
@@ -126,7 +104,7 @@ def _untaken(origin: NonfiniteOrigin, found: Nonfinite) -> tuple[str, str] | Non
 
 
 def _kind(origin: NonfiniteOrigin, losses: Sequence[float]) -> tuple[str, str]:
-    """Return the name of an origin's fault, and its cause if that can be said more exactly."""
+    """Return the name of an origin's fault, and its cause, or "" for the catalogue's."""
     op, made, took = origin.op.rstrip("_"), origin.made.holds, origin.took
     by_zero, in_fp16 = any(one.least == 0 for one in took), origin.made.dtype == "float16"
     finite = [abs(loss) for loss in losses if abs(loss) < math.inf]

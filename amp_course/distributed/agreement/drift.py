@@ -1,9 +1,9 @@
 """Train for real on two ranks, and record each step: do their loss scales and their replicated
 weights stay equal?
 
-Nothing is planted. The scale grows every few steps, so that fp16 gradients overflow now and then,
-as in any training, only more often. Who notices is the question: where gradients are reduced over
-the ranks, all do; where each rank keeps its own, only that rank.
+No overflow is planted. The scale grows every few steps, so fp16 gradients overflow now and then, as
+in any training, only more often. Where gradients are reduced over the ranks, all ranks notice;
+where each rank keeps its own, only that rank does.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Drift:
 
     scales:   rank × step, the loss scale after the step
     skipped:  rank × step
-    distance: for each step, the largest difference between the ranks in the weights that every rank
-              has
+    distance: for each step, the largest difference between the ranks' replicated weights
     losses:   rank × step
     """
 
@@ -63,7 +62,7 @@ class Drift:
 
 
 def run_drift(kind: Kind, steps: int = 60) -> Drift:
-    """Train on the digits for so many steps on two ranks.
+    """Train on the digits for `steps` steps on two ranks.
 
     Raises CourseError if a rank fails, or for FSDP2 with a version of torch that cannot run it on a
     CPU.
@@ -80,21 +79,21 @@ def run_drift(kind: Kind, steps: int = 60) -> Drift:
 def _train(
     kind: Kind, steps: int
 ) -> tuple[tuple[float, ...], tuple[bool, ...], tuple[float, ...], list[Tensor]]:
-    """Train on this rank; return its scale, whether it skipped,
-    its loss and its replicated weights, for each step.
+    """Train on this rank; return, step by step, its scale, whether it skipped, its loss and its
+    replicated weights.
     """
     torch.manual_seed(0)
     model, shared = _build(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    make = AgreedGradScaler if kind == "agreed" else torch.amp.GradScaler
-    scaler = make("cpu", init_scale=2.0**16, growth_interval=_GROWTH)
+    scaler_type = AgreedGradScaler if kind == "agreed" else torch.amp.GradScaler
+    scaler = scaler_type("cpu", init_scale=2.0**16, growth_interval=_GROWTH)
     data = digits()
     inputs, targets = data.train_x.flatten(1), data.train_y
     stepped: list[bool] = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     scales, skipped, losses, weights = [], [], [], []
     for _ in range(steps):
-        # one seed, so the same on all ranks
+        # the same rows on all ranks, as they share a seed
         rows = torch.randint(len(targets), (_BATCH * dist.get_world_size(),))
         if kind in ("ddp", "fsdp2"):
             rows = rows.chunk(dist.get_world_size())[dist.get_rank()]

@@ -1,9 +1,10 @@
-"""The figure of ranks that part, and of ranks that agree.
+"""The figure of ranks that drift apart, and of ranks that agree.
 It takes trainings that were run, and runs nothing.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -17,10 +18,10 @@ RANK_STYLES = (("#0072B2", "-", "v"), ("#D55E00", "--", "^"))
 
 
 def drift_figure(*drifts: Drift) -> Figure:
-    """Draw trainings side by side: the loss scale of each rank by step, with its skips,
-    above how far the weights are apart.
+    """Draw trainings side by side: the loss scale of each rank by step, with its skips, above the
+    distance between the ranks' weights.
     """
-    told = "; ".join(f"{KINDS[drift.kind]}: {_told(drift)}" for drift in drifts)
+    summaries = "; ".join(f"{KINDS[drift.kind]}: {_summary(drift)}" for drift in drifts)
     figure, axes = new_figure(
         3.7 * len(drifts),
         4.2,
@@ -30,7 +31,7 @@ def drift_figure(*drifts: Drift) -> Figure:
         sharex=True,
         sharey="row",
         height_ratios=[1.6, 1],
-        alt=f"Loss scale by rank and step, and the distance of the weights. {told}.",
+        alt=f"Loss scale by rank and step, and the distance of the weights. {summaries}.",
         dots=FEWER_DOTS,
     )
     for (above, below), drift in zip(axes.T, drifts, strict=True):
@@ -38,7 +39,7 @@ def drift_figure(*drifts: Drift) -> Figure:
         title(above, KINDS[drift.kind], "loss scale after each step; triangles: the rank skips")
         steps = range(1, len(drift.distance) + 1)
         below.plot(steps, drift.distance, color=INK, lw=1.4)
-        below.set_ylim(-0.0005, max(0.01, *(1.05 * max(one.distance) for one in drifts)))
+        below.set_ylim(-0.0005, max(0.01, *(1.05 * max(drift.distance) for drift in drifts)))
         below.set_xlabel("step", fontsize=8)
         title(below, "", "largest difference of the weights that both ranks have")
     axes[0][0].legend(fontsize=8, frameon=False, loc="upper left")
@@ -46,25 +47,20 @@ def drift_figure(*drifts: Drift) -> Figure:
 
 
 def _scales(axis: Any, drift: Drift) -> None:
-    for rank, (scales, skipped) in enumerate(zip(drift.scales, drift.skipped, strict=True)):
-        colour, line, marker = RANK_STYLES[rank % len(RANK_STYLES)]
+    ranks = zip(RANK_STYLES, drift.scales, drift.skipped, strict=True)
+    for rank, ((colour, line, marker), scales, skipped) in enumerate(ranks):
         steps = range(1, len(scales) + 1)
-        # A little above each other, so that equal scales show as two lines
+        # shifted a little, so that equal scales show as two lines
         shifted = [scale * 2 ** (0.06 * (1 - 2 * rank)) for scale in scales]
         axis.step(
             steps, shifted, where="post", color=colour, linestyle=line, lw=1.4, label=f"rank {rank}"
         )
-        places = [
-            (step, scale)
-            for step, scale, skips in zip(steps, shifted, skipped, strict=True)
-            if skips
-        ]
-        if places:
-            axis.plot(*zip(*places, strict=True), marker, color=colour, markersize=6, linestyle="")
+        skips = [scale if skip else math.nan for scale, skip in zip(shifted, skipped, strict=True)]
+        axis.plot(steps, skips, marker, color=colour, markersize=6, linestyle="")
     axis.set_yscale("log", base=2)
 
 
-def _told(drift: Drift) -> str:
+def _summary(drift: Drift) -> str:
     counts = " and ".join(str(sum(skipped)) for skipped in drift.skipped)
     if drift.parted is None:
         return f"the scales stay equal, with {counts} skips on the ranks"

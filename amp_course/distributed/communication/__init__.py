@@ -1,8 +1,8 @@
 """What many ranks send each other, and what 16 bits change about it.
 
-`counting` notes the collectives of a step, with `setups` for DDP and FSDP2; `sums` averages
-gradients in 16 bits over simulated ranks, and `accuracy` measures what that loses; `ring` estimates
-the time on links that are not here. `figures` draws all of it.
+`counting` records the collectives of a step, for the DDP and FSDP2 `setups`; `sums` averages
+gradients in 16 bits over simulated ranks, and `accuracy` measures the loss; `ring` estimates times
+on links that this machine lacks. `figures` draws all of it.
 """
 
 from amp_course.distributed.communication.accuracy import (

@@ -5,7 +5,6 @@ compared with their mean in fp64.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,19 +14,17 @@ from torch.nn import functional as F
 from amp_course.distributed.communication.sums import Divide, Order, reduce_mean
 from amp_course.kit.data import digits
 
-RANKS = tuple(2**k for k in range(1, 11))
-
 
 @dataclass(frozen=True)
 class ReductionError:
     """How far a 16-bit mean over ranks is from the exact one.
 
+    scale:            the loss scale that the gradients were multiplied by
     share_lost:       of the elements whose exact mean is not 0, those that became 0: too small, or
                       rounded until they cancelled
     share_overflowed: of all elements, those that became inf or NaN
-    relative_error:   ‖got − exact‖ / ‖exact‖ over the elements that are finite; NaN if none is, or
+    relative_error:   ‖got − exact‖ / ‖exact‖ over the finite elements; NaN if there are none, or if
                       their means are all 0
-    scale:            the loss scale that the gradients were multiplied by
     """
 
     ranks: int
@@ -78,17 +75,9 @@ def measure_ranks(
     divide: Divide = "before",
     accumulate: torch.dtype | None = None,
     scale: float = 1.0,
-    ranks: Sequence[int] = RANKS,
 ) -> tuple[ReductionError, ...]:
-    """Measure the reduction over the first 2, 4, … 1,024 rows of the gradients.
-
-    Raises ValueError for more ranks than there are rows.
-    """
-    if max(ranks) > len(shards):
-        raise ValueError(
-            f"{max(ranks)} ranks need as many rows of gradients, and there are {len(shards)}: "
-            f"compute more rows, or pass ranks up to {len(shards)}"
-        )
+    """Measure the reduction over the first 2, 4, 8, … rows of the gradients."""
+    ranks = (2**k for k in range(1, len(shards).bit_length()))
     return tuple(
         measure_reduction(shards[:n], dtype, order, divide, accumulate, scale) for n in ranks
     )
@@ -97,8 +86,8 @@ def measure_ranks(
 def measure_scales(
     shards: Tensor, dtype: torch.dtype, divide: Divide = "before"
 ) -> tuple[ReductionError, ...]:
-    """Measure the reduction by a ring over all rows of the gradients, at loss scales of 2^-24,
-    2^-22, … 2^24.
+    """Measure a ring reduction over all rows of the gradients, at loss scales of 2^-24, 2^-22, …
+    2^24.
     """
     return tuple(
         measure_reduction(shards, dtype, divide=divide, scale=2.0**exponent)
@@ -110,7 +99,7 @@ def digit_gradients(ranks: int = 1024, steps: int = 200) -> Tensor:
     """Train a small network on the digits, then return the gradient that each rank computes:
     (ranks, 2410), fp32.
 
-    Each rank has one training picture of its own, of 1,437. The network is 64 → 32 → 10 with a ReLU
+    Each rank has one of the 1,437 training pictures. The network is 64 → 32 → 10 with a ReLU
     between, after `steps` steps of Adam on all training pictures.
     """
     data = digits()
@@ -127,6 +116,6 @@ def digit_gradients(ranks: int = 1024, steps: int = 200) -> Tensor:
         return F.cross_entropy(torch.func.functional_call(model, parameters, (x[None],)), y[None])
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    of_each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
-    gradients = of_each(parameters, data.train_x[:ranks], data.train_y[:ranks])
+    per_picture = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    gradients = per_picture(parameters, data.train_x[:ranks], data.train_y[:ranks])
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)

@@ -1,16 +1,17 @@
 """Count the collectives of a training step on many ranks, in one process: kind, dtype, bytes and
 phase of each call.
 
-torch's fake process group claims to have 64 ranks, and talks to nobody. DDP and FSDP2 run on it
-unchanged, in what they take for rank 0, and each collective that they call is noted. What the fake
-group returns is not what real ranks would compute, so the model's numbers mean nothing; which calls
-are made, and how large they are, does not depend on them. Nothing is timed.
+torch's fake process group claims to have 64 ranks and sends nothing. DDP and FSDP2 run on it
+unchanged, as rank 0, and each collective that they call is recorded. The fake group returns no real
+sums, so the model's numbers mean nothing; which calls are made, and how large they are, does not
+depend on them. Nothing is timed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,13 +37,13 @@ class CollectiveCall:
 
     kind:     "all_reduce", "all_gather", "reduce_scatter", "broadcast"
     dtype:    of the tensor that travels, "bfloat16"
-    elements: of the whole tensor: what an all-gather returns, what the others take, padding
-              included; 0 for an all-to-all or a barrier, whose sizes are not read
+    elements: of the whole tensor: an all-gather's output, the others' input, padding included; 0
+              for an all-to-all or a barrier, whose sizes are not read
     bytes:    of these elements; nccl-tests counts sizes in the same way
     phase:    "construction" is before the step; "forward" inside a module's call, "backward" inside
               autograd, "optimizer" inside optimizer.step(); "other" is the rest of the step, such
               as clipping
-    ranks:    in the group that calls it
+    ranks:    size of the group that calls it
     """
 
     kind: str
@@ -66,12 +67,12 @@ class CollectiveCall:
 def count_collectives(
     build: Callable[[], Any], step: Callable[[Any], object], ranks: int = 64
 ) -> tuple[CollectiveCall, ...]:
-    """Build a model on a fake group of `ranks` ranks, train it, and return its collectives: of
-    `build`, then of one step.
+    """Build a model on a fake group of `ranks` ranks, train it, and return its collectives: those
+    of `build`, then those of one step.
 
     build: makes model, optimizer and whatever else a step needs; DDP and `fully_shard` find the
            group on their own
-    step:  gets what `build` returned, and runs one training step: real tensors, on the CPU
+    step:  takes what `build` returned, and runs one training step: real tensors, on the CPU
 
     Raises RuntimeError if this process has a default process group already.
     Example: count_collectives(setup.build, setup.step)[-1] →
@@ -83,7 +84,7 @@ def count_collectives(
         built = build()
         made = tuple(counter.calls)
         counter.started = True
-        for _ in range(2):  # DDP sorts its buckets again, and tells all ranks, in the second step
+        for _ in range(2):  # DDP rebuilds its buckets, and broadcasts them, in the second step
             step(built)
         counter.calls.clear()
         step(built)
@@ -106,10 +107,10 @@ def _fake_group(ranks: int) -> Iterator[None]:
             "place: call this in a process without one, or call "
             "torch.distributed.destroy_process_group() first"
         )
-    # importing it registers the backend "fake"
+    # importing it registers the "fake" backend
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # torch puts its own around it, which names the rank, and leaves it there
+    # torch wraps it, to name the rank, and never takes the wrapper off
     excepthook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
@@ -120,22 +121,23 @@ def _fake_group(ranks: int) -> Iterator[None]:
 
 
 class _Counter(CollectiveWatch):
-    """Note each collective with its phase, which torch's own hooks on every module and optimizer
-    tell, and give its caller a handle that has a result.
+    """Record each collective with its phase, known from torch's global hooks on modules and
+    optimizers, and give its caller a handle that has a result.
     """
 
     def __init__(self) -> None:
-        super().__init__(ask=self._note)
+        super().__init__(ask=self._record)
         self.calls: list[CollectiveCall] = []
         self.started = False
-        self._modules = self._optimizers = 0  # how many calls are running, one inside the other
+        self._running = Counter[str]()  # nested calls of modules and optimizers
 
     def __enter__(self) -> _Counter:
+        enter, leave = self._running.update, self._running.subtract
         self._handles = [
-            register_module_forward_pre_hook(lambda *_: self._count(modules=1)),
-            register_module_forward_hook(lambda *_: self._count(modules=-1), always_call=True),
-            register_optimizer_step_pre_hook(lambda *_: self._count(optimizers=1)),
-            register_optimizer_step_post_hook(lambda *_: self._count(optimizers=-1)),
+            register_module_forward_pre_hook(lambda *_: enter(["modules"])),
+            register_module_forward_hook(lambda *_: leave(["modules"]), always_call=True),
+            register_optimizer_step_pre_hook(lambda *_: enter(["optimizers"])),
+            register_optimizer_step_post_hook(lambda *_: leave(["optimizers"])),
         ]
         super().__enter__()
         return self
@@ -145,33 +147,25 @@ class _Counter(CollectiveWatch):
         for handle in self._handles:
             handle.remove()
 
-    def _count(self, modules: int = 0, optimizers: int = 0) -> None:
-        self._modules += modules
-        self._optimizers += optimizers
-
     def _phase(self) -> Phase:
         if not self.started:
             return "construction"
-        # autograd is at work; a checkpointed forward pass in it, too
+        # inside autograd, where a checkpointed forward pass may run, too
         if torch._C._current_graph_task_id() != -1:
             return "backward"
-        return "forward" if self._modules else "optimizer" if self._optimizers else "other"
+        if self._running["modules"]:
+            return "forward"
+        return "optimizer" if self._running["optimizers"] else "other"
 
-    def _note(self, collective: Collective) -> None:
+    def _record(self, collective: Collective) -> None:
         name, dtype, ranks = collective.name, collective.dtype, len(collective.group)
         elements = collective.elements * (ranks if name == "all_gather" else 1)
         size = elements * getattr(torch, dtype).itemsize if dtype else 0
         self.calls.append(CollectiveCall(name, dtype, elements, size, self._phase(), ranks))
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        # The fake group's handle resolves to None, and DDP wants the reduced bucket.
+        # The fake group's handle resolves to None, but DDP needs the reduced bucket.
         if func is torch.ops.c10d.allreduce_.default and isinstance(result, tuple):
             future: Future[list[Tensor]] = Future()
             future.set_result(result[0])

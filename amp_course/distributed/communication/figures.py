@@ -1,6 +1,4 @@
-"""The figures of communication between ranks. They take numbers that were computed,
-and compute nothing.
-"""
+"""The figures of communication between ranks. They draw computed numbers, and compute nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _PHASES: dict[Phase, tuple[str, str]] = {  # of a step → in words, hatch
     "optimizer": ("optimizer", "xx"),
     "other": ("clipping and other", ".."),
 }
-_KEPT = (  # in words, bytes a parameter, colour and hatch
+_STATE = (  # in words, bytes a parameter, colour and hatch
     ("weights", 4, PARTS["parameters"]),
     ("gradients", 4, PARTS["gradients"]),
     ("Adam's two averages", 8, PARTS["optimizer_state"]),
@@ -52,7 +50,7 @@ _IN_A_BAR: dict[str, Any] = {
         "alpha": 0.85,
     },
 }
-_WAYS = (  # a colour, a linestyle and a marker for each line, in the order in which they are given
+_LINES = (  # colour, linestyle and marker of each line, in order
     ("#D55E00", "-", "o"),
     ("#E69F00", "--", "s"),
     ("#CC79A7", "-.", "^"),
@@ -81,10 +79,10 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
     }
     totals = {name: sum(call.sent_bytes for call in found) for name, found in steps.items()}
     ranks = max(call.ranks for found in steps.values() for call in found)
-    told = "; ".join(f"{name} {_kilobytes(total)}" for name, total in totals.items())
+    summary = "; ".join(f"{name} {_kilobytes(total)}" for name, total in totals.items())
     alt = (
         f"Bars of the bytes that each of {ranks:,} ranks sends in a training step, by dtype and "
-        f"phase: {told}."
+        f"phase: {summary}."
     )
     figure, axis = new_figure(7.6, 1.2 + 0.3 * len(steps), alt=alt, dots=FEWER_DOTS)
     drawn: set[tuple[str, Phase]] = set()
@@ -99,9 +97,9 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
             if not size:
                 continue
             drawn.add((fmt, phase))
-            look = {"color": _DTYPES[fmt], "hatch": _PHASES[phase][1], "edgecolor": "white"}
-            axis.barh(row, size, 0.7, left, lw=0, **look)
-            # the dtype in words: a hatch tells the phase only
+            style = {"color": _DTYPES[fmt], "hatch": _PHASES[phase][1], "edgecolor": "white"}
+            axis.barh(row, size, 0.7, left, lw=0, **style)
+            # the dtype in words, as a second cue next to its colour
             if 1e3 * size > _NAMED * max(totals.values()):
                 axis.text(left + size / 2, row, fmt, **_IN_A_BAR)
             left += size
@@ -135,13 +133,14 @@ def _kilobytes(size: float) -> str:
     return f"{size / 1e3:,.0f} kB"
 
 
-def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = "") -> Figure:
+def reduction_figure(
+    rows: Mapping[str, Sequence[ReductionError]], under: str = "where nothing overflows"
+) -> Figure:
     """Draw error, lost and overflowed elements of 16-bit means against the number of ranks, a line
     for each way.
 
-    The error is drawn where nothing overflows: among the finite elements that are left, it means
-    little. Colour is the dtype that travels; rings are solid, trees dashed, sums in another dtype
-    dotted.
+    The error is drawn only where nothing overflows: of the finite elements alone, it means little.
+    Colour is the dtype that travels; rings are solid, trees dashed, sums in another dtype dotted.
 
     rows:  name of the way → its measurements, by ranks
     under: what was reduced, for the second line of the title
@@ -157,7 +156,7 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
         f"At {most:,} ranks, {ends}."
     )
     figure, axes = new_figure(7.8, 3.4, columns=3, alt=alt)
-    for (name, way), (_, _, marker) in zip(rows.items(), _WAYS, strict=False):
+    for (name, way), (_, _, marker) in zip(rows.items(), _LINES, strict=False):
         last, ranks = way[-1], [row.ranks for row in way]
         style = ":" if last.accumulate != last.dtype else {"ring": "-", "tree": "--"}[last.order]
         colour = _DTYPES[_FORMATS[str(last.dtype).removeprefix("torch.")]]
@@ -166,32 +165,28 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
             error = 100 * last.relative_error
             end = f"{error:.{1 if error > 10 else 2}f} %"
             axes[0].annotate(end, (last.ranks, error), (6, 0), **_BESIDE)
+    ticks = sorted({row.ranks for way in rows.values() for row in way})[::2]
     for axis in axes:
         axis.set_xscale("log", base=2)
-        ticks = (
-            [2, 8, 32, 128, 512]
-            if most >= 512
-            else sorted({row.ranks for way in rows.values() for row in way})
-        )
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.set_xlabel("ranks", fontsize=8)
     axes[0].set_xlim(right=4 * most)  # room for the last values
     for axis in axes[1:]:
         axis.set_ylim(-0.03 * max(1.0, axis.get_ylim()[1]), max(1.0, axis.get_ylim()[1]))
-    _name_axes(axes, "Relative error", under or "where nothing overflows")
+    _name_axes(axes, "Relative error", under)
     figure.legend(**_LEGEND | {"ncols": 3})
     return figure
 
 
 def _draw_way(
-    axes: Any, at: Sequence[float], way: Sequence[ReductionError], name: str, **look: Any
+    axes: Any, at: Sequence[float], way: Sequence[ReductionError], name: str, **style: Any
 ) -> None:
     """Draw a way's error, lost and overflowed elements in percent, an axis each."""
-    look |= {"lw": 1.5, "ms": 4, "mfc": "white"}
+    style |= {"lw": 1.5, "ms": 4, "mfc": "white"}
     errors = [math.nan if row.share_overflowed else 100 * row.relative_error for row in way]
-    axes[0].plot(at, errors, label=name, **look)
-    axes[1].plot(at, [100 * row.share_lost for row in way], **look)
-    axes[2].plot(at, [100 * row.share_overflowed for row in way], **look)
+    axes[0].plot(at, errors, label=name, **style)
+    axes[1].plot(at, [100 * row.share_lost for row in way], **style)
+    axes[2].plot(at, [100 * row.share_overflowed for row in way], **style)
 
 
 def _name_axes(axes: Any, error: str, under: str) -> None:
@@ -205,21 +200,18 @@ def _name_axes(axes: Any, error: str, under: str) -> None:
 
 def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
     """Draw error, lost and overflowed elements of 16-bit means against the loss scale, a line for
-    each way.
-
-    The error is drawn where nothing overflows: among the finite elements that are left, it means
-    little.
+    each way; the error only where nothing overflows.
 
     rows: name of the way → its measurements, by loss scale (a power of two)
     """
     ranks = next(iter(rows.values()))[0].ranks
-    told = "; ".join(f"{name}: {_window(way)}" for name, way in rows.items())
+    windows = "; ".join(f"{name}: {_window(way)}" for name, way in rows.items())
     alt = (
         f"Relative error, share lost and share overflowed in the mean over {ranks:,} ranks, by "
-        f"loss scale. {told}."
+        f"loss scale. {windows}."
     )
     figure, axes = new_figure(7.4, 5.0, rows=3, sharex=True, alt=alt, dots=FEWER_DOTS)
-    for (name, way), (colour, style, marker) in zip(rows.items(), _WAYS, strict=False):
+    for (name, way), (colour, style, marker) in zip(rows.items(), _LINES, strict=False):
         scales = [row.scale for row in way]
         _draw_way(axes, scales, way, name, color=colour, ls=style, marker=marker)
     for axis in axes:
@@ -239,19 +231,19 @@ def _window(way: Sequence[ReductionError]) -> str:
     return f"nothing is lost or overflows from 2^{low} to 2^{high}"
 
 
-def ring_figure(rows: Sequence[HalvedBytes], under: str = "") -> Figure:
+def ring_figure(rows: Sequence[HalvedBytes], under: str) -> Figure:
     """Draw the time of a step against the number of ranks, for 4-byte and 2-byte gradients, a plot
     for each overlap.
 
     under: the model and the links, for the second line of the title
     """
     overlaps = sorted({row.overlap for row in rows})
-    told = "; ".join(
+    summary = "; ".join(
         f"{row.ranks:,} ranks, {_overlap_in_words(row.overlap)}: {seconds_text(row.step_fp32)} and "
         f"{seconds_text(row.step_16_bit)}, {row.speedup:.2f} times as fast"
         for row in rows
     )
-    alt = f"Time of a training step by ranks, with 4-byte and with 2-byte gradients. {told}."
+    alt = f"Time of a training step by ranks, with 4-byte and with 2-byte gradients. {summary}."
     figure, axes = new_figure(7.6, 3.3, columns=len(overlaps), alt=alt, sharey=True, squeeze=False)
     top = max(row.step_fp32 for row in rows)
     for axis, overlap in zip(axes[0], overlaps, strict=True):
@@ -272,11 +264,9 @@ def ring_figure(rows: Sequence[HalvedBytes], under: str = "") -> Figure:
         axis.margins(x=0.1)
         axis.set_ylim(0, 1.15 * top)
         axis.set_xlabel("ranks", fontsize=8)
-        title(
-            axis,
-            _overlap_in_words(overlap).capitalize(),
-            under if overlap == overlaps[0] else " " * bool(under),
-        )
+        # the space keeps all titles at one height
+        second_line = under if overlap == overlaps[0] else " "
+        title(axis, _overlap_in_words(overlap).capitalize(), second_line)
     axes[0][0].set_ylabel("seconds for a step", fontsize=8)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, **_LEGEND | {"ncols": 2})
@@ -288,24 +278,24 @@ def _overlap_in_words(overlap: float) -> str:
 
 
 def state_figure(parameters: int, ranks: Sequence[int]) -> Figure:
-    """Draw what each rank keeps between two steps of Adam in fp32: under DDP, which has all of it,
-    and under FSDP2, which has a share.
+    """Draw what each rank keeps between two steps of Adam in fp32: all of it under DDP, a share
+    under FSDP2.
 
     parameters: of the model
-    ranks:      over how many FSDP2 shards
+    ranks:      numbers of ranks that FSDP2 shards over
     """
     shares = {"DDP, any number of ranks": 1.0} | {f"FSDP2, {n:,} ranks": 1 / n for n in ranks}
-    told = "; ".join(
+    summary = "; ".join(
         f"{name} {16 * parameters * share / 1e9:.3g} GB" for name, share in shares.items()
     )
     alt = (
         f"Bars of what each rank keeps of {parameters / 1e9:g} billion parameters, with a line at "
-        f"{_GPU:g} GB: {told}."
+        f"{_GPU:g} GB: {summary}."
     )
     figure, axis = new_figure(7.6, 1.2 + 0.3 * len(shares), alt=alt)
     for row, share in enumerate(shares.values()):
         left = 0.0
-        for _, size, (colour, hatch) in _KEPT:
+        for _, size, (colour, hatch) in _STATE:
             width = size * parameters * share / 1e9
             axis.barh(row, width, 0.7, left, color=colour, hatch=hatch, edgecolor="white", lw=0)
             left += width
@@ -316,7 +306,7 @@ def state_figure(parameters: int, ranks: Sequence[int]) -> Figure:
     axis.set_xlabel(f"GB; the line is a GPU with {_GPU:g} GB", fontsize=8)
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=f"{name}, {size} bytes each")
-        for name, size, (colour, hatch) in _KEPT
+        for name, size, (colour, hatch) in _STATE
     ]
     figure.legend(handles=handles, **_LEGEND | {"ncols": 3, "handlelength": 2})
     under = f"{parameters / 1e9:g} billion parameters, trained with Adam in fp32 or under autocast"

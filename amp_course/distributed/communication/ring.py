@@ -2,8 +2,8 @@
 
 A message of b bytes takes α + b/β seconds: a latency, and bytes over bandwidth. A ring of n ranks
 cuts the tensor into n pieces, passes them on n−1 times to add them up (reduce-scatter), and n−1
-times more to hand out the sums (all-gather). The model leaves out the time of the additions and of
-starting kernels, and takes all links as equal and idle, so real clusters are slower.
+times more to distribute the sums (all-gather). The model ignores the time of additions and kernel
+launches, and assumes equal, idle links, so real clusters are slower.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of one GPU, in one direction, as vendors give it; an all-reduce gets less. They give no latency:
-# `fit` finds one from times.
+# Bytes per second of one GPU in one direction, as vendors give them; an all-reduce gets less. They
+# give no latency; `fit` estimates one from measured times.
 # H100, H200: "18x 4th Gen NVLink, 900GB/s", which counts both directions (MLPerf Inference v4.1,
 #             NVIDIA's H200-SXM-141GBx8).
 NVLINK_4 = 450e9
@@ -40,9 +40,7 @@ class RingModel:
     bytes_per_second: float
 
     def all_reduce_seconds(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds that n ranks take to add up a tensor and hand out the sum:
-        2(n−1)(α + bytes/n/β).
-        """
+        """Return the seconds that n ranks take to all-reduce a tensor: 2(n−1)(α + bytes/n/β)."""
         hop = self.latency_seconds + size_bytes / ranks / self.bytes_per_second
         return 2 * (ranks - 1) * hop
 
@@ -51,10 +49,10 @@ class RingModel:
 class TwoLevelModel:
     """Fast rings inside the nodes, a slower one for each piece between them.
 
-    inside, between: the links of a node, and of each GPU to other nodes
-    ranks_per_node:  8 as a rule
+    inside, between: the links in a node, and from each GPU to other nodes
+    ranks_per_node:  usually 8
 
-    Each level ends before the next begins; a library may let them overlap.
+    Each level ends before the next begins; a library may overlap them.
     """
 
     inside: RingModel
@@ -62,10 +60,10 @@ class TwoLevelModel:
     ranks_per_node: int
 
     def all_reduce_seconds(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds for a reduce-scatter in each node, an all-reduce of its pieces between
-        nodes, an all-gather.
+        """Return the seconds of a reduce-scatter in each node, an all-reduce of its pieces between
+        nodes, and an all-gather.
 
-        Raises ValueError for ranks that fill more than one node and do not fill all of them.
+        Raises ValueError if the last of several nodes is not full.
         """
         local = min(ranks, self.ranks_per_node)
         if ranks % local:
@@ -80,8 +78,8 @@ def fit(size_bytes: Sequence[float], seconds: Sequence[float], ranks: int) -> Ri
     """Fit latency and bandwidth to measured all-reduces among `ranks` ranks, by least squares of
     the relative errors.
 
-    Relative errors make the time of a small tensor, which tells the latency, count as much as that
-    of a large one. Where the best fit has a latency below 0, the latency is set to 0 and the
+    With relative errors, the times of small tensors, which show the latency, count as much as those
+    of large ones. Where the best fit has a latency below 0, the latency is set to 0 and the
     bandwidth is fitted alone.
 
     Raises ValueError if the times do not grow with the bytes.
@@ -103,10 +101,8 @@ def fit(size_bytes: Sequence[float], seconds: Sequence[float], ranks: int) -> Ri
     return RingModel(float(latency), float(1 / inverse))
 
 
-def step_seconds(
-    compute_seconds: float, communication_seconds: float, overlap: float = 0.0
-) -> float:
-    """Return the time of a step in which communication hides behind a share `overlap` of the
+def step_seconds(compute_seconds: float, communication_seconds: float, overlap: float) -> float:
+    """Return the seconds of a step in which communication hides behind a share `overlap` of the
     computation, as far as it fits.
 
     overlap: 0 adds the two; 1 is their maximum. DDP can hide buckets behind the rest of the
@@ -119,9 +115,7 @@ def step_seconds(
 
 @dataclass(frozen=True)
 class HalvedBytes:
-    """The seconds of a step with gradients of 4 bytes, and of 2, on as many ranks, with an overlap
-    as in `step_seconds`.
-    """
+    """The seconds of a step with gradients of 4 bytes and of 2; overlap as in `step_seconds`."""
 
     ranks: int
     overlap: float
@@ -141,10 +135,9 @@ def halve_bytes(
     ranks: Sequence[int] = (8, 64, 1024),
     overlaps: Sequence[float] = (0.0, 2 / 3),
 ) -> tuple[HalvedBytes, ...]:
-    """Compute what 16-bit gradients buy, for each number of ranks and each overlap.
+    """Compute how much faster a step gets with 16-bit gradients, by ranks and overlap.
 
-    The computation on each rank takes the same time whatever their number (weak scaling), and in 32
-    or 16 bits.
+    The computation takes the same time on any number of ranks (weak scaling), and in 32 or 16 bits.
 
     Example: halve_bytes(RingModel(0, 1e9), 10**9, 4.0, ranks=[2], overlaps=[0])[0].speedup → 8/6
     """

@@ -1,8 +1,8 @@
 """Training setups whose collectives can be counted: DDP and FSDP2, with the dtypes that mixed
 precision gives them.
 
-Each is a small model, so that its step takes milliseconds on any CPU. Bytes grow in proportion to
-the parameters. SETUPS has those that run here: FSDP2 needs torch 2.7 on a CPU.
+The model is small, so that a step takes milliseconds on any CPU; bytes are proportional to its
+parameters. SETUPS has those that run here: FSDP2 needs torch 2.7 on a CPU.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ FSDP2_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 
 @dataclass
 class Training:
-    """What a step needs: model, optimizer and batch, and a GradScaler if there is one."""
+    """What a step needs; a disabled GradScaler where none is used."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -45,14 +45,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to train on many ranks, for `count_collectives(setup.build, setup.step)`."""
+    """The arguments of `count_collectives`."""
 
     build: Callable[[], Training]
     step: Callable[[Training], None]
 
 
 def build_ddp(hook: Callable[..., Any] | None = None, scaled: bool = False) -> Training:
-    """Wrap SimpleNet(64) in DDP, with a communication hook if one is given."""
+    """Wrap SimpleNet(64) in DDP."""
     model = DistributedDataParallel(SimpleNet(WIDTH))
     if hook:
         model.register_comm_hook(None, hook)
@@ -62,7 +62,7 @@ def build_ddp(hook: Callable[..., Any] | None = None, scaled: bool = False) -> T
 def build_fsdp2(policy: MixedPrecisionPolicy | None = None) -> Training:
     """Shard each layer of SimpleNet(64) with FSDP2, then the model."""
     model = SimpleNet(WIDTH)
-    # by default FSDP2 moves the model to a GPU, if there is one
+    # by default FSDP2 moves the model to a GPU if there is one
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (*model.children(), model):
         fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
@@ -70,9 +70,7 @@ def build_fsdp2(policy: MixedPrecisionPolicy | None = None) -> Training:
 
 
 def _bf16_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Call torch's own hook under another name: DDP refuses it by name on a CPU,
-    where nothing of it fails.
-    """
+    """Call torch's hook, which DDP refuses by its name on a CPU, though it works there."""
     return bf16_compress_hook(state, bucket)
 
 
@@ -89,14 +87,13 @@ def train_step(
     sync_all: bool = False,
     clip: bool = False,
 ) -> None:
-    """Run a training step. Of the micro-batches, whose gradients add up, only the last one's
-    backward pass reduces them, unless `sync_all`.
+    """Run a training step. Gradients are reduced in the last micro-batch's backward pass, or in all
+    of them if `sync_all`.
     """
     model, scaler = training.model, training.scaler
-    for turn in range(micro_batches):
-        last = turn == micro_batches - 1
-        quiet = isinstance(model, DistributedDataParallel) and not (last or sync_all)
-        with model.no_sync() if quiet else nullcontext():  # type: ignore[operator]
+    for number in range(1, micro_batches + 1):
+        sync = sync_all or number == micro_batches
+        with nullcontext() if sync else model.no_sync():  # type: ignore[operator]
             with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
                 loss = F.mse_loss(model(training.x).float(), training.y) / micro_batches
             scaler.scale(loss).backward()

@@ -146,6 +146,11 @@ mistakes = [
         violates="no rank may step",
     ),
     Mistake(
+        "steps whatever was found",
+        "the optimizer steps even if a rank found an inf or a NaN: decide first, then step or skip",
+        edits={IF: "if True:"},
+    ),
+    Mistake(
         "reduces to rank 0",
         f"only rank 0 knows what all ranks found, as after `dist.reduce`, and the others decide by "
         f"what they found themselves: {AGREE}",

@@ -32,8 +32,8 @@ card = Card(
     "the mean of an fp32 tensor over these ranks, in fp32, but let it travel in **fp16**; a few "
     "extra numbers may travel in any dtype. The largest element may lie anywhere from 1e-30 to "
     "1e30, on one rank or on all. Every element of the result has to be right to within 0.2 % of "
-    "the largest one, and none may be inf or NaN. Gradients of 0 stay 0. If some rank has an inf "
-    "or a NaN, so must the result, on all ranks. You may overwrite `gradient`.",
+    "the result's largest one, and none may be inf or NaN. Gradients of 0 stay 0. If some rank has "
+    "an inf or a NaN, so must the result, on all ranks. You may overwrite `gradient`.",
     hints=(
         "A sum over N ranks can be N times as large as its largest term. What is "
         "the largest factor that you can multiply by before the cast, so that the sum still fits?",
@@ -132,8 +132,8 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Case]:
         outputs = {
             FINITE: bool(got.isfinite().all()),
             UNITS: "its own" if _is_in_own_units(got, gradients, rank) else "that of all",
-            "the mean": got,
             SENT: sent,
+            "the mean": got,
         }
         found.append(Case(case, outputs, {"room": room}, {"sent": sent, "the mean": got}))
     if not more:
@@ -188,7 +188,7 @@ mistakes = [
         "dividing by the number of ranks before the cast protects the sum from overflow, but not "
         "the terms: small ones are lost, large ones are still inf. Scale by the largest element",
         edits={FACTOR: "factor = 1.0 / ranks"},
-        violates="right to within 0.2 % of the largest one",
+        violates="right to within 0.2 % of the result's largest one",
     ),
     Mistake(
         "a fixed scale",

@@ -123,6 +123,10 @@ OWN_NORM = (
     "the norm returned is right, but this rank clips by its own norm, {own}: use the same factor "
     "on all ranks"
 )
+EACH = (
+    "each tensor is multiplied by a factor from its own norm, which changes the direction of the "
+    "step: use one factor for all"
+)
 ADD_SQUARES = "add up squares instead, and take the root at the end"
 
 mistakes = [
@@ -238,6 +242,11 @@ mistakes = [
         },
     ),
     Mistake(
+        "clips by its own norm, if that of all is too large",
+        OWN_NORM,
+        edits={**KEEP_OWN, CLIP: "grad.mul_(max_norm / own)"},
+    ),
+    Mistake(
         "decides by its own norm",
         "this rank decides by its own norm, {own}, whether to clip: decide by the norm of all "
         "gradients, or only some ranks clip",
@@ -245,12 +254,16 @@ mistakes = [
     ),
     Mistake(
         "clips each parameter",
-        "each tensor is clipped by its own norm, which changes the direction of the step: use one "
-        "factor for all",
+        EACH,
         edits={
             IF: "if True:",
             CLIP: "grad.mul_(min(1.0, max_norm / max(grad.float().norm().item(), 1e-30)))",
         },
+    ),
+    Mistake(
+        "clips each parameter, if the norm of all is too large",
+        EACH,
+        edits={CLIP: "grad.mul_(max_norm / grad.float().norm())"},
     ),
     Mistake(
         "clips values",

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from amp_course.checking import Card, Case, Exercise, Mistake, alike
-from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, each_question
+from amp_course.distributed.ranks import before_each_collective, call_on_rank, cases_on_ranks
 
 card = Card(
     chapter="distributed",
@@ -87,7 +87,7 @@ class _Disk:
         self._save, writers._open_zipfile_writer = writers._open_zipfile_writer, self._saving
         _Disk.current = self
         try:
-            with each_question(self._asks):
+            with before_each_collective(self._asks):
                 yield
         finally:
             self._asks()
@@ -203,15 +203,15 @@ def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Case]:
         with disk.watch():
             call_on_rank(answer, case, path, model, optimizer, scaler)
         momentum = [optimizer.state[weight].get("momentum_buffer") for weight in model.parameters()]
+        kept = [one for one in momentum if one is not None]
         state = scaler.state_dict()
         # The other ranks did not start with the states that the file should hold.
         lacking = _lacking(path, states) if rank == 0 else ""
         outputs = {
             "whether this rank writes": bool(disk.names),
             "the weights": torch.cat([weight.detach().flatten() for weight in model.parameters()]),
-            "the momentum": None
-            if None in momentum
-            else torch.cat([one.flatten() for one in momentum]),
+            "the number of parameters with a momentum": len(momentum) - momentum.count(None),
+            "the momentum": torch.cat([torch.zeros(0), *(one.flatten() for one in kept)]),
             "the scale": state["scale"],
             "the growth tracker": state["_growth_tracker"],
             "what `path` lacks": lacking,

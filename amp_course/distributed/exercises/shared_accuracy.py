@@ -102,7 +102,7 @@ def on_rank(answer: Callable[..., Any], seed: int, inputs: list[Any]) -> list[Ca
         seen.clear()
         number = read_number(call_on_rank(answer, case, model, batches), case)
         same = all(map(torch.equal, before, net.buffers()))
-        now = {NAMES[model.training], NAMES[net.training]}
+        outer, inner = NAMES[model.training], NAMES[net.training]
         modes = {NAMES[one] for one, _ in seen} if batches else {"eval"}
         outputs = {
             MODE: " and ".join(sorted(modes)) or "unknown, as the model never ran",
@@ -110,7 +110,9 @@ def on_rank(answer: Callable[..., Any], seed: int, inputs: list[Any]) -> list[Ca
             WEIGHTS: _weights(number, parts),
             "the accuracy": number,
             "the buffers after the call": "as before" if same else "changed",
-            "the mode after the call": " and ".join(sorted(now)),
+            "the mode after the call": inner
+            if inner == outer
+            else f"{outer} for the wrapper and {inner} for `model.module`",
         }
         total = sum(n for part in parts for n, _ in part)
         found.append(Case(case, outputs, {"total": f"{total:,}", "number": f"{number:.4g}"}))
@@ -136,6 +138,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 TRAINING, EVAL, BACK = "training = model.training", "model.eval()", "model.train(training)"
 OFF, COUNT = "with torch.inference_mode():", "count += len(targets)"
+START = "hits = count = 0"
 HITS = "hits += (model.module(inputs).argmax(dim=1) == targets).sum().item()"
 SUMS, REDUCE = "sums = torch.tensor([hits, count])", "dist.all_reduce(sums)"
 RETURN = "return (sums[0] / sums[1]).item()"
@@ -167,12 +170,38 @@ mistakes = [
         f"this is the mean of the ranks' accuracies, which ignores their numbers of samples. {ADD}",
         edits={SUMS: "sums = torch.tensor([hits / count, 1.0])"},
     ),
-    Mistake(
-        "mean of accuracies",
-        f"this is the mean of the batches' accuracies, so a small batch counts like a large one. "
-        f"{ADD}",
-        edits={HITS: HITS.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
-        violates="of any size",
+    *(
+        Mistake(
+            f"mean of accuracies{where}",
+            "this is the mean of the batches' accuracies, so a small batch counts like a large "
+            f"one. {ADD}",
+            edits={
+                HITS: HITS.replace(".sum()", ".float().mean()"),
+                COUNT: "count += 1",
+                SUMS: sums,
+            },
+            violates="of any size",
+        )
+        for where, sums in (
+            ("", "sums = torch.tensor([hits, count], dtype=torch.float32)"),
+            (", in int64 on an empty rank", SUMS),
+        )
+    ),
+    *(
+        Mistake(
+            f"reduces in the loop{too}, in {dtype}",
+            "the all-reduce runs after each batch, so the counts that it has already added up are "
+            "added up again. Call it once, after the loop",
+            edits={
+                START: f"sums = torch.zeros(2, dtype=torch.{dtype})",
+                HITS: HITS.replace("+=", "="),
+                COUNT: f"sums += torch.tensor([hits, len(targets)])\n{REDUCE}",
+                SUMS: "pass",
+                REDUCE: after,
+            },
+        )
+        for too, after in (("", "pass"), (" and after it", REDUCE))
+        for dtype in ("float32", "int64")
     ),
     Mistake(
         "calls the wrapper",

@@ -1,15 +1,12 @@
-"""Start ranks: a script from a notebook, what the launchers do for a script,
-and how long they take.
-"""
+"""Start ranks: run a script from a notebook, compare and time launchers."""
 
-from amp_course.distributed.launching.launchers import LAUNCHERS, Launcher, LauncherTable
+from amp_course.distributed.launching.launchers import LAUNCHERS, LauncherTable
 from amp_course.distributed.launching.run_script import find_script, run_script
 from amp_course.distributed.launching.script_run import ScriptRun
 from amp_course.distributed.launching.start_up import StartUpTimes, time_launchers
 
 __all__ = [
     "LAUNCHERS",
-    "Launcher",
     "LauncherTable",
     "ScriptRun",
     "StartUpTimes",

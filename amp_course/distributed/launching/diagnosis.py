@@ -1,8 +1,7 @@
-"""Say why a run failed: which rank was the first, what happened to it, and what to do about it.
+"""Say why a run failed: which rank failed first, what happened to it, and what to do about it.
 
 When one rank ends, the others lose their connection to it and fail as well, often before torchrun
-notices the first: their "Connection closed by peer" is an echo, and is passed over as long as there
-is anything else.
+notices the first. Their "Connection closed by peer" is an echo, ignored if there is anything else.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _OUT_OF_MEMORY = (
 
 
 def diagnose(evidence: Evidence) -> str | None:
-    """Say in a sentence or two what went wrong first, naming the rank, the cause and the fix;
+    """Return a sentence or two on what went wrong first, naming the rank, the cause and the fix;
     None if nothing did.
     """
     if evidence.ended.time_up:
@@ -41,8 +40,8 @@ def diagnose(evidence: Evidence) -> str | None:
     if not any(evidence.ended.codes) and not any(rank.exit_code for rank in evidence.ranks):
         return None
     for find in (_different_sizes, _raised, _exited, _killed, _echoes, _not_started):
-        if told := find(evidence):
-            return told
+        if problem := find(evidence):
+            return problem
     codes = ", ".join("none" if code is None else str(code) for code in evidence.ended.codes)
     return (
         f"torchrun failed (exit code {codes}) without naming a rank. What it printed is in "
@@ -51,7 +50,7 @@ def diagnose(evidence: Evidence) -> str | None:
 
 
 def notes(ranks: int, threads: str) -> tuple[str, ...]:
-    """Return what is worth knowing about a run, and no fault."""
+    """Return what is worth knowing about a run, though it is no fault."""
     cores = usable_cores()
     if ranks <= cores:
         return ()
@@ -62,7 +61,7 @@ def notes(ranks: int, threads: str) -> tuple[str, ...]:
 
 
 def _ends(evidence: Evidence, kind: str) -> list[tuple[Rank, End]]:
-    """Return the ranks that ended in one way, the first of them first."""
+    """Return the ranks that ended in one way, the earliest first."""
     found = [(rank, rank.end) for rank in evidence.ranks if rank.end and rank.end.kind == kind]
     return sorted(found, key=lambda pair: pair[1].at)
 
@@ -70,11 +69,9 @@ def _ends(evidence: Evidence, kind: str) -> list[tuple[Rank, End]]:
 def _different_sizes(evidence: Evidence) -> str | None:
     for rank in evidence.ranks:
         if found := _SIZES.search(rank.err + (rank.end.message if rank.end else "")):
-            sizes = (
-                f": {found[1]} bytes arrived where its own tensor has room for {found[2]}"
-                if found[1]
-                else ""
-            )
+            sizes = ""
+            if found[1]:
+                sizes = f": {found[1]} bytes arrived where its own tensor has room for {found[2]}"
             return (
                 f"rank {rank.rank} received a tensor of another size than its "
                 f"own{sizes}{at(rank.place or rank.end)}. The ranks "
@@ -90,7 +87,7 @@ def _raised(evidence: Evidence) -> str | None:
         return None
     _, end = raised[0]
     same = (end.what, end.message, end.line)
-    alike = [rank for rank, their in raised if (their.what, their.message, their.line) == same]
+    alike = [rank for rank, e in raised if (e.what, e.message, e.line) == same]
     return f"{who(alike, len(evidence.ranks))} raised {quoted(end)}{at(end)}.{meaning(end.message)}"
 
 
@@ -99,9 +96,9 @@ def _exited(evidence: Evidence) -> str | None:
     if not exits:
         return None
     rank, end = exits[0]
-    alike = [other for other, their in exits if (their.code, their.line) == (end.code, end.line)]
-    said = end.message or (rank.err.strip().splitlines() or [""])[-1]
-    words = f": {short(said)}" if said and not _ECHO.search(said) else ""
+    alike = [other for other, e in exits if (e.code, e.line) == (end.code, end.line)]
+    last = end.message or (rank.err.strip().splitlines() or [""])[-1]
+    words = f": {short(last)}" if last and not _ECHO.search(last) else ""
     return (
         f"{who(alike, len(evidence.ranks))} ended with exit code {end.code}{at(end)}{words}. "
         f"torchrun ended the others."
@@ -109,8 +106,8 @@ def _exited(evidence: Evidence) -> str | None:
 
 
 def _killed(evidence: Evidence) -> str | None:
-    """Find a rank that left no word. One that raised an echo may abort on its way out,
-    and torchrun ends others by SIGTERM.
+    """Find a rank that was killed without recording an end. A rank that raised an echo may abort as
+    it ends, and torchrun ends others by SIGTERM.
     """
     silent = [rank for rank in evidence.ranks if rank.end is None or rank.end.kind == "finished"]
     echoes = bool(_ends(evidence, "raised"))
@@ -140,15 +137,14 @@ def _killed(evidence: Evidence) -> str | None:
 
 
 def _by_signal(rank: Rank, number: int) -> str:
-    told = f"rank {rank.rank} was killed by signal {_signal(number)}{at(rank.place)}"
+    killed = f"rank {rank.rank} was killed by signal {_signal(number)}{at(rank.place)}"
     if number == signal.SIGKILL:
-        return f"{told}. {_OUT_OF_MEMORY}"
+        return f"{killed}. {_OUT_OF_MEMORY}"
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        return f"{told}, which another program sent. Start the run again."
-    lines = rank.err.strip().splitlines()
-    last = [line for line in lines if "what()" in line or "rror" in line][-1:]
-    words = f" Its last words: {short(last[0])}." if last else ""
-    return f"{told}: native code crashed.{words} The end of its output says more."
+        return f"{killed}, which another program sent. Start the run again."
+    errors = [line for line in rank.err.splitlines() if "what()" in line or "rror" in line]
+    words = f" Its last words: {short(errors[-1])}." if errors else ""
+    return f"{killed}: native code crashed.{words} The end of its output says more."
 
 
 def _signal(number: int) -> str:
@@ -158,10 +154,10 @@ def _signal(number: int) -> str:
 
 
 def _echoes(evidence: Evidence) -> str | None:
-    through = [rank for rank in evidence.ranks if rank.end and rank.end.kind != "raised"]
+    finished = [rank for rank in evidence.ranks if rank.end and rank.end.kind != "raised"]
     for rank, end in _ends(evidence, "raised"):
-        if through:
-            when = f"when {names(through)} finished"
+        if finished:
+            when = f"when {names(finished)} finished"
             return f"{names([rank])} was waiting for other ranks{at(end)} {when}. {_EQUALLY_OFTEN}"
         return (
             f"{names([rank])} lost its connection to another rank{at(end)}: {quoted(end)}. No rank "
@@ -179,33 +175,33 @@ def _not_started(evidence: Evidence) -> str | None:
             )
     if any(rank.started for rank in evidence.ranks):
         return None
-    said = [
+    errors = [
         line
-        for line in evidence.launcher.strip().splitlines()
+        for line in evidence.launcher.splitlines()
         if re.match(r"\S*(Error|Exception)\b|.*: error: ", line)
     ]
     return (
-        f"no rank started: torchrun failed{': ' + short(said[-1]) if said else ''}. What it "
+        f"no rank started: torchrun failed{': ' + short(errors[-1]) if errors else ''}. What it "
         f"printed is in `run.launcher`."
     )
 
 
 def _time_up(evidence: Evidence) -> str:
-    """Say which ranks had finished, which had not, where these were, and what may help."""
+    """Say which ranks had finished, where the others were, and what may help."""
     began = f"time was up after {evidence.ended.seconds:.0f} seconds"
     absent = [rank for rank in evidence.ranks if not rank.started]
     if len(absent) == len(evidence.ranks):
         return f"{began}, and no rank had started. What torchrun printed is in `run.launcher`."
     done = [rank for rank in evidence.ranks if rank.end]
     busy = [rank for rank in evidence.ranks if rank.started and not rank.end]
-    told = [f"{names(done)} had finished"] if done else []
-    told += [_still(alike) for alike in _by_place(busy)]
-    told += [f"{names(absent)} had not started"] if absent else []
-    return f"{began}: {'; '.join(told)}. {_cure(busy, done, len(evidence.ranks))}"
+    states = [f"{names(done)} had finished"] if done else []
+    states += [_still(alike) for alike in _by_place(busy)]
+    states += [f"{names(absent)} had not started"] if absent else []
+    return f"{began}: {'; '.join(states)}. {_remedy(busy, done, len(evidence.ranks))}"
 
 
 def _by_place(ranks: Sequence[Rank]) -> list[list[Rank]]:
-    """Put together the ranks that were at the same place."""
+    """Group the ranks that were at the same place."""
     found: dict[Place | None, list[Rank]] = {}
     for rank in ranks:
         found.setdefault(rank.place, []).append(rank)
@@ -215,13 +211,13 @@ def _by_place(ranks: Sequence[Rank]) -> list[list[Rank]]:
 def _still(ranks: Sequence[Rank]) -> str:
     place, verb = ranks[0].place, "was" if len(ranks) == 1 else "were"
     where = f"at line {place.line}, `{short(place.source)}`" if place else "running"
-    waiting = (
-        f", waiting for other ranks in `{place.collective}`" if place and place.collective else ""
-    )
+    waiting = ""
+    if place and place.collective:
+        waiting = f", waiting for other ranks in `{place.collective}`"
     return f"{names(ranks)} {verb} still {where}{waiting}"
 
 
-def _cure(busy: Sequence[Rank], done: Sequence[Rank], ranks: int) -> str:
+def _remedy(busy: Sequence[Rank], done: Sequence[Rank], ranks: int) -> str:
     if not busy:
         return (
             "Their scripts have finished, but their processes have not ended: join their threads "

@@ -1,5 +1,5 @@
-"""Gather what the ranks of a run left behind: their records, their output, where they were,
-and torchrun's own report.
+"""Gather what the ranks of a run left behind: their records, their output, the lines that they were
+at, and torchrun's own report.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Literal
 from amp_course.distributed.launching.running import Ended
 
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
-_MOST_BYTES = 200_000  # of one stream, from each of its ends
-# Both of torchrun's reports have it: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and "exitcode
-# : -9 (pid: 42)".
+_MOST_BYTES = 200_000  # read from each end of a stream
+# In both of torchrun's reports: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and
+# "exitcode  : -9 (pid: 42)".
 _EXIT = re.compile(r"exitcode\s*:\s*(-?\d+)\)?(?: local_rank: \d+)? \(pid: (\d+)\)")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 # Lines that torch and gloo print about themselves while the ranks find each other.
@@ -36,7 +36,7 @@ class End:
     kind:    it "finished", "raised" or called sys.exit ("exit")
     at:      seconds since 1970
     what:    the name of the exception
-    message: of the exception, or given to sys.exit
+    message: of the exception, or the argument of sys.exit
     line:    of the script that raised it, with its text in `source`
     """
 
@@ -51,9 +51,7 @@ class End:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank was: the line of the script, and the function of torch.distributed that it had
-    called, if any.
-    """
+    """A line of the script, and the function of torch.distributed that it had called, if any."""
 
     line: int | None
     source: str
@@ -65,8 +63,8 @@ class Rank:
     """What is known of one rank.
 
     out, err:  what it printed
-    exit_code: of its process, where known; negative for the signal that killed it
-    started:   whether its Python process began to run the script
+    exit_code: of its process, where known; minus the number of the signal that killed it
+    started:   whether its process began to run the script
     end:       how the script ended, if it did
     place:     where it was when it crashed, or when time was up
     """
@@ -82,8 +80,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of a run. `launcher` is what torchrun printed,
-    and what torch printed about itself in the ranks.
+    """All that is known of a run.
+
+    launcher: what torchrun printed, and what torch printed about itself in the ranks
     """
 
     ended: Ended
@@ -93,9 +92,9 @@ class Evidence:
 
 def gather(folder: Path, script: Path, ranks: int, ended: Ended) -> Evidence:
     """Read a run's folder."""
-    own = "\n".join(read_text(file) for file in sorted(folder.glob("command*.*"))).strip()
-    codes = {pid: int(code) for code, pid in _EXIT.findall(own)}
-    all_of_them, noise = [], [own]
+    printed = "\n".join(read_text(file) for file in sorted(folder.glob("command*.*"))).strip()
+    codes = {pid: int(code) for code, pid in _EXIT.findall(printed)}
+    found, noise = [], [printed]
     for rank in range(ranks):
         base = folder / f"rank{rank}"
         pid, record = read_text(base.with_suffix(".pid")), read_text(base.with_suffix(".json"))
@@ -108,13 +107,13 @@ def gather(folder: Path, script: Path, ranks: int, ended: Ended) -> Evidence:
             code = 1 if end.kind == "raised" else end.code
         place = _place(read_text(base.with_suffix(".dump")), script) or _place(err, script)
         out, err = without_paths(out), without_paths(err)
-        all_of_them.append(Rank(rank, out, err, code, bool(pid), end, place))
+        found.append(Rank(rank, out, err, code, bool(pid), end, place))
     launcher = "\n".join(filter(None, noise)).replace(str(RANK_MAIN), str(script))
-    return Evidence(ended, tuple(all_of_them), without_paths(launcher))
+    return Evidence(ended, tuple(found), without_paths(launcher))
 
 
 def read_text(file: Path) -> str:
-    """Read a file, "" if there is none; of a long one, only the ends."""
+    """Return the text of a file, of a long one only both ends; "" if there is no file."""
     if not file.exists():
         return ""
     with open(file, "rb") as stream:
@@ -127,8 +126,8 @@ def read_text(file: Path) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Shorten paths of packages, the course, temporary files and the current folder:
-    a page for others has none.
+    """Shorten the paths of packages, the course, temporary files and the current folder, which say
+    nothing on someone else's page.
     """
     shorter = {
         sysconfig.get_path("purelib"): "…/site-packages",
@@ -137,21 +136,21 @@ def without_paths(text: str) -> str:
         str(Path(__file__).resolve().parents[2]): "…/amp_course",
         tempfile.gettempdir() + os.sep: "…" + os.sep,
     }
-    for path, instead in shorter.items():
-        text = text.replace(path, instead)
+    for path, short in shorter.items():
+        text = text.replace(path, short)
     return text
 
 
 def _without_noise(text: str) -> tuple[str, list[str]]:
     lines = text.splitlines()
     noise = [line for line in lines if _NOISE.match(line)]
-    return ("\n".join(line for line in lines if line not in noise) if noise else text), noise
+    if not noise:
+        return text, []
+    return "\n".join(line for line in lines if line not in noise), noise
 
 
 def _place(dump: str, script: Path) -> Place | None:
-    """Find the script's innermost line in faulthandler's dump,
-    which lists each thread with its innermost frame first.
-    """
+    """Find the script's innermost line in faulthandler's dump; innermost frames come first."""
     for thread in re.split(r"\n\s*\n", dump):
         frames = [
             (found[1], int(found[2]), found[3])
@@ -161,13 +160,12 @@ def _place(dump: str, script: Path) -> Place | None:
         inner = next((n for n, (file, _, _) in enumerate(frames) if file == str(script)), None)
         if inner is None:
             continue
-        called = [
+        called = (
             name
             for file, _, name in reversed(frames[:inner])
             if Path(file).parts[-2:-1] == ("distributed",) and name != "wrapper"
-        ]
+        )
         line = frames[inner][1]
         linecache.checkcache(str(script))
-        source = linecache.getline(str(script), line).strip()
-        return Place(line, source, called[0] if called else "")
+        return Place(line, linecache.getline(str(script), line).strip(), next(called, ""))
     return None

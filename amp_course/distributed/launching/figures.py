@@ -1,4 +1,4 @@
-"""The figure of the launchers. It takes times that were measured, and measures nothing."""
+"""The figure of the launchers. It draws measured times, and measures nothing."""
 
 from __future__ import annotations
 
@@ -19,38 +19,29 @@ def start_up_figure(times: StartUpTimes) -> Figure:
     names = list(times.seconds)
     timings = [times.timing(name) for name in names]
     rounds = len(next(iter(times.seconds.values())))
-    told = "; ".join(
-        f"{name} {seconds_text(one.median)}"
-        + (f" ({seconds_text(one.q1)} to {seconds_text(one.q3)})" if rounds > 1 else "")
-        for name, one in zip(names, timings, strict=True)
-    )
-    what = "median start-up time" if rounds > 1 else "start-up time"
-    alt = (
-        f"Bars of the {what} of two ranks by launcher, "
-        f"{'with quartiles' if rounds > 1 else 'one start of each'}: {told}."
-    )
+    medians = [timing.median for timing in timings]
+    labels = [seconds_text(median) for median in medians]
+    values = [f"{name} {label}" for name, label in zip(names, labels, strict=True)]
+    what, how, under = "start-up time", "one start of each", "one round"
+    if rounds > 1:
+        what, how = "median start-up time", "with quartiles"
+        under = f"median and quartiles of {rounds} rounds, taken in turn"
+        spreads = [f"({seconds_text(t.q1)} to {seconds_text(t.q3)})" for t in timings]
+        values = [f"{value} {spread}" for value, spread in zip(values, spreads, strict=True)]
+    alt = f"Bars of the {what} of two ranks by launcher, {how}: {'; '.join(values)}."
     figure, axis = new_figure(7.2, 0.9 + 0.38 * len(names), alt=alt)
-    medians = [one.median for one in timings]
-    spread = [[one.median - one.q1 for one in timings], [one.q3 - one.median for one in timings]]
     axis.barh(names, medians, height=0.6, color=_BAR, edgecolor=INK, linewidth=0.6)
     if rounds > 1:
+        spread = [[t.median - t.q1 for t in timings], [t.q3 - t.median for t in timings]]
         axis.errorbar(
             medians, names, xerr=spread, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3
         )
-    for name, one in zip(names, timings, strict=True):
-        axis.annotate(
-            seconds_text(one.median),
-            (one.q3, name),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=INK,
-        )
+    beside = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
+    for name, label, timing in zip(names, labels, timings, strict=True):
+        axis.annotate(label, (timing.q3, name), (6, 0), **beside)
     axis.invert_yaxis()
-    axis.set_xlim(0, 1.12 * max(one.q3 for one in timings))
+    axis.set_xlim(0, 1.12 * max(timing.q3 for timing in timings))
     axis.tick_params(axis="y", length=0, labelsize=9)
     axis.set_xlabel("seconds", fontsize=8, color=INK)
-    many = f"median and quartiles of {rounds} rounds, taken in turn" if rounds > 1 else "one round"
-    title(axis, "From the command to the first all-reduce", f"two ranks, gloo; {many}")
+    title(axis, "From the command to the first all-reduce", f"two ranks, gloo; {under}")
     return figure

@@ -1,4 +1,4 @@
-"""What starts the ranks of a training, and what each of these launchers does for them. Data;
+"""What starts the ranks of a training, and what each of these launchers does for them, as data;
 `start_up` runs them.
 """
 
@@ -14,17 +14,15 @@ from amp_course.kit.toml_data import read_toml
 class Launcher:
     """One way to start ranks.
 
-    command:    for two ranks on one machine, or as its template starts them
-    sets:       the variables that tell a process its place
-    device:     who calls torch.cuda.set_device, and from what
-    restarts:   what happens when a rank fails
-    machines:   how it reaches several of them
-    source:     where its documentation says so
-    key:        its name for `time_launchers`; "" if it was not run here
+    sets:     the variables by which a process knows its rank
+    device:   who calls torch.cuda.set_device, and from what
+    restarts: what happens when a rank fails
+    machines: how it reaches several of them
+    source:   its documentation
+    key:      its name for `time_launchers`; "" if it is not run here
     """
 
     name: str
-    command: str
     sets: list[str]
     device: str
     restarts: str
@@ -41,23 +39,15 @@ class LauncherTable:
     """The launchers as a table, in plain text and in HTML."""
 
     def __init__(self) -> None:
-        self._rows = [
-            [
-                one.name,
-                ", ".join(one.sets) or "nothing",
-                one.device,
-                one.restarts,
-                one.machines,
-                "yes" if one.key else "no",
-            ]
-            for one in LAUNCHERS
-        ]
+        self._rows = []
+        for launcher in LAUNCHERS:
+            sets, run_here = ", ".join(launcher.sets) or "nothing", "yes" if launcher.key else "no"
+            row = [launcher.name, sets, launcher.device, launcher.restarts, launcher.machines]
+            self._rows.append([*row, run_here])
 
     def __repr__(self) -> str:
         """Write one launcher after the other: the rows are too long for a terminal."""
-        return "\n\n".join(
-            text_table(list(map(list, zip(_HEAD, row, strict=True)))) for row in self._rows
-        )
+        return "\n\n".join(text_table([*zip(_HEAD, row, strict=True)]) for row in self._rows)
 
     def _repr_html_(self) -> str:
         return html_table([_HEAD, *self._rows])

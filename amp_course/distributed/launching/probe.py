@@ -1,8 +1,8 @@
-"""Join the other ranks, add up a number with them, and write down when that was done, and what the
+"""Join the other ranks, all-reduce a number, and record when that was done and which variables the
 launcher had set.
 
 A launcher starts `python probe.py FOLDER` once for each rank; `python probe.py FOLDER spawn 2 PORT`
-starts two ranks on its own. Rank 1 leaves FOLDER/probe1.json: {"done": seconds since 1970,
+starts two ranks on its own. Rank 1 writes FOLDER/probe1.json: {"done": seconds since 1970,
 "environment": {…}}.
 """
 
@@ -17,14 +17,12 @@ import torch.distributed as dist
 
 
 def spawned(rank: int, folder: str, ranks: int, port: int) -> None:
-    """Be one rank that torch.multiprocessing.spawn started:
-    its number is an argument, and nothing else is told.
-    """
+    """Be one rank that torch.multiprocessing.spawn started, which sets no variables."""
     join(folder, init_method=f"tcp://localhost:{port}", rank=rank, world_size=ranks)
 
 
 def join(folder: str, **place: Any) -> None:
-    """Be one rank, in its place or in that which the variables of the environment describe."""
+    """Be one rank; without `place`, the rank that the environment variables describe."""
     environment = dict(os.environ)
     dist.init_process_group("gloo", **place)
     total = torch.ones(1)

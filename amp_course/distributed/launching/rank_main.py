@@ -1,10 +1,9 @@
-"""Run a script as one rank, unchanged, and leave a record of how it ended: what torchrun starts in
-the place of the script.
+"""Run a script as one rank, unchanged, and record how it ended. torchrun starts this instead of the
+script.
 
-`python rank_main.py SCRIPT ARGUMENTS`. The script finds what it would find without it: `__main__`,
-`sys.argv`, `sys.path`, its output and its exit code. Where its stdin ends, the process that asked
-for the run is gone, and this run ends with it. In the folder that the environment names, rank 1
-leaves
+`python rank_main.py SCRIPT ARGUMENTS`. `__main__`, `sys.argv`, `sys.path`, output and exit code are
+as if the script ran alone. When stdin ends, the process that started the run is gone, and this run
+ends with it. In the folder that the environment names, rank 1 writes
 
 rank1.out, rank1.err  what it printed
 rank1.pid             its process, from the start
@@ -39,13 +38,13 @@ def main() -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not on every system
 
-        # asked where it is, it must not dump its memory
+        # SIGABRT asks where it is; it must not dump its memory, too
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asker, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    starter, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    threading.Thread(target=_end_with, args=(asker,), daemon=True).start()
-    with open(f"{base}.pid", "w") as started:
-        started.write(str(os.getpid()))
+    threading.Thread(target=_end_with, args=(starter,), daemon=True).start()
+    with open(f"{base}.pid", "w") as pid_file:
+        pid_file.write(str(os.getpid()))
     sys.argv = sys.argv[1:]
     script = os.path.abspath(sys.argv[0])
     sys.path[0] = os.path.dirname(script)
@@ -62,19 +61,19 @@ def main() -> None:
     except BaseException as error:
         name = _name(type(error))
         _record(base, "raised", what=name, message=str(error)[:_MOST], **_place(error, script))
-        # without this file's own frame
+        # show the traceback without this file's frame
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     _record(base, "finished")
-    # a process group in a reference cycle has threads, and they abort a process that they outlive
-    # (torch 2.13)
+    # a process group in a reference cycle has threads, which abort the process if they outlive
+    # Python (torch 2.13)
     gc.collect()
 
 
-def _end_with(asker: int) -> None:
-    """End all processes of the run once a pipe has no writer any more."""
-    os.read(asker, 1)
+def _end_with(starter: int) -> None:
+    """End all processes of the run once the pipe `starter` has no writer."""
+    os.read(starter, 1)
     from amp_course.kit.children import TOKEN, family
 
     for process in family(os.environ[TOKEN]):
@@ -91,7 +90,7 @@ def _record(base: str, kind: str, **facts: Any) -> None:
 def _exit_code(code: object) -> dict[str, Any]:
     if code is None or isinstance(code, int):
         return {"code": code or 0}
-    # Python prints anything else, and exits with 1
+    # Python prints any other value, and exits with 1
     return {"code": 1, "message": str(code)[:_MOST]}
 
 

@@ -1,6 +1,4 @@
-"""Run a training script on several ranks, as `torchrun` does in a shell,
-and show what each of them did.
-"""
+"""Run a training script on several ranks by `torchrun`, and show what each of them did."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ def run_script(
 
     script:  a file, or the name of one of the course's scripts
     args:    its command line
-    ranks:   of all nodes together, shared equally
-    seconds: after which everything is ended; that takes up to 5 seconds more
-    nodes:   2 plays two machines on this one: one torchrun for each, which meet at a port
+    ranks:   on all nodes together, the same number on each
+    seconds: time limit; ending the processes takes up to 5 seconds more
+    nodes:   2 simulates two machines on this one, with a torchrun each
 
     Each rank computes on one thread unless OMP_NUM_THREADS says otherwise, and gloo uses the
     loopback interface unless GLOO_SOCKET_IFNAME names another. A run that fails raises nothing: its
@@ -79,7 +77,7 @@ def find_script(script: str | os.PathLike[str]) -> Path:
     if not file.exists() and len(file.parts) == 1 and own.exists():
         file = own
     if not file.exists():
-        names = ", ".join(sorted(f'"{one.stem}"' for one in SCRIPTS.glob("[a-z]*.py")))
+        names = ", ".join(sorted(f'"{path.stem}"' for path in SCRIPTS.glob("[a-z]*.py")))
         raise CourseError(
             f"there is no file {script}: correct the path, or name one of the course's scripts "
             f"({names})."

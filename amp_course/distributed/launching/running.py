@@ -29,7 +29,7 @@ class Ended:
     """How some commands ended.
 
     codes:   the exit code of each; None for one that had to be ended
-    seconds: from their start to the last one's end, or to the moment that time was up
+    seconds: from their start until the last one ended, or time was up
     """
 
     time_up: bool
@@ -38,11 +38,11 @@ class Ended:
 
 
 def run_commands(commands: Sequence[Command], folder: Path, seconds: float) -> Ended:
-    """Start the commands together, wait until all have ended or time is up, and end what is left.
+    """Start the commands together, wait until all have ended or time is up, and end the others.
 
-    What they print is left in folder/command0.out, command0.err, command1.out, and so on. Their
-    stdin ends when this process does, even by SIGKILL: `rank_main` then ends the ranks. Raises
-    ChildError if they cannot be started.
+    They print to folder/command0.out, command0.err, command1.out, and so on. Their stdin ends when
+    this process does, even by SIGKILL: `rank_main` then ends the ranks. Raises ChildError if they
+    cannot be started.
     """
     began, children = time.monotonic(), list[Child]()
     try:
@@ -55,7 +55,7 @@ def run_commands(commands: Sequence[Command], folder: Path, seconds: float) -> E
         time_up = not _wait(children, began + seconds)
         took = time.monotonic() - began
         if time_up:
-            _ask_where(children, folder)
+            _dump_places(children, folder)
         return Ended(time_up, tuple(child.poll() for child in children), took)
     finally:
         for child in children:
@@ -79,22 +79,22 @@ def _wait(children: Sequence[Child], until: float) -> bool:
     return True
 
 
-def _ask_where(children: Sequence[Child], folder: Path) -> None:
-    """Have each rank write where it is: faulthandler answers SIGABRT, even in a collective."""
-    ranks = {file.read_text() for file in folder.glob("rank*.pid")}
+def _dump_places(children: Sequence[Child], folder: Path) -> None:
+    """Have each rank write where it is: faulthandler handles SIGABRT, even in a collective."""
+    pids = {file.read_text() for file in folder.glob("rank*.pid")}
     processes = [process for child in children for process in family(child.token)]
-    asked = [process for process in processes if str(process.pid) in ranks]
-    for process in asked:
+    ranks = [process for process in processes if str(process.pid) in pids]
+    for process in ranks:
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGABRT)
-    psutil.wait_procs(asked, _DUMP)
+    psutil.wait_procs(ranks, _DUMP)
 
 
 def local_environment() -> dict[str, str]:
-    """Return what ranks on one machine need: one thread each, gloo on the loopback interface.
+    """Return the variables that ranks on one machine need: one thread, gloo on the loopback
+    interface, this package on the path. What is set already stays.
 
-    This package is on the path, too. gloo would look up the machine's name otherwise, which fails
-    on many a laptop. What is set already stays.
+    Without an interface, gloo looks up the machine's name, which fails on many laptops.
     """
     interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
     wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
@@ -105,12 +105,12 @@ def local_environment() -> dict[str, str]:
 
 def free_port() -> int:
     """Return a TCP port that nobody uses at the moment."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def rendezvous() -> list[str]:
     """Return the options by which the torchruns of several nodes, all on this machine, meet."""
-    meeting = f"--rdzv-backend c10d --rdzv-endpoint localhost:{free_port()} --local-addr localhost"
-    return meeting.split()
+    endpoint = f"localhost:{free_port()}"
+    return f"--rdzv-backend c10d --rdzv-endpoint {endpoint} --local-addr localhost".split()

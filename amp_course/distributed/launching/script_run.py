@@ -1,4 +1,4 @@
-"""What became of a script that was run: its output by rank, its exit codes, and what went wrong."""
+"""The result of a script that was run: its output by rank, its exit codes, and what went wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRE = (
 class ScriptRun:
     """A script that was run on some ranks; it prints as a page.
 
-    command:  as one types it in a shell
+    command:  as typed in a shell
     ranks:    the output and the exit code, rank by rank
     seconds:  from the start of torchrun to its end
     problem:  what went wrong first, with the rank, the cause and the fix; None if nothing did
@@ -39,7 +39,7 @@ class ScriptRun:
 
     @property
     def ok(self) -> bool:
-        """Whether all ranks came to their end without an error."""
+        """True if all ranks finished without an error."""
         return self.problem is None
 
     @property
@@ -47,13 +47,8 @@ class ScriptRun:
         """What each rank printed to its standard output: run.output[0] → "loss 0.25\\n"."""
         return tuple(rank.out for rank in self.ranks)
 
-    @property
-    def exit_codes(self) -> tuple[int | None, ...]:
-        """The exit code of each rank."""
-        return tuple(rank.exit_code for rank in self.ranks)
-
     def check(self) -> ScriptRun:
-        """Return this run if it is ok. Raises CourseError, with the problem, if it is not."""
+        """Return this run. Raises CourseError, with the problem, if it failed."""
         if self.problem is not None:
             raise CourseError(self.problem)
         return self
@@ -68,14 +63,11 @@ class ScriptRun:
         return streams
 
     def _last_line(self) -> str:
-        return (
-            f"All ranks finished in {seconds_text(self.seconds)}."
-            if self.ok
-            else f"**The run failed:** {self.problem}"
-        )
+        if self.ok:
+            return f"All ranks finished in {seconds_text(self.seconds)}."
+        return f"**The run failed:** {self.problem}"
 
     def __repr__(self) -> str:
-        """Write the page as plain text."""
         lines = [f"$ {line}" for line in self.command.splitlines()]
         lines += [f"[{name}] {line}" for name, text in self._streams() for line in text.split("\n")]
         return "\n".join([*lines, plain_text(self._last_line()), *self._remarks()])
@@ -100,7 +92,7 @@ class ScriptRun:
 
 
 def shortened(text: str) -> str:
-    """Cut a long text in its middle, and its long lines at their ends. Example:
+    """Cut the middle of a long text, and the ends of long lines. Example:
     100 lines → 12, "… 60 lines left out …", 28
     """
     lines = [

@@ -1,8 +1,7 @@
-"""Time how long launchers take from their command to the first all-reduce that both ranks have
-completed, in turn.
+"""Time launchers, in turn, from their command to the first all-reduce that both ranks complete.
 
-A round starts each launcher once, in another order each time. Two ranks, gloo, one machine; most of
-the time goes by while Python loads torch, in the launcher's own process too, if it is torch's.
+A round starts each launcher once, in another order each time. Two ranks, gloo, one machine. Most of
+the time passes while Python loads torch, also in the launcher's process, if it is torch's.
 """
 
 from __future__ import annotations
@@ -33,29 +32,17 @@ from amp_course.kit.measure import Timing, order_of_round
 
 _PROBE = str(Path(__file__).with_name("probe.py"))
 _SECONDS = 60.0  # for one start
-_NOT_THEIRS = {  # set by us, by a shell, by a terminal
-    TOKEN,
-    FOLDER,
-    "OMP_NUM_THREADS",
-    "GLOO_SOCKET_IFNAME",
-    "PYTHONPATH",
-    "_",
-    "PWD",
-    "OLDPWD",
-    "SHLVL",
-    "COLUMNS",
-    "LINES",
-    "__CF_USER_TEXT_ENCODING",
-}
+# variables set by us, by a shell or by a terminal, not by a launcher
+_NOT_THEIRS = f"""{TOKEN} {FOLDER} OMP_NUM_THREADS GLOO_SOCKET_IFNAME PYTHONPATH
+    _ PWD OLDPWD SHLVL COLUMNS LINES __CF_USER_TEXT_ENCODING""".split()
 
 
 @dataclass(frozen=True)
 class StartUpTimes:
-    """The start-up times of some launchers, one number a round: from the command to the all-reduce
-    of the later rank.
+    """The start-up times of some launchers.
 
-    seconds:     launcher → seconds
-    environment: launcher → what rank 1 found set that was not set before, in the last round
+    seconds:     launcher → for each round, from the command to the all-reduce of the later rank
+    environment: launcher → the variables that it set for rank 1, in the last round
     left_out:    launcher → why it was not run
     """
 
@@ -64,11 +51,9 @@ class StartUpTimes:
     left_out: Mapping[str, str]
 
     def timing(self, launcher: str) -> Timing:
-        """Return the times of one launcher."""
         return Timing(self.seconds[launcher])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings, ready for JSON."""
         environment = {name: sorted(found) for name, found in self.environment.items()}
         seconds = {name: list(times) for name, times in self.seconds.items()}
         return {"seconds": seconds, "variables": environment, "left_out": dict(self.left_out)}
@@ -86,7 +71,7 @@ def time_launchers(
     unknown launchers, CourseError if one does not work. Example:
     time_launchers(rounds=1).timing("spawn").median → 2.1
     """
-    known = [one.key for one in LAUNCHERS if one.key]
+    known = [launcher.key for launcher in LAUNCHERS if launcher.key]
     if rounds < 1 or not launchers or set(launchers) - set(known):
         raise ValueError(
             f"rounds={rounds}, launchers={list(launchers)}: use at least one round, and some of "
@@ -108,8 +93,8 @@ def time_launchers(
 
 
 def _start(launcher: str) -> tuple[float, Mapping[str, str]]:
-    """Start two ranks once; return the seconds, and the variables that rank 1 found set. Raises
-    CourseError, with the last words of the launcher, if they do not complete the all-reduce.
+    """Start two ranks once; return the seconds, and the variables that were set for rank 1. Raises
+    CourseError, with the launcher's last line, if they do not complete the all-reduce.
     """
     local = local_environment()
     with tempfile.TemporaryDirectory(prefix="amp_course-start-") as name:
@@ -120,11 +105,11 @@ def _start(launcher: str) -> tuple[float, Mapping[str, str]]:
         files = [folder / f"probe{rank}.json" for rank in (0, 1)]
         if any(ended.codes) or not all(file.exists() for file in files):
             errors = sorted(folder.glob("command*.err"))
-            said = "".join(file.read_text(errors="replace") for file in errors).strip()
-            why = said.splitlines()[-1] if said else f"time was up after {_SECONDS:.0f} seconds"
+            text = "".join(file.read_text(errors="replace") for file in errors).strip()
+            why = text.splitlines()[-1] if text else f"time was up after {_SECONDS:.0f} seconds"
             raise CourseError(
-                f"{launcher} did not start two ranks: {why}. Try it in a shell to see all that it "
-                f"says."
+                f"{launcher} did not start two ranks: {why}. Run it in a shell to see its whole "
+                f"output."
             )
         ranks = [json.loads(file.read_text()) for file in files]
     set_by_it = {
@@ -144,12 +129,12 @@ def _commands(launcher: str, folder: str) -> list[Command]:
     if launcher == "two nodes":
         options = [*f"{torchrun} --nnodes 2 --nproc-per-node 1".split(), *rendezvous()]
         return [([sys.executable, *options, *probe], {})] * 2
-    started_by = {
+    if launcher == "spawn":
+        return [([sys.executable, *probe, "spawn", "2", port], {})]
+    options = {
         "torchrun": f"{torchrun} --standalone --nproc-per-node 2",
         "launch": f"-m torch.distributed.launch --nproc-per-node 2 --master-port {port}",
         "accelerate": "-m accelerate.commands.launch --multi_gpu --num_processes 2 "
         f"--main_process_port {port}",
-        "spawn": "",
-    }[launcher]
-    own = ["spawn", "2", port] if launcher == "spawn" else []
-    return [([sys.executable, *started_by.split(), *probe, *own], {})]
+    }[launcher].split()
+    return [([sys.executable, *options, *probe], {})]

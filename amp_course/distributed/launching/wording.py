@@ -1,5 +1,5 @@
-"""The words of a diagnosis: how ranks and lines are named,
-and what the obscure messages of torch and gloo mean.
+"""The words of a diagnosis: names of ranks and lines, and what obscure messages of torch and gloo
+mean.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from amp_course.distributed.launching.evidence import End, Place, Rank
 from amp_course.kit.toml_data import read_toml
 
 _PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-# What torch and gloo say → what it means, with the fix. Groups of the pattern are put in as {0}, …
+# pattern of a message of torch or gloo → what it means, with the fix; {0} is the first group
 MEANINGS: dict[str, str] = {
-    one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]
+    entry["pattern"]: entry["meaning"] for entry in read_toml(__file__, "messages.toml")["message"]
 }
 
 
@@ -59,7 +59,7 @@ def meaning(message: str) -> str:
     return ""
 
 
-def short(text: str, most: int = 200) -> str:
-    """Return the first line of a text, cut if it is long, and without a full stop."""
+def short(text: str) -> str:
+    """Return the first line of a text, without a full stop, cut to 200 characters."""
     line = (text.strip().splitlines() or [""])[0].rstrip(".")
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= 200 else line[:199] + "…"

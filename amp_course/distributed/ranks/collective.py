@@ -1,10 +1,8 @@
-"""Watch the collectives that a rank calls: each is asked for before it starts, so that none is left
-waiting forever.
+"""Watch the collectives that a rank calls: it asks before each one, so that none waits forever.
 
 A collective hangs if one rank of its group never calls it. No rank can see that; the process that
-started them can. So before a collective starts, its rank asks for it and waits for the word. `pool`
-gives that once all ranks of the group ask for the same one, and says who is missing if that cannot
-happen any more.
+started them can. So a rank asks before it starts a collective. `pool` answers "go" once all ranks
+of the group ask for the same one, and says which rank is missing if that cannot happen any more.
 """
 
 from __future__ import annotations
@@ -24,25 +22,18 @@ from amp_course.kit.tensors import tensors_in
 ENDED_GROUP = (
     "your code ended the process group. It belongs to the program that opened it: leave it open"
 )
-RETURNED = "returned"  # no collective of torch's: an answer has ended a case, and waits for others
+RETURNED = "returned"  # not a collective: an answer has finished a case, and waits for the others
 
-# What people call the ops. torch spells them "allreduce_", "_allgather_base_", and so on; others,
-# such as sends, need nobody's word.
-_NAMES = (
-    "all_reduce",
-    "all_gather",
-    "all_to_all",
-    "reduce_scatter",
-    "reduce",
-    "gather",
-    "scatter",
-    "broadcast",
-    "monitored_barrier",
-    "barrier",
+# The usual names; torch's ops are "allreduce_", "_allgather_base_", and so on. Others, such as
+# sends, are not watched.
+_OPS = (
+    "all_reduce all_gather all_to_all reduce_scatter reduce gather scatter broadcast "
+    "monitored_barrier barrier"
 )
-# what all ranks must have alike
-_SENT = ("tensors", "input_tensors", "input_tensor", "input", "inputs", "input_list")
-# nothing is sent, or something else by each rank
+_NAMES = {name.replace("_", ""): name for name in _OPS.split()}
+# the arguments that must have the same shapes and dtype on all ranks
+_INPUTS = ("tensors", "input_tensors", "input_tensor", "input", "inputs", "input_list")
+# their shapes may differ between ranks, or there are none
 _SHAPELESS = ("barrier", "monitored_barrier", "all_to_all")
 
 
@@ -50,10 +41,9 @@ _SHAPELESS = ("barrier", "monitored_barrier", "all_to_all")
 class Collective:
     """One call of a collective on one rank.
 
-    name:   "all_reduce", as people call it
+    name:   "all_reduce"
     group:  the ranks that have to call it
-    shapes: of the tensors that this rank puts in, whose dtype is `dtype`; both empty where ranks
-            need not agree on them
+    shapes: of this rank's inputs, whose dtype is `dtype`; both empty where ranks need not agree
     root:   of a broadcast, reduce, gather or scatter; −1 for the others
     """
 
@@ -65,7 +55,7 @@ class Collective:
 
     @property
     def elements(self) -> int:
-        """How many numbers this rank puts in."""
+        """How many numbers this rank's inputs have."""
         return sum(torch.Size(shape).numel() for shape in self.shapes)
 
     def __str__(self) -> str:
@@ -77,15 +67,15 @@ class Collective:
             return what
         if len(self.shapes) > 1:
             return f"{what} of {len(self.shapes)} {self.dtype} tensors of {self.elements:,} numbers"
-        article = "an" if self.dtype[0] in "ai" else "a"
+        article = "an" if self.dtype.startswith("i") else "a"
         return f"{what} of {article} {self.dtype} tensor of shape {self.shapes[0]}"
 
 
 class Stopped(BaseException):
-    """The collective that this rank waits for cannot happen any more; the message says why. No
-    `except Exception` catches it.
+    """The collective that this rank waits for can never complete; the message says why. Not an
+    Exception, so that `except Exception` does not catch it.
 
-    case: in which case of an exercise, if it was in one
+    case: of an exercise, if any
     """
 
     case = ""
@@ -96,10 +86,10 @@ class Stopped(BaseException):
 
 
 class CollectiveWatch(TorchDispatchMode):
-    """Ask for each collective before it runs, and keep a list of those that did.
+    """Ask before each collective, and list those that ran.
 
-    ask:     gets the collective; raises Stopped if it can never complete
-    current: the one that watches over this process's work, if any does
+    ask:     takes the collective; raises Stopped if it can never complete
+    current: the active watch of this process
     """
 
     current: CollectiveWatch | None = None
@@ -118,15 +108,9 @@ class CollectiveWatch(TorchDispatchMode):
         super().__exit__(*error)
         CollectiveWatch.current = None
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor's own code comes first; its collectives come here again
+            return NotImplemented  # run DTensor's own code first; its collectives come back here
         if func.namespace in ("c10d", "_c10d_functional") and (
             collective := _read(func, args, kwargs or {})
         ):
@@ -137,15 +121,15 @@ class CollectiveWatch(TorchDispatchMode):
 
 def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Collective | None:
     op = func._schema.name.split("::")[1].replace("_", "")
-    name = next((name for name in _NAMES if op.startswith(name.replace("_", ""))), None)
+    name = next((name for prefix, name in _NAMES.items() if op.startswith(prefix)), None)
     if name is None:
         return None
     names = (argument.name for argument in func._schema.arguments)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    group = _group(given)
-    root = next((given[key] for key in ("root_rank", "src") if key in given), -1)
-    inputs = ("output_tensors",) if name == "scatter" else _SENT
-    sent = next((given[key] for key in inputs if key in given), None)
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    group = _group(arguments)
+    root = next((arguments[key] for key in ("root_rank", "src") if key in arguments), -1)
+    inputs = ("output_tensors",) if name == "scatter" else _INPUTS
+    sent = next((arguments[key] for key in inputs if key in arguments), None)
     tensors = [] if name in _SHAPELESS else list(tensors_in(sent))
     return Collective(
         name,
@@ -156,11 +140,11 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Collectiv
     )
 
 
-def _group(given: dict[str, Any]) -> tuple[int, ...]:
-    if "group_name" in given:
-        group = given["group_name"]
+def _group(arguments: dict[str, Any]) -> tuple[int, ...]:
+    if "group_name" in arguments:
+        group = arguments["group_name"]
         if isinstance(group, str):
             group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     else:
-        group = dist.ProcessGroup.unbox(given["process_group"])
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
     return tuple(dist.get_process_group_ranks(group))

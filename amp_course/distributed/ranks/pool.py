@@ -1,9 +1,8 @@
-"""Keep two ranks warm, send them work, watch over their collectives, and end them with this
-process.
+"""Keep two ranks warm, send them work, watch their collectives, and end them with this process.
 
-Starting them takes seconds, for each loads torch; a piece of work then takes milliseconds. A rank
-that hangs is told so as soon as nobody can help it any more, and not after a time limit: see
-`collective`. What cannot be stopped in that way has one.
+Starting them takes seconds, as each loads torch; a piece of work then takes milliseconds. A rank
+that would hang is stopped as soon as its collective cannot complete any more: see `collective`. A
+time limit stops everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from amp_course.kit.errors import CourseError
 _RANKS = 2
 _START_SECONDS = 60.0  # for all ranks to load torch and find each other
 _SECONDS = 8.0  # for a piece of work
-_GRACE = 4.0  # seconds that a rank has for reporting, once its work was to have ended
+_GRACE = 4.0  # more seconds to report, after the time limit
 _ALIKE = (
     "All ranks have to call the same collectives, in the same order, with tensors of the same "
     "shape and dtype"
@@ -42,8 +41,7 @@ _ALIKE = (
 
 
 class Ranks:
-    """Two processes of one gloo group, started when first needed and again after one of them has
-    died.
+    """Two processes of one gloo group, started when first needed and again after one has ended.
 
     Example: Ranks().run(print, "hello")[1].printed → "hello\\n"
     """
@@ -52,15 +50,14 @@ class Ranks:
         self._processes: list[Child] = []
         self._connections: list[Connection] = []
         self._folder = ""
-        self._ready = False  # every process has started, and waits for work
+        self._ready = False  # all processes have started, and wait for work
 
     def run(self, function: Any, *arguments: Any, seconds: float = _SECONDS) -> list[Report]:
-        """Call `function(*arguments)` on each rank, inside the group; return the reports, rank by
-        rank.
+        """Call `function(*arguments)` on each rank, inside the group, with a time limit; return the
+        reports, rank by rank.
 
-        `torch.distributed` is initialised there. Nothing that the function does to its arguments is
-        seen here. It has so many seconds. Raises Wrong for what cannot be sent, CourseError if the
-        processes do not start.
+        `torch.distributed` is initialised there. The function gets copies of its arguments. Raises
+        Wrong for what cannot be sent, CourseError if the processes do not start.
         """
         work = packed(function, *arguments)
         try:
@@ -70,16 +67,16 @@ class Ranks:
                 connection.send((seconds, work, sources((function, *arguments))))
             reports = _Watch(self._connections).reports(time.monotonic() + seconds + _GRACE)
             kinds = {report.failure.kind for report in reports if report.failure}
-            if "died" in kinds:
+            if "exited" in kinds:
                 reports = [self._with_exit(rank, report) for rank, report in enumerate(reports)]
-            if kinds & {"died", "hangs"}:
+            if kinds & {"exited", "hangs"}:
                 self.close()
             elif kinds or any(report.leaks for report in reports):
                 self._join_again()
             else:
                 self._ready = True
         except BaseException:
-            # Ctrl-C above all: a rank in the middle of something is of no further use
+            # above all Ctrl-C: a rank in the middle of its work cannot be used again
             self.close()
             raise
         return reports
@@ -134,9 +131,7 @@ class Ranks:
         self._ready = True
 
     def _join_again(self) -> None:
-        """Give the ranks a new group: what is left in the old one must not meet the next piece of
-        work.
-        """
+        """Give the ranks a new group: leftovers in the old one must not meet the next work."""
         try:
             for connection in self._connections:
                 connection.send("join")
@@ -145,50 +140,50 @@ class Ranks:
             self.close()
 
     def _with_exit(self, rank: int, report: Report) -> Report:
-        if report.failure is None or report.failure.kind != "died":
+        if report.failure is None or report.failure.kind != "exited":
             return report
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank].wait(2.0)
         code = self._processes[rank].returncode
         killed = code is not None and code < 0
         how = f"was killed by signal {-code}" if killed else f"ended with exit code {code}"
-        told = f"the process was gone before your code returned: it {how}"
-        return _failed(told, f"died {code}", "died")
+        message = f"the process was gone before your code returned: it {how}"
+        return _failed(message, f"exited {code}", "exited")
 
 
 class _Watch:
-    """One piece of work: who runs, who waits for which collective, who has reported."""
+    """One piece of work: which ranks wait for which collective, and which have reported."""
 
     def __init__(self, connections: list[Connection]) -> None:
         self.connections = connections
         self.waiting: dict[int, Collective] = {}
-        self.stopped: set[int] = set()  # ranks that were told not to wait any longer
+        self.stopped: set[int] = set()  # ranks whose collective can never complete
         self.calls: Counter[int] = Counter()  # rank → collectives asked for
         self.ended: dict[int, Report] = {}
 
     def reports(self, until: float) -> list[Report]:
-        """Wait for both reports; a rank that has none by then is told to hang."""
+        """Wait for both reports; a rank without one by then hangs."""
         while len(self.ended) < _RANKS:
             busy = [rank for rank in range(_RANKS) if rank not in self.ended]
             ready = wait([self.connections[rank] for rank in busy], until - time.monotonic())
             for rank in busy:
                 if self.connections[rank] in ready:
-                    self._hear(rank)
+                    self._receive(rank)
                 elif not ready:
-                    told = "your code had not finished when its time was up, and could not be "
-                    self.ended[rank] = _failed(told + "stopped", "hangs", "hangs")
+                    message = "your code had not finished when its time was up, and could not be "
+                    self.ended[rank] = _failed(message + "stopped", "hangs", "hangs")
             self._decide()
         return [self.ended[rank] for rank in range(_RANKS)]
 
-    def _hear(self, rank: int) -> None:
+    def _receive(self, rank: int) -> None:
         try:
             message = self.connections[rank].recv()
         except (EOFError, OSError):
-            message = _failed("", "died", "died")
+            message = _failed("", "exited", "exited")
         if isinstance(message, Report):
             failure = message.failure
             waited = self.waiting.pop(rank, None) is not None or rank in self.stopped
-            # it lost its time to another rank
+            # its time ran out while it waited for another rank
             if waited and failure is not None and failure.kind == "time":
                 message = replace(message, failure=replace(failure, kind="stopped"))
             self.ended[rank] = message
@@ -197,22 +192,22 @@ class _Watch:
             self.waiting[rank] = message
 
     def _decide(self) -> None:
-        """Let the collectives run that all their ranks call, and stop what cannot go on."""
+        """Start the collectives that all their ranks call, and stop those that never can be."""
         for wanted in list(self.waiting.values()):
             if all(self.waiting.get(other) == wanted for other in wanted.group):
                 for other in wanted.group:
                     del self.waiting[other]
-                    self._tell(other, "go")
+                    self._answer(other, "go")
         for rank, why in {rank: self._obstacle(rank) for rank in self.waiting}.items():
             if why:
                 mine = f"rank {rank}'s collective number {self.calls[rank]}, {self.waiting[rank]}"
-                self._tell(rank, f"{mine}, can never complete: {why}")
+                self._answer(rank, f"{mine}, can never complete: {why}")
                 del self.waiting[rank]
                 self.stopped.add(rank)
 
     def _obstacle(self, rank: int) -> str:
-        """Say why a rank waits in vain: the other has ended, or calls another collective; "" while
-        it still may come.
+        """Say why a rank waits in vain: the other has ended, or calls another collective. Return ""
+        while it may still come.
         """
         other = 1 - rank
         if other in self.ended and (failure := self.ended[other].failure):
@@ -226,18 +221,18 @@ class _Watch:
             )
         return f"rank {other}'s number {self.calls[other]} is {theirs}. {_ALIKE}" if theirs else ""
 
-    def _tell(self, rank: int, message: str) -> None:
-        with contextlib.suppress(OSError):  # it has just died, and will be heard of
+    def _answer(self, rank: int, message: str) -> None:
+        with contextlib.suppress(OSError):  # it has just ended, which `_receive` will notice
             self.connections[rank].send(message)
 
 
-def _failed(told: str, signature: str, kind: str) -> Report:
-    return Report(failure=Failure(told, signature, kind))
+def _failed(message: str, signature: str, kind: str) -> Report:
+    return Report(failure=Failure(message, signature, kind))
 
 
 @functools.cache
 def warm_ranks() -> Ranks:
-    """Return this process's ranks, started when they first get work; they end with it."""
+    """Return this process's ranks, which start with their first work and end with the process."""
     ranks = Ranks()
     atexit.register(ranks.close)
     return ranks

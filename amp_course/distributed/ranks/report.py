@@ -1,5 +1,5 @@
-"""What a rank sends back about a piece of work: plain data,
-for exceptions of the reader's own cannot always travel.
+"""What a rank sends back about a piece of work: plain data, as a learner's own exceptions cannot
+always be pickled.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the work did not get to its end on a rank.
+    """Why the work did not finish on a rank.
 
-    told:      in words that continue "Not quite: …": explained where it happened, with the
-               line
-    signature: the same for two failures of one cause
-    kind:      "raised"; "refused", what came back is no answer; "time" is up; "stopped", waiting in
-               vain for other ranks; "returned", while another rank failed; "died", its process
+    message:   continues "Not quite: …", with the line
+    signature: equal for two failures with the same cause
+    kind:      "raised"; "refused": the result is no answer; "time" is up; "stopped": waiting in
+               vain for other ranks; "returned", while another rank failed; "exited": its process
                ended; "hangs", and could not be stopped
-    case:      in which case, if the work said so: "at step 2"
+    case:      of the exercise, if known: "at step 2"
     """
 
-    told: str
+    message: str
     signature: str
     kind: str = "raised"
     case: str = ""
@@ -29,8 +28,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank did: its result or its failure, what the work printed, and, as sentences, what
-    it left changed in its process.
+    """The result or the failure of one rank, what the work printed, and, as sentences, what it left
+    changed in its process.
     """
 
     value: Any = None

@@ -1,8 +1,8 @@
-"""Send a reader's function to another process: by value, with what it uses.
+"""Send a learner's function to another process: by value, with what it uses.
 
-A function of a notebook cannot be imported elsewhere, so cloudpickle takes it apart: its code, its
-defaults, and the variables it uses. The alternative, a worker script that the reader's code is
-pasted into, would lose those variables, and the line numbers of the notebook.
+A function from a notebook cannot be imported in another process, so cloudpickle sends its code, its
+defaults and the variables it uses. The alternative, pasting the learner's code into a worker
+script, would lose those variables and the notebook's line numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 
 import cloudpickle
 
-from amp_course.checking import Wrong, is_readers
+from amp_course.checking import Wrong, is_learners
 
 
 def packed(function: Any, *arguments: Any) -> bytes:
     """Return a call as bytes that `pickle.loads` turns into (function, arguments) in another
     process.
 
-    What is defined in the reader's own modules travels by value too, so that one that was edited
-    and reloaded is the new one. Raises Wrong for what cannot be sent.
+    What the learner's own modules define is sent by value too, so that an edited and reloaded
+    module is the new one. Raises Wrong for what cannot be sent.
     """
     with _by_value((function, *arguments)):
         try:
@@ -45,31 +45,31 @@ def sources(functions: Iterable[Any]) -> dict[str, list[str]]:
     """Return the source lines of functions, and of those that they use, if they were typed into a
     notebook: {file: lines}.
 
-    A cell is no file that the other process could read, and a message about a line should quote it.
+    The other process cannot read a cell, and messages there quote lines.
     """
-    waiting, found = [one for one in functions if isinstance(one, FunctionType)], {}
+    waiting, found = [*functions], {}
     done: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        file = one.__code__.co_filename
-        if id(one) in done or not is_readers(file) or os.path.exists(file):
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or id(function) in done:
             continue
-        done.add(id(one))
-        found[file] = linecache.getlines(file)
-        used = (one.__globals__.get(name) for name in one.__code__.co_names)
-        waiting += [other for other in used if isinstance(other, FunctionType)]
+        done.add(id(function))
+        code = function.__code__
+        if is_learners(code.co_filename) and not os.path.exists(code.co_filename):
+            found[code.co_filename] = linecache.getlines(code.co_filename)
+            waiting += [function.__globals__.get(name) for name in code.co_names]
     return found
 
 
 @contextlib.contextmanager
 def _by_value(values: tuple[Any, ...]) -> Iterator[None]:
-    """Let what is defined in the modules of these functions travel by value, if they are the
-    reader's.
-    """
-    functions = [inspect.unwrap(one) for one in values if callable(one)]
-    names = {getattr(one, "__module__", None) for one in functions} - {"__main__"}
+    """Pickle by value what is defined in the learner's modules that these functions come from."""
+    functions = [inspect.unwrap(value) for value in values if callable(value)]
+    names = {getattr(function, "__module__", None) for function in functions} - {"__main__"}
     modules = [sys.modules[name] for name in names if name in sys.modules]
-    own = [one for one in modules if is_readers(getattr(one, "__file__", None) or "<frozen ")]
+    own = [
+        module for module in modules if is_learners(getattr(module, "__file__", None) or "<frozen ")
+    ]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:

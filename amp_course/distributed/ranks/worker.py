@@ -1,8 +1,8 @@
 """Be one rank: join the group, then run what the parent process sends, until it hangs up.
 
 Started by `pool`: `python -m amp_course.distributed.ranks.worker RANK SIZE SOCKET PARENT FOLDER`.
-The process ends when its parent does, however that ends: the socket closes; while work is running,
-a thread looks for the parent.
+The process ends when its parent does, however that ends: the socket closes, and while work is
+running, a thread checks for the parent.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from amp_course.distributed.ranks.collective import (
 )
 from amp_course.distributed.ranks.report import Failure, Report
 
-_PARENT = 0.5  # seconds between two looks for the parent
+_PARENT = 0.5  # seconds between two checks for the parent
 _JOINING = datetime.timedelta(seconds=60)
 _PRINTED = 20_000  # characters that are sent back
 
 
 class Rank:
-    """This process: its number, the group it is in, and the line to the parent."""
+    """This process: its rank, its group, and the connection to the parent."""
 
     def __init__(self, rank: int, size: int, connection: Connection, folder: str) -> None:
         self.rank, self.size, self.folder = rank, size, folder
@@ -63,7 +63,7 @@ class Rank:
         self.stopped: Stopped | None = None
 
     def join(self) -> None:
-        """Join a new group with the other ranks, and say so."""
+        """Join a new group with the other ranks, and report that."""
         self.groups += 1
         store = dist.FileStore(f"{self.folder}/group{self.groups}", self.size)
         dist.init_process_group(
@@ -83,16 +83,14 @@ class Rank:
                 with contextlib.suppress(Exception):
                     dist.destroy_process_group()
                 self.join()
-            elif not isinstance(message, str):  # the word for a collective that the work has left
+            elif not isinstance(message, str):  # else a late answer, about an abandoned collective
                 seconds, work, sources = message
                 for file, lines in sources.items():
                     linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
                 self.connection.send_bytes(_sendable(self.run(work, seconds)))
 
     def ask(self, collective: Collective) -> None:
-        """Wait for the word that all ranks call this collective.
-        Raises Stopped if they never will.
-        """
+        """Wait until all ranks call this collective. Raises Stopped if they never will."""
         self.connection.send(collective)
         answer = self.connection.recv()
         if answer != "go":
@@ -114,13 +112,13 @@ class Rank:
                 value = within(seconds, lambda: _call(work))
             except BaseException as error:
                 failure = _failure(error, seconds)
-        if failure is None and self.stopped is not None:  # the work caught it and went on
+        if failure is None and self.stopped is not None:  # the work caught Stopped and went on
             failure = _failure(self.stopped, seconds)
         leaks = [*left.leaks, *self._own_groups(before)]
         return Report(value, failure, printed.getvalue()[:_PRINTED], tuple(leaks))
 
     def _own_groups(self, before: set[Any]) -> list[str]:
-        """End the groups that the work opened; say so if it ended ours."""
+        """End the groups that the work created; report if it ended ours."""
         if not dist.is_initialized() or dist.group.WORLD is not self.world:
             return [ENDED_GROUP]
         for group in set(dist.distributed_c10d._world.pg_map) - before:
@@ -130,15 +128,15 @@ class Rank:
 
 
 def _sendable(report: Report) -> bytes:
-    """Pickle a report, what the work defined by value;
-    not by `connection.send`, which shares the memory of tensors.
+    """Pickle a report, with classes of the work by value. (`connection.send` would share the memory
+    of tensors.)
     """
     try:
         return bytes(cloudpickle.dumps(report))
     except Exception as error:
         what = f"{type(error).__name__}: {short(str(error))}"
-        told = f"your code returned something that cannot be sent back from its process ({what})"
-        return pickle.dumps(replace(report, value=None, failure=Failure(told, told, "refused")))
+        text = f"your code returned something that cannot be sent back from its process ({what})"
+        return pickle.dumps(replace(report, value=None, failure=Failure(text, text, "refused")))
 
 
 def _call(work: bytes) -> Any:
@@ -149,13 +147,13 @@ def _call(work: bytes) -> Any:
 def _failure(error: BaseException, seconds: float) -> Failure:
     if isinstance(error, Stopped):
         if error.collective.name == RETURNED:
-            told = f"your code returned, but the ranks did not get there together: {error}"
-            return Failure(told, str(error), "returned", error.case)
-        told = f"your code would wait forever{where(error)}: {error}"
-        return Failure(told, str(error), "stopped", error.case)
+            text = f"your code returned, but the ranks did not get there together: {error}"
+            return Failure(text, str(error), "returned", error.case)
+        text = f"your code would wait forever{where(error)}: {error}"
+        return Failure(text, str(error), "stopped", error.case)
     if isinstance(error, TimeUp):
-        told = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
-        return Failure(told, "time", "time")
+        text = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
+        return Failure(text, "time", "time")
     if isinstance(error, Wrong):
         return Failure(str(error), str(error), "refused")
     if isinstance(error, Failed) and error.__cause__ is not None:
@@ -176,7 +174,7 @@ def main() -> None:
     folder = sys.argv[5]
     threading.Thread(target=_watch_parent, args=(parent, folder), daemon=True).start()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of libraries: what a rank says on its own is for nobody
+    warnings.simplefilter("ignore")  # nobody would read them
     load_lazy_modules()
     here = Rank(rank, size, Connection(socket), folder)
     here.join()
@@ -190,4 +188,4 @@ if __name__ == "__main__":
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # nothing to tidy up: gloo would wait for the other ranks
+        os._exit(0)  # a normal exit would wait for the other ranks in gloo

@@ -25,14 +25,15 @@ card = Card(
     lines=20,
     task="Write `compressed_hooks(model, generator)`, which returns the two functions that "
     "`saved_tensors_hooks` takes. They keep a floating-point tensor in 2 bits a number. Take its "
-    "numbers in groups of 64 neighbours; the last group may be filled up with zeros. Each group "
-    "also keeps its smallest value and a step, a third of its range, in float32, so that full "
-    "groups take at most 3 bits a number. The levels are the smallest value plus 0, 1, 2 or 3 "
-    "steps. Each number goes to one of the two levels around it, at random, with draws from the "
-    "generator, independently of the others, so that the mean is right. Shape and dtype come "
-    "back, and groups of equal numbers come back exactly. Leave alone what is not floating-point, "
-    "the model's parameters, and views of them. Tensors are finite and may have any shape and "
-    "strides; they stay unchanged, and nothing that is kept requires a gradient.",
+    "numbers in groups of 64 neighbours; the last group may be filled up, with zeros or with one "
+    "of its own numbers. Each group also keeps its smallest value and a step, a third of its "
+    "range, in float32, so that full groups take at most 3 bits a number. The levels are the "
+    "smallest value plus 0, 1, 2 or 3 steps. Each number goes to one of the two levels around it, "
+    "at random, with draws from the generator, independently of the others, so that the mean is "
+    "right. Shape and dtype come back, and full groups of equal numbers come back exactly. Leave "
+    "alone what is not floating-point, the model's parameters, and views of them. Tensors are "
+    "finite and may have any shape and strides; they stay unchanged, and nothing that is kept "
+    "requires a gradient.",
     hints=(
         "Which tensors must come back exactly? A linear layer saves its weight transposed. What "
         "do a tensor and a view of it have in common?",

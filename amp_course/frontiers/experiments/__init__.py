@@ -1,5 +1,5 @@
-"""Trainings below 16 bits: the same model, data and seeds,
-with operands or activations rounded in many ways.
+"""Trainings below 16 bits: the same model, data and seeds, with operands or activations rounded in
+many ways.
 """
 
 from amp_course.frontiers.experiments.gradient_errors import real_tensors

@@ -1,6 +1,4 @@
-"""Several trainings as a table: one row for each variant and rate,
-with the spread over its seeds.
-"""
+"""Several trainings as a table: a row for each variant and rate, with the spread over its seeds."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ SCORES = {"gpt": "held-out loss", "resnet": "right digits"}
 
 @dataclass(frozen=True, repr=False)
 class TrainingTable(Page):
-    """Trainings of one workload. Each number is a mean over seeds,
-    with the least and the largest where there are several.
+    """Trainings of one workload. Each number is a mean over seeds, with its range if there are
+    several.
     """
 
     runs: tuple[Run, ...]
@@ -34,8 +32,8 @@ class TrainingTable(Page):
         return groups
 
     def differences(self, variant: str, other: str) -> list[float]:
-        """Return how much a variant's score is above another's, seed by seed;
-        KeyError for one that did not train.
+        """Return how much a variant's score is above another's, by seed;
+        KeyError for one that was not trained.
         """
         self._require(variant, other)
         scores = {(run.variant, run.rate, run.seed): run.score for run in self.runs}
@@ -47,8 +45,8 @@ class TrainingTable(Page):
         return [score - scores[pair] for score, pair in pairs if pair in scores]
 
     def only(self, *variants: str, rate: float | None = None) -> TrainingTable:
-        """Return the part of some variants, of all if none is named, in their order here;
-        KeyError for one that did not train.
+        """Return the runs of some variants, or of all, in their order here; KeyError for a variant
+        that was not trained.
         """
         part = TrainingTable(tuple(run for run in self.runs if rate in (None, run.rate)))
         part._require(*variants)
@@ -96,8 +94,8 @@ def _spread(values: Sequence[float], digits: int, unit: str = "") -> str:
 
 
 def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
-    """Read recorded trainings: the newest in benchmarks/results, or the file named. Returns a table
-    for each workload.
+    """Read recorded trainings, by default the newest in benchmarks/results; return a table for each
+    workload.
 
     Raises CourseError if there is none, with the command that makes one.
     """
@@ -110,9 +108,7 @@ def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """Return a run for a file, its losses with four digits;
-    None for one that is not finite, as JSON has no NaN.
-    """
+    """Return a run for a JSON file, its losses with four digits; None for NaN and inf."""
     return {
         **asdict(run),
         "losses": [float(f"{loss:.4g}") if math.isfinite(loss) else None for loss in run.losses],

@@ -1,4 +1,4 @@
-"""Train the character GPT and the digits ResNet under a variant, with the same weights,
+"""Train the character GPT and the digits ResNet under a variant, with the same initial weights,
 batches and learning rates for all.
 """
 
@@ -35,15 +35,13 @@ CONTEXT, LAST = 64, 20
 
 @dataclass(frozen=True)
 class Run:
-    """What became of one training.
+    """The result of one training.
 
     workload:         "gpt" or "resnet"
     losses:           of each step, on its batch
-    score:            on data that it did not train on: the loss of the GPT, the share of right
-                      digits of the ResNet
-    seconds_per_step: as timed here; it says what simulation costs, not what hardware would
-    kept, whole:      bytes of activations kept in few bits in the first step, and what they would
-                      take in fp32
+    score:            on held-out data: the loss of the GPT, the share of right digits of the ResNet
+    seconds_per_step: the time of this simulation, not of hardware with such formats
+    kept, whole:      bytes of activations in few bits in the first step, and of the same in fp32
     """
 
     workload: str
@@ -75,13 +73,12 @@ def train_gpt(
     a step.
 
     The learning rate rises for 20 steps and falls to 0 along a cosine. The loss is multiplied by
-    `loss_scale` before the backward pass, and the gradients are divided by it before the optimizer
-    sees them.
+    `loss_scale` before the backward pass, and the gradients are divided by it before the
+    optimizer's step.
     """
-    text = _text()
+    text = char_text()
     with same_random_state(), one_thread():
-        torch.manual_seed(seed)
-        model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=64)
+        model = _small_gpt(CONTEXT, seed)
         batches = text_batches(text, 16, CONTEXT, steps, seed)
         adamw = torch.optim.AdamW(model.parameters(), lr=rate)
         run = _train(variant, model, adamw, batches, seed, loss_scale)
@@ -109,9 +106,26 @@ def train_resnet(variant: Variant, *, steps: int = 250, rate: float = 0.05, seed
     return Run("resnet", variant.name, variant.bits, rate, seed, score=score, **run)
 
 
+def pretrained_gpt(context: int, batch_size: int, steps: int, seed: int) -> CharGPT:
+    """Return the small GPT of `train_gpt`, trained in fp32 at a constant learning rate."""
+    model = _small_gpt(context, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for inputs, targets in text_batches(char_text(), batch_size, context, steps, seed):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+    return model
+
+
 @functools.cache
-def _text() -> CharText:
+def char_text() -> CharText:
+    """Return the text that the GPTs are trained on."""
     return CharText(documentation_text())
+
+
+def _small_gpt(context: int, seed: int) -> CharGPT:
+    torch.manual_seed(seed)
+    return CharGPT(len(char_text().vocabulary), context, layers=2, heads=4, width=64)
 
 
 def _train(
@@ -144,7 +158,7 @@ def _train(
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-        # later ones may hold NaN, which is kept whole
+        # later activations may have NaN, and are not compressed then
         if len(losses) == 1 and isinstance(saving, CompressedActivations):
             sizes = {"kept": saving.kept, "whole": saving.whole}
     seconds = (time.perf_counter() - began) / steps

@@ -1,5 +1,5 @@
-"""What a training rounds, and how: the operands of all its matmuls and convolutions,
-or the activations that it keeps.
+"""What a training rounds, and how: the operands of all matmuls and convolutions, or the activations
+that it keeps.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Variant:
     """One way to round the operands of every linear layer and convolution, in all three products.
 
     bits:     of a stored number, its share of the scale included
-    operands: made for each layer; None leaves the model as it is
-    scaling:  of the fp8 layers of torch's own arithmetic, which linear layers become; convolutions
-              are simulated
+    operands: made for each layer; None leaves the model unchanged
+    scaling:  turns linear layers into `Fp8Linear`, with torch's fp8 arithmetic; convolutions are
+              simulated
     """
 
     name: str
@@ -52,7 +52,7 @@ class Variant:
     scaling: Callable[[], Scaling] | None = None
 
     def convert(self, model: nn.Module, seed: int = 0) -> None:
-        """Replace the layers of a model, in place; each draws numbers of its own."""
+        """Replace the layers of a model, in place; each draws different numbers."""
         make_operands, seeds = self.operands, count(1000 * seed + 1)
         if make_operands is None:
             return
@@ -75,9 +75,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class CompressedVariant(Variant):
-    """fp32 arithmetic; what autograd keeps for the backward pass is kept in few bits,
-    `group` numbers to a scale.
-    """
+    """fp32 arithmetic; what autograd saves is kept in few bits, `group` numbers to a scale."""
 
     name: str = field(init=False)
     bits: float = 2
@@ -96,8 +94,8 @@ class CompressedVariant(Variant):
 class OptimizerVariant(Variant):
     """fp32 arithmetic in the layers; another optimizer, on weights in bf16 or in fp32.
 
-    low:  whether weights and gradients are in bf16; the layers read them in fp32, so only updates
-          are rounded
+    low:  whether the optimizer has weights and gradients in bf16; the layers have fp32 copies, so
+          only updates are rounded
     """
 
     make: MakeOptimizer = field(kw_only=True)
@@ -165,8 +163,7 @@ def _exact(tensor: Tensor, dim: int) -> Tensor:
 BETAS = (0.9, 0.95)
 MXFP4_UP = MXFP4.rounding_scale("up")
 # Stochastic rounding is for gradients alone, as in NVIDIA's recipe (arXiv:2509.25149). It is right
-# on average only where nothing is clipped, and a scale that is rounded down clips the largest
-# numbers of a block.
+# on average only if nothing is clipped, and a scale rounded down clips a block's largest numbers.
 VARIANTS = (
     Variant("fp32", 32),
     Variant("bf16", 16, _unscaled(BF16, BF16)),
@@ -185,7 +182,7 @@ VARIANTS = (
     _blocks("NVFP4, stochastic, rotated", NVFP4, stochastic=True, rotated=True),
 )
 
-# For `gradient_errors`: the backward pass alone.
+# for `gradient_errors`: only the backward pass is rounded
 GRADIENTS_ONLY = tuple(
     _blocks(
         f"only gradients in MXFP4, scale {fmt.rounding}{', stochastic' if stochastic else ''}",

@@ -26,7 +26,8 @@ card = Card(
     "parameters are frozen. Prepare it for training under autocast, in place: convert all "
     "parameters that train and all floating-point buffers to fp32. Frozen parameters keep their "
     "dtype, and integer buffers keep theirs. Keep the parameter objects themselves, since tied "
-    "layers share one. Return an `AdamW` with this `lr` for the parameters that train.",
+    "layers share one. Return an `AdamW` with this `lr` that has all parameters that train; frozen "
+    "ones among them do no harm.",
     hints=(
         "Which tensors do small updates have to arrive in? A batch norm's running averages are "
         "updated too, and they are no parameters.",

@@ -1,6 +1,4 @@
-"""Checkpoints in both senses: save a training in a file and resume it;
-drop activations and recompute them.
-"""
+"""Checkpoints in both senses: trainings saved and resumed, activations dropped and recomputed."""
 
 from amp_course.patterns.checkpoints.file import CheckpointError
 from amp_course.patterns.checkpoints.recompute import check_checkpointing

@@ -1,4 +1,4 @@
-"""Check that a checkpoint is of the objects it is to be loaded into, before anything is changed.
+"""Check that a checkpoint fits the objects that load it, before anything is changed.
 
 Each check raises `CheckpointError`, which says what does not fit and what to do. torch's own
 `load_state_dict` checks the rest.
@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from amp_course.patterns.checkpoints.file import CheckpointError
 
-# What a sound checkpoint may lack or have more: `initial_lr` comes with a scheduler, the others
-# with another version of torch. A group without them takes those of the optimizer.
+# what a sound checkpoint may have or lack: `initial_lr` comes with a scheduler, the others with
+# another version of torch; a group without them takes those of the optimizer
 _ADDED = {"maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 _ADDED |= {"amsgrad", "initial_lr", "_is_initial", "_get_lr_called_within_step", "verbose"}
 
@@ -34,7 +34,7 @@ def check_numbers(content: dict[str, Any], **objects: Sequence[Any]) -> None:
 def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Check the names, shapes and dtypes of a model's parameters and buffers."""
     now = {name: value for name, value in model.state_dict().items() if not is_lazy(value)}
-    missing, left = [k for k in now if k not in saved], [k for k in saved if k not in now]
+    missing, extra = [k for k in now if k not in saved], [k for k in saved if k not in now]
     shapes, dtypes = [], []
     for name, here in now.items():
         there = saved.get(name)
@@ -44,13 +44,13 @@ def check_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
             shapes.append(f"{name} is {tuple(there.shape)} there and {tuple(here.shape)} here")
         if there.dtype != here.dtype:
             dtypes.append(f"{name} is {there.dtype} there and {here.dtype} here")
-    if missing or left or shapes:
+    if missing or extra or shapes:
         parts = [f"it lacks {_names(missing)}"] if missing else []
-        parts += [f"it has {_names(left)} as well"] if left else []
+        parts += [f"it has {_names(extra)} as well"] if extra else []
         parts += [_names(shapes)] if shapes else []
         raise CheckpointError(
             f"the checkpoint is of another model: {'; '.join(parts)}. Build the model with the "
-            f"sizes of the saved run."
+            "sizes of the saved run."
         )
     if dtypes:
         raise CheckpointError(
@@ -73,20 +73,20 @@ def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
 
 
 def completed(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's saved state with the options that an older torch did not have."""
+    """Return an optimizer's saved state, with the options that an older torch lacked."""
     pairs = zip(optimizer.param_groups, saved["param_groups"], strict=True)
     groups = [{**{k: here[k] for k in _ADDED if k in here}, **there} for here, there in pairs]
     return {**saved, "param_groups": groups}
 
 
 def check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
-    """Check the names of a scheduler's values: torch's schedulers take whatever they are given."""
+    """Check the names of a scheduler's values, as torch's schedulers load any state."""
     if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
         now = scheduler.state_dict()
-        left = [name for name in saved if name not in now and name not in _ADDED]
-        if left:
+        extra = [name for name in saved if name not in now and name not in _ADDED]
+        if extra:
             raise CheckpointError(
-                f"the scheduler is a {type(scheduler).__name__}, which has no {_names(left)}: "
+                f"the scheduler is a {type(scheduler).__name__}, which has no {_names(extra)}: "
                 "make the one of the saved run."
             )
         _check_names(now, saved, "the scheduler")

@@ -1,6 +1,4 @@
-"""Write a checkpoint's file whole or not at all, and read it without running code;
-say in plain words why either fails.
-"""
+"""Write a checkpoint's file completely or not at all, and read it without running code."""
 
 from __future__ import annotations
 
@@ -18,14 +16,11 @@ from amp_course.kit.files import replacing
 
 
 class CheckpointError(RuntimeError):
-    """A file is no checkpoint for this training, or cannot be written:
-    the message gives the cause and the fix.
-    """
+    """A file is no checkpoint for this training, or cannot be written; says why, and what to do."""
 
 
 def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
-    """Save next to `path`, then move there in one step: a kill at any moment leaves the old file or
-    the new one, whole.
+    """Save next to `path`, then rename: a kill at any moment leaves the old file or the new one.
 
     Raises CheckpointError with the cause if the file cannot be written.
     """

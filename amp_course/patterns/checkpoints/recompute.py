@@ -1,6 +1,4 @@
-"""Check activation checkpointing under autocast: is a block recomputed with the same dtypes,
-values and gradients?
-"""
+"""Check that activation checkpointing under autocast recomputes dtypes, values and gradients."""
 
 from __future__ import annotations
 
@@ -28,21 +26,19 @@ def check_checkpointing(
     checkpointed: Callable[..., Tensor],
     dtype: torch.dtype | None = torch.bfloat16,
 ) -> Report:
-    """Compare two ways to compute the loss of one model: `plain(*batch)` and
-    `checkpointed(*batch)`, to the last bit.
+    """Compare a model's loss `plain(*batch)` with `checkpointed(*batch)`, to the last bit.
 
-    Both run under autocast to `dtype` (None: neither does), from the same weights, buffers and
-    random state, which are put back.
+    Both run under autocast to `dtype` (without autocast if it is None), from the same weights,
+    buffers and random state, which are restored.
     Example: check_checkpointing(model, (x,), plain=f, checkpointed=g).names →
              ("recomputed-in-another-dtype",)
     """
     snapshot = Snapshot([model], {})
     with sandbox():
-        warnings.simplefilter("ignore")  # torch warns of what is found here anyway
+        warnings.simplefilter("ignore")  # torch warns of what is reported here anyway
         try:
-            one = _Pass(model, snapshot, plain, batch, dtype)
-            two = _Pass(model, snapshot, checkpointed, batch, dtype)
-            found = tuple(two.against(one))
+            base = _Pass(model, snapshot, plain, batch, dtype)
+            found = tuple(_Pass(model, snapshot, checkpointed, batch, dtype).compare(base))
         except Exception as error:
             found = (finding("checkpointing-raises", where=explain(error)),)
         finally:
@@ -52,7 +48,7 @@ def check_checkpointing(
 
 
 class _Pass:
-    """One forward and backward pass, with what every layer gave out, each time it ran."""
+    """One forward and backward pass, with every layer's output each time it ran."""
 
     def __init__(
         self,
@@ -91,8 +87,8 @@ class _Pass:
 
         return hook
 
-    def against(self, plain: _Pass) -> Iterator[Finding]:
-        """Yield a finding for all that differs from the pass without checkpointing."""
+    def compare(self, plain: _Pass) -> Iterator[Finding]:
+        """Yield a finding for every difference from the pass without checkpointing."""
         twice = [
             name
             for name, outputs in self.outputs.items()
@@ -106,15 +102,19 @@ class _Pass:
         if missing:
             yield finding("gradients-missing", where=missing[0])
         elif recomputed is None or not twice:
-            other = [n for n, g, wanted in pairs if g is not None and not _equal(g, wanted)]
-            if other:
-                yield finding("gradients-differ", where=other[0])
+            differ = [
+                n
+                for n, g, wanted in pairs
+                if g is not None and (wanted is None or not torch.equal(g, wanted))
+            ]
+            if differ:
+                yield finding("gradients-differ", where=differ[0])
         moved = [n for n, b in self.buffers.items() if not torch.equal(b, plain.buffers[n])]
         if moved:
             yield finding("statistics-moved-twice", where=moved[0])
 
     def _recomputed(self, twice: list[str]) -> Finding | None:
-        """Return a finding for the first layer that gave something else the second time."""
+        """Return a finding for the first layer whose second output differs from its first."""
         for name in twice:
             first, again = self.outputs[name][0], self.outputs[name][-1]
             if first.dtype != again.dtype:
@@ -123,7 +123,3 @@ class _Pass:
             if not torch.equal(first, again):
                 return finding("recomputed-with-other-values", where=name)
         return None
-
-
-def _equal(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and torch.equal(one, other)

@@ -1,6 +1,4 @@
-"""Check any save/load pair: does a run that was stopped and resumed equal one that never stopped,
-bit for bit?
-"""
+"""Check any save/load pair: a resumed run has to equal one that never stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -44,12 +42,12 @@ def check_resume(
 ) -> Report:
     """Run `steps` steps, and again with a stop after `stop` of them; compare to the last bit.
 
-    build: makes a fresh training, the same one every time as far as its weights and data go
+    build: makes a fresh training, each time with the same weights and data
     save:  `save(run, path, n)` after n steps
     load:  `load(run, path)` into a fresh run; returns n, the number of the next step
 
-    The resumed run is built under another random seed, as a new process would be. Raises
-    ValueError for a `stop` that is not between 1 and `steps` − 1.
+    The resumed run is built with another random seed, as in a new process. Raises ValueError for a
+    `stop` that is not between 1 and `steps` − 1.
     """
     if not 0 < stop < steps:
         raise ValueError(
@@ -82,34 +80,33 @@ def _compare(
     torch.manual_seed(secrets.randbits(31))  # a new process would draw other numbers
     resumed = build()
     try:
-        goes_on = load(resumed, path)
+        position = load(resumed, path)
     except Exception as error:
         yield finding("load-raises", it_says=explain(error))
         return
-    after_load = _state(resumed)
-    found = False
-    for part, was in at_stop.items():
-        where = first_difference(was, after_load[part])
-        if where is not None:
-            found = True
-            yield finding(f"{part}-not-restored", first_difference=where)
-    if goes_on != stop:
-        yield finding("position-not-restored", first_difference=f"{goes_on!r} instead of {stop}")
-        return
-    if found:
+    differences = _differences(at_stop, resumed)
+    for part, where in differences.items():
+        yield finding(f"{part}-not-restored", first_difference=where)
+    if position != stop:
+        yield finding("position-not-restored", first_difference=f"{position!r} instead of {stop}")
+    if differences or position != stop:
         return
     for number in range(stop, steps):
         resumed.step(number)
-    other = _state(resumed)
-    for part, was in _state(unbroken).items():
-        where = first_difference(was, other[part])
-        if where is not None:
-            yield finding("run-differs", first_difference=f"{part}: {where}")
-            return
+    for part, where in _differences(_state(unbroken), resumed).items():
+        yield finding("run-differs", first_difference=f"{part}: {where}")
+        return
+
+
+def _differences(wanted: dict[str, Any], run: Run) -> dict[str, str]:
+    """Return the parts of a run that differ from the wanted state → the first difference."""
+    state = _state(run)
+    found = {part: first_difference(value, state[part]) for part, value in wanted.items()}
+    return {part: where for part, where in found.items() if where is not None}
 
 
 def _state(run: Run) -> dict[str, Any]:
-    """Copy everything of a run that can be compared."""
+    """Copy everything in a run that can be compared."""
     models, optimizers = as_list(run.model), as_list(run.optimizer)
     parameters = [p for model in models for p in model.parameters()]
     return {
@@ -121,11 +118,11 @@ def _state(run: Run) -> dict[str, Any]:
         "buffers": {
             f"{n}:{name}": b.clone() for n, m in enumerate(models) for name, b in m.named_buffers()
         },
-        "optimizer": [copied(one.state_dict()["state"]) for one in optimizers],
+        "optimizer": [copied(optimizer.state_dict()["state"]) for optimizer in optimizers],
         "scaler": None if run.scaler is None else dict(run.scaler.state_dict()),
         "scheduler": (
-            [one.state_dict().get("last_epoch") for one in as_list(run.scheduler)],
-            [group["lr"] for one in optimizers for group in one.param_groups],
+            [scheduler.state_dict().get("last_epoch") for scheduler in as_list(run.scheduler)],
+            [group["lr"] for optimizer in optimizers for group in optimizer.param_groups],
         ),
         "gradients": [None if p.grad is None else p.grad.clone() for p in parameters],
         "random": torch.get_rng_state(),

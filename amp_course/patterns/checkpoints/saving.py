@@ -1,8 +1,7 @@
-"""Save a training in one file and go on from it: AMP or fp32, between two updates or in the middle
-of an accumulation.
+"""Save a training in one file and resume it: AMP or fp32, even in the middle of an accumulation.
 
-It is read with `weights_only=True`, which builds tensors and plain values and runs no code:
-`plain_values` turns what is saved into those. Where something does not fit, all stays as it was.
+It is read with `weights_only=True`, which runs no code and makes only tensors and plain values, so
+`plain_values` turns what is saved into those. If something does not fit, nothing is changed.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ KIND = "amp_course.patterns checkpoint 1"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run goes on: after `step` updates, and `micro_step` micro-batches of the next one;
-    `data` is what you saved.
+    """Where a run continues: after `step` updates and `micro_step` micro-batches of the next one.
+
+    data: what you saved with it
     """
 
     step: int
@@ -49,15 +49,15 @@ def save_checkpoint(
     micro_step: int = 0,
     data: Any = None,
 ) -> Path:
-    """Write everything that a run needs to go on as if it had never stopped, and return the path.
+    """Write everything that a run needs to continue as if it had never stopped; return the path.
 
-    Pass lists where there are several. Gradients are saved as well where `micro_step` is above 0,
-    scaled as they are. `data` is for your own values: the epoch, the losses so far, the order of
-    the examples. NumPy's numbers and subclasses of plain types are saved as their plain equals
+    Pass lists if there are several. If `micro_step` is above 0, gradients are saved too, scaled as
+    they are. `data` is for your own values: the epoch, the losses so far, the order of the
+    examples. NumPy's numbers and subclasses of plain types are saved as plain values
     (`plain_values.as_plain`).
 
-    Raises, before anything is written, ValueError between `unscale_` and `update`, a state that no
-    file holds, and TypeError for what would need code to load, naming the entry. Raises
+    Raises ValueError between `unscale_` and `update`, which no file can represent, and TypeError,
+    naming the entry, for what would need code to load: both before anything is written. Raises
     CheckpointError if the file cannot be written; the old one stays.
     """
     models = as_list(model)
@@ -71,11 +71,11 @@ def save_checkpoint(
         "kind": KIND,
         "step": step,
         "micro_step": micro_step,
-        "model": [one.state_dict() for one in models],
-        "optimizer": [one.state_dict() for one in as_list(optimizer)],
+        "model": [model.state_dict() for model in models],
+        "optimizer": [optimizer.state_dict() for optimizer in as_list(optimizer)],
         "scaler": scaler.state_dict() if scaler is not None else None,
-        "scheduler": [one.state_dict() for one in as_list(scheduler)],
-        "gradients": [_gradients(one) for one in models] if micro_step else None,
+        "scheduler": [scheduler.state_dict() for scheduler in as_list(scheduler)],
+        "gradients": [_gradients(model) for model in models] if micro_step else None,
         "random": random_state(),
         "data": data,
     }
@@ -91,16 +91,15 @@ def load_checkpoint(
     scheduler: Any = None,
     fresh_scaler: bool = False,
 ) -> Position:
-    """Put a saved training into these objects, and the random states into torch, NumPy and Python;
-    return where it goes on.
+    """Load a training into these objects, and the random states of torch, NumPy and Python.
 
-    A run that saved with a scaler may go on without (AMP → fp32), and one without may go on with a
-    new one (fp32 → AMP, with `fresh_scaler=True`); gradients of the middle of an accumulation are
-    rescaled then.
+    Returns where the run continues. A run that was saved with a scaler may continue without (AMP →
+    fp32), and one without may continue with a new one (fp32 → AMP, with `fresh_scaler=True`); the
+    gradients of an unfinished accumulation are then rescaled.
 
     Raises CheckpointError, and leaves everything as it was, for a file that is missing, truncated,
-    no checkpoint, with code in it, from another model, optimizer or scheduler, or without a
-    scaler's state where one is wanted.
+    not a checkpoint, contains code, or comes from another model, optimizer or scheduler, and for
+    one that lacks the scaler's state.
     """
     models, optimizers, schedulers = as_list(model), as_list(optimizer), as_list(scheduler)
     content = read_checked(Path(path))
@@ -113,14 +112,14 @@ def load_checkpoint(
     scaler = _enabled(scaler)
     with _rolled_back(*optimizers, *schedulers, *as_list(scaler)):
         checks.check_numbers(content, model=models, optimizer=optimizers, scheduler=schedulers)
-        for one, state in zip(models, content["model"], strict=True):
-            checks.check_model(one, state)
-        for one, state in zip(optimizers, content["optimizer"], strict=False):
-            checks.check_optimizer(one, state)
-            one.load_state_dict(checks.completed(one, state))
-        for one, state in zip(schedulers, content["scheduler"], strict=False):
-            checks.check_scheduler(one, state)
-            one.load_state_dict(state)
+        for module, state in zip(models, content["model"], strict=True):
+            checks.check_model(module, state)
+        for stepped, state in zip(optimizers, content["optimizer"], strict=False):
+            checks.check_optimizer(stepped, state)
+            stepped.load_state_dict(checks.completed(stepped, state))
+        for schedule, state in zip(schedulers, content["scheduler"], strict=False):
+            checks.check_scheduler(schedule, state)
+            schedule.load_state_dict(state)
         if scaler is not None and content["scaler"] is None and not fresh_scaler:
             raise CheckpointError(
                 "the checkpoint has no scaler's state: it was saved by an fp32 run, or by a loop "
@@ -130,8 +129,8 @@ def load_checkpoint(
         factor = _rescaling(content, scaler)
         if scaler is not None and content["scaler"] is not None:
             scaler.load_state_dict(content["scaler"])
-        for one, state in zip(models, content["model"], strict=True):
-            one.load_state_dict(state)
+        for module, state in zip(models, content["model"], strict=True):
+            module.load_state_dict(state)
     _put_gradients(models, content["gradients"], factor)
     set_random_state(content["random"])
     return Position(content["step"], content["micro_step"], content["data"])
@@ -139,14 +138,14 @@ def load_checkpoint(
 
 @contextmanager
 def _rolled_back(*objects: Any) -> Iterator[None]:
-    """Give objects their attributes back if one refuses its state: loading makes new ones."""
-    before = [(one, dict(vars(one))) for one in objects]
+    """Restore the attributes of objects, which loading replaces, if one refuses its state."""
+    before = [(owner, dict(vars(owner))) for owner in objects]
     try:
         yield
     except Exception as error:
-        for one, attributes in before:
-            vars(one).clear()
-            vars(one).update(attributes)
+        for owner, attributes in before:
+            vars(owner).clear()
+            vars(owner).update(attributes)
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
@@ -176,8 +175,9 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _rescaling(content: dict[str, Any], scaler: torch.amp.GradScaler | None) -> float:
-    """Return what takes saved gradients from the scale of their run to that of this one; runs that
-    both have a scaler, or both none, go on with the scale that was saved.
+    """Return the factor from the saved gradients' loss scale to that of this run.
+
+    If both runs have a scaler, or neither has, the saved scale is used: the factor is 1.
     """
     saved = content["scaler"]
     if not any(content["gradients"] or ()) or (scaler is None) == (saved is None):
@@ -191,5 +191,5 @@ def _put_gradients(
     for model, gradients in zip(models, saved or [{}] * len(models), strict=True):
         for name, p in model.named_parameters():
             gradient = gradients.get(name)
-            # Scales are powers of two as a rule: the product is exact then, and by 1 it always is.
+            # exact if the scales are powers of two, as is usual
             p.grad = None if gradient is None else gradient.to(p.device) * factor

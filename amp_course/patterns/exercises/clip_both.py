@@ -25,9 +25,9 @@ card = Card(
     lines=10,
     task="Write `clip_both(optimizers, scaler, max_norm)`, which is called after `backward()`: "
     "clip all gradients of both optimizers by their common norm, step, update, and return the norm "
-    "before clipping. If it is not finite, neither optimizer may step, even where each gradient is "
-    "finite and only their norm is not. A parameter may have no gradient. Leave clearing to the "
-    "caller.",
+    "before clipping, in float32 or float64. If it is not finite, neither optimizer may step, even "
+    "where each gradient is finite and only their norm overflows. A parameter may have no "
+    "gradient. Leave clearing to the caller.",
     hints=(
         "The scaler checks gradients in `unscale_`. What does clipping by a norm of NaN do to "
         "clean gradients, and who checks them after that?",
@@ -139,7 +139,7 @@ mistakes = [
             CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}",
             IF: "if good:",
         },
-        violates="even where each gradient is finite and only their norm is not",
+        violates="even where each gradient is finite and only their norm overflows",
     ),
     Mistake(
         "poisons the clean one",

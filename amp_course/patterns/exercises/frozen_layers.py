@@ -31,10 +31,11 @@ card = Card(
     lines=14,
     task="Write the module `FineTuned(backbone, head)` and check it with "
     "`exercises.frozen_layers.check(FineTuned)`. The backbone, whose layers may be nested, is "
-    "frozen: all its matrices in fp16, `requires_grad` False, and all of it in eval mode, from the "
-    "start and after each `train` and `eval`. The float32 head is trained, and the head follows "
-    "`train` and `eval`. The module returns head(backbone(inputs)), with or without an fp16 region "
-    "around the call. `trainable()` returns the head's parameters.",
+    "frozen: all its matrices in fp16 (biases and norms may stay in float32), `requires_grad` "
+    "False, and all of it in eval mode, from the start and after each `train` and `eval`. The "
+    "float32 head is trained, and the head follows `train` and `eval`. The module returns "
+    "head(backbone(inputs)), with or without an fp16 region around the call. "
+    "`trainable()` returns the head's parameters.",
     hints=(
         "Which gradients does the scaler unscale, and in which dtype? What changes in a batch norm "
         "even without gradients?",

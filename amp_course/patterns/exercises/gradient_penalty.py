@@ -24,7 +24,7 @@ card = Card(
     task="Write `gradient_penalty(model, inputs, targets, loss_fn, optimizer, scaler, weight)`: a "
     "step on loss + weight · ‖gradient of the loss‖, in fp16 with a scaler; the norm is that of "
     "all gradients together. The gradient at the step is that of fp32 within 2 %, whatever the "
-    "scale. A batch that overflows is skipped, and the scale falls.",
+    "scale. A batch that overflows is skipped, and the scale falls. Clear the gradients as well.",
     hints=(
         "There are two backward passes through fp16. What does each start from, and what has to be "
         "undone before the norm?",
@@ -91,6 +91,7 @@ UNSCALED_GRAD = GRAD.replace("scaler.scale(loss)", "loss")
 DIVIDE = "gradients = [gradient / scaler.get_scale() for gradient in scaled]"
 NORM = "penalty = torch.cat([gradient.flatten() for gradient in gradients]).norm()"
 TOTAL = "total = loss + weight * penalty"
+BACKWARD, STEP = "scaler.scale(total).backward()", "scaler.step(optimizer)"
 
 mistakes = [
     Mistake(
@@ -123,7 +124,19 @@ mistakes = [
         "second pass not scaled",
         "the second pass was not scaled, and `scaler.step` divides anyway. Call "
         "`scaler.scale(total).backward()`",
-        edits={"scaler.scale(total).backward()": "total.backward()"},
+        edits={BACKWARD: "total.backward()"},
+    ),
+    Mistake(
+        "penalty not scaled",
+        "the penalty's part of the gradient is too small by the scale, by which `scaler.step` "
+        "divides everything. Scale the whole sum, `scaler.scale(total)`",
+        edits={BACKWARD: "(scaler.scale(loss) + weight * penalty).backward()"},
+    ),
+    Mistake(
+        "penalty alone",
+        "the step is on the penalty alone. Add the loss itself",
+        edits={TOTAL: "total = weight * penalty"},
+        violates="a step on loss + weight",
     ),
     Mistake(
         "no graph",
@@ -192,16 +205,21 @@ mistakes = [
         "the gradients were not cleared after the overflow, so its NaN stays. Clear after a "
         "skipped step, too",
         edits={"optimizer.zero_grad()": "pass"},
+        violates="Clear the gradients as well",
+    ),
+    Mistake(
+        *families.UNSCALES_BY_HAND,
+        edits={STEP: f"for p in model.parameters():\n    p.grad /= scaler.get_scale()\n{STEP}"},
     ),
     Mistake(
         *families.STEPS_WHILE_SCALED,
-        edits={"scaler.step(optimizer)": "optimizer.step()"},
+        edits={STEP: "optimizer.step()"},
         violates="A batch that overflows is skipped",
     ),
     Mistake(
         "unscales, own step",
         families.STEPS_BY_HAND[1],
-        edits={"scaler.step(optimizer)": "scaler.unscale_(optimizer)\noptimizer.step()"},
+        edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
     ),
     Mistake(
         *families.NO_UPDATE,

@@ -222,6 +222,13 @@ mistakes = [
         violates="one optimizer's overflow must not stop the other",
     ),
     Mistake(
+        "calls step for neither",
+        "one optimizer's overflow stopped both, and `scaler.update()` raised an error, as no "
+        "`scaler.step` had run. Call it for both in every iteration: it skips only the optimizer "
+        "whose own gradients hold inf or NaN",
+        edits={STEP: f"if {FINITE}:\n    {STEP}"},
+    ),
+    Mistake(
         "stops at the first overflow",
         "after the first optimizer's overflow, the second did not step either. Go on to "
         "`scaler.step` for it, without a `break` or `return`",

@@ -1,6 +1,4 @@
-"""The workbench: a training loop assembled from switches, and what its audit finds in it,
-line by line.
-"""
+"""The workbench: a training loop assembled from switches, and what its audit finds in it."""
 
 from amp_course.patterns.workbench.loop import Switches, build_loop, source_of
 from amp_course.patterns.workbench.page import (

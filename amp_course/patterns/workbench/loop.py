@@ -1,6 +1,4 @@
-"""Assemble a training step from switches, so that its faults can be tried out:
-the text shown is the text that runs.
-"""
+"""Assemble a training step from switches, to try out its faults: the text shown is what runs."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ MAX_NORM = 1.0
 
 @dataclass(frozen=True)
 class Switches:
-    """Where the lines of a loop stand. The defaults make the right loop; each other choice is a
-    fault.
+    """Where the lines of a loop are. The defaults make the right loop, other choices a fault.
 
     Raises ValueError for a choice that `CHOICES` lacks.
     Example: Switches(clip="before unscale") → the loop whose audit says "clipped-while-scaled"
@@ -28,7 +25,7 @@ class Switches:
     divide: bool = True  # each loss by the number of micro-batches
     clear: str = "after the update"  # optimizer.zero_grad()
     update: str = "once"  # scaler.update()
-    wait: bool = True  # the scheduler, when the step was skipped
+    wait: bool = True  # the scheduler, after a skipped step
 
     CHOICES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "clip": ("after unscale", "before unscale", "every micro-batch", "not at all"),
@@ -48,10 +45,10 @@ class Switches:
 
 
 def source_of(switches: Switches) -> str:
-    """Write the loop: plain PyTorch that one could paste."""
+    """Write the loop: plain PyTorch, ready to paste."""
     clip = "clip_grad_norm_(model.parameters(), max_norm)"
     update, clear = "scaler.update()", "optimizer.zero_grad()"
-    # Where the schedule waits, it has to see the scale before and after the update.
+    # to wait, the scheduler compares the scale before and after the only update
     wait = switches.wait and switches.update == "once"
     lines = [  # a line, and the condition on which it is there
         ("def train_step(x, y, *, last):", True),
@@ -74,7 +71,7 @@ def source_of(switches: Switches) -> str:
         (f"    {update}", switches.update == "every micro-batch"),
         (f"    {clear}", switches.clear == "every micro-batch"),
     ]
-    return "".join(f"{line}\n" for line, there in lines if there)
+    return "".join(f"{line}\n" for line, is_in in lines if is_in)
 
 
 def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -82,8 +79,7 @@ def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def build_loop(switches: Switches) -> tuple[str, Callable[..., Any], dict[str, Any]]:
-    """Return (source text, train_step, objects) of a loop on a tiny model; `audit(train_step,
-    **objects)` judges it.
+    """Return a loop on a tiny model as (source text, train_step, arguments of `audit`).
 
     The model maps 16 features to 5 classes; the loop makes one update of two micro-batches of 8.
     Example: audit(step, **objects).names for Switches(divide=False) → ("sum-not-mean",)
@@ -100,28 +96,25 @@ def build_loop(switches: Switches) -> tuple[str, Callable[..., Any], dict[str, A
         (torch.randn(8, 16, generator=generator), torch.randint(0, 5, (8,), generator=generator))
         for _ in range(2 * EVERY)
     ]
-    names: dict[str, Any] = {
+    shared = {
+        "model": model,
+        "optimizer": optimizer,
+        "scaler": scaler,
+        "scheduler": scheduler,
+        "max_norm": MAX_NORM,
+    }
+    names: dict[str, Any] = shared | {
         "torch": torch,
         "cross_entropy": nn.functional.cross_entropy,
         "clip_grad_norm_": nn.utils.clip_grad_norm_,
         "device": "cpu",
         "every": EVERY,
-        "max_norm": MAX_NORM,
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "scheduler": scheduler,
     }
     text = source_of(switches)
     exec(compile(text, "<the loop of the switches>", "exec"), names)
-    objects = {
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "scheduler": scheduler,
+    objects = shared | {
         "loss": _loss,
         "batches": torch.utils.data.DataLoader(batches, batch_size=None),  # type: ignore[arg-type]  # of whole groups
         "accumulate": EVERY,
-        "max_norm": MAX_NORM,
     }
     return text, names["train_step"], objects

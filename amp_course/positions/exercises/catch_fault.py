@@ -173,10 +173,9 @@ def _why_passed(answer: Callable[..., Any], kind: str, notes: set[str]) -> str:
         "The test never calls `rope(x, positions)`": "a call" not in notes,
         "The results that it got were wrong, and it accepted them": notes
         >= {"a wrong result", "several places"},
-        "It even passes one that rotates by unrelated angles. Do not test what every rotation "
-        "keeps, such as the norm: compare scores of a fixed offset at several places": (
-            "a wrong result" in notes and any_turn == "passes"
-        ),
+        "It even passes one that rotates by unrelated angles, as tests of norms do, and those "
+        "that compare a RoPE only with itself. Compare scores of a fixed offset at several "
+        "places": ("a wrong result" in notes and any_turn == "passes"),
         "It got wrong results, in calls that all had the same positions. Compare scores at several "
         "places": "a wrong result" in notes,
         "The RoPE is wrong only under autocast, where the test never calls it": (

@@ -154,6 +154,7 @@ def _counts(answer: Callable[..., Any], lengths: list[int], fmt: FloatFormat) ->
     )
 
 
+LAST = "last, most = n - 1, int(fmt.max)"
 OVERFLOWS = "overflows = int(last >= most + half_step)"
 IN_BINADE = "in_binade = round(steps) - exact // 2"
 GOES_ON = {OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"}
@@ -161,6 +162,8 @@ SHARED_INF = (
     "{format} ends at {end}. From half a step past it on, every position becomes inf, and they "
     "share one id"
 )
+
+ROUNDS_N = "you round n, which is not among the positions 0 … n − 1. The last one is n − 1"
 
 mistakes = [
     Mistake(
@@ -218,6 +221,12 @@ mistakes = [
         edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},
     ),
     Mistake(
+        "half down",
+        "a tie is not always rounded down. It goes to the neighbour whose significand is even, as "
+        "`round` of a Fraction does",
+        edits={IN_BINADE: "in_binade = -((Fraction(1, 2) - steps) // 1) - exact // 2"},
+    ),
+    Mistake(
         "counts position n too",
         "the positions are 0 … n − 1, and you count n as well",
         answer=lambda n, fmt: right(n + 1, fmt),
@@ -228,18 +237,14 @@ mistakes = [
         "your count is 1 too low. The positions 0 … n − 1 are n positions, including 0",
         answer=lambda n, fmt: right(n, fmt) - 1,
     ),
-    Mistake(
-        "n in place of n − 1",
-        "you round n, which is not among the positions 0 … n − 1. The last one is n − 1",
-        answer=lambda n, fmt: right(n + 1, fmt) - 1,
-    ),
+    Mistake("n in place of n − 1", ROUNDS_N, answer=lambda n, fmt: right(n + 1, fmt) - 1),
+    Mistake("n in place of n − 1, past 2^p", ROUNDS_N, edits={LAST: LAST.replace("n - 1", "n")}),
     Mistake(
         "through float32",
         "rounding twice, to float32 first, can make a tie of a number next to one. Round n − 1 "
         "only once",
         edits={
-            "last, most = n - 1, int(fmt.max)": "last, most = "
-            "int(torch.tensor(float(n - 1)).item()), int(fmt.max)"
+            LAST: LAST.replace("n - 1", "int(torch.tensor(float(n - 1)).item())"),
         },
     ),
     Mistake(

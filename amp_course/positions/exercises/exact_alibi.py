@@ -132,6 +132,15 @@ mistakes = [
         edits={DISTANCE: f"{DISTANCE}\ndistance = distance.bfloat16().float()"},
     ),
     Mistake(
+        "casts the distance to the dtype of the slopes",
+        "for bf16 slopes the distance was rounded to bf16 too, so neighbours share it past 256. "
+        "Multiply `slopes.float()` by the integers",
+        edits={
+            START: f"dtype = slopes.dtype\n{START}",
+            DISTANCE: f"{DISTANCE}\ndistance = distance.to(dtype)",
+        },
+    ),
+    Mistake(
         "casts the bias to bf16",
         "the bias was rounded to bf16, and no cast restores the digits. It grows with distance, "
         "so keep it in float32",

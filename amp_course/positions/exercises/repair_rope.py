@@ -19,10 +19,10 @@ card = Card(
     importance=5,
     minutes=10,
     lines=6,
-    task="The given RoPE is right for float32 outside autocast. Write `repair_rope(x, positions)`: "
-    "make it right for x in float32, bf16 and fp16, and under bf16 autocast for x in float32 and "
-    "bf16, at positions up to 100,000. The result is a new tensor with the dtype and the precision "
-    "of x, and gradients flow back through it.",
+    task="The given RoPE is right only for float32 x outside autocast. Repair it as "
+    "`repair_rope(x, positions)`, for positions up to 100,000: outside autocast for x in float32, "
+    "bf16 and fp16, and under bf16 autocast for x in float32 and bf16. The result is a new tensor "
+    "with the dtype and the precision of x, and gradients flow back through it.",
     hints=(
         "Ask of each line in which dtype it runs if x is bf16. And under autocast?",
         "Three things are wrong: the frequencies' dtype, the positions' dtype, and `@`, which "
@@ -140,6 +140,12 @@ mistakes = [
         edits=LOW_FREQUENCIES,
     ),
     Mistake(
+        "computes the exponents in the dtype of x",
+        "the exponents of the frequencies are rounded to the dtype of x, which shows where d/2 is "
+        "no power of two. Start with `torch.arange(…, dtype=torch.float32)`",
+        edits={FREQUENCIES: LOW_FREQUENCIES[FREQUENCIES] + ".float()"},
+    ),
+    Mistake(
         "positions in bf16",
         "position ids are cast to bf16, even for float32 x, and neighbours become one. Use "
         "`positions.float()`",
@@ -195,7 +201,7 @@ mistakes = [
         "wraps positions",
         "positions are taken modulo 4,096, so far tokens count as near ones. Use them as they are",
         edits={ANGLES: ANGLES.replace("positions", "(positions % 4096)")},
-        violates="at positions up to 100,000",
+        violates="for positions up to 100,000",
     ),
     Mistake(
         "consecutive",

@@ -221,6 +221,21 @@ mistakes = [
         edits={NORMS: "if isinstance(module, nn.BatchNorm2d):"},
         violates="every batch norm",
     ),
+    *(
+        Mistake(
+            f"{kinds} only",
+            f"{missing} in fp16. {KINDS}",
+            edits={NORMS: f"if isinstance(module, {classes}):"},
+        )
+        for kinds, missing, classes in (
+            ("1d and 2d", "BatchNorm3d and SyncBatchNorm are", "(nn.BatchNorm1d, nn.BatchNorm2d)"),
+            (
+                "1d, 2d and 3d",
+                "SyncBatchNorm is",
+                "(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)",
+            ),
+        )
+    ),
     Mistake(
         "no subclasses",
         "a subclass of BatchNorm2d is fp16. Its `type(m)` is not BatchNorm2d, and its name can be "
@@ -232,6 +247,12 @@ mistakes = [
         "norms of all kinds stayed in float32. Only batch norms should",
         edits={NORMS: 'if "Norm" in type(module).__name__:'},
         violates="every other",
+    ),
+    Mistake(
+        "instance norms too",
+        "an InstanceNorm stayed in float32, but is no batch norm. `_NormBase` is the base of both, "
+        "`_BatchNorm` of batch norms alone",
+        edits={NORMS: "if isinstance(module, nn.modules.batchnorm._NormBase):"},
     ),
     Mistake(
         "buffers forgotten",
@@ -252,6 +273,12 @@ mistakes = [
         "what modules with children hold themselves was left out. Go through all modules, with "
         "`recurse=False`",
         edits={NORMS: "if isinstance(module, _BatchNorm) or list(module.children()):"},
+    ),
+    Mistake(
+        "outermost modules only",
+        "only what the outermost modules hold themselves became fp16, neither what the model holds "
+        "itself nor what is nested deeper. Loop over `model.modules()`, which gives all of them",
+        edits={"for module in model.modules():": "for module in model.children():"},
     ),
     Mistake(
         "a copy",

@@ -314,6 +314,12 @@ mistakes = [
         edits={MOVING: "moving = gradient == gradient"},
     ),
     Mistake(
+        "zeros among the dead updates",
+        "weights whose fp16 gradient is 0 were called lost, though not among those that count. "
+        "Leave them out of both numbers, `(moving & idle).sum()` and `moving.sum()`",
+        edits={IDLE_MOST: "if idle.sum() > 0.5 * moving.sum():"},
+    ),
+    Mistake(
         "updates by exact gradients",
         "elements whose fp16 gradient is lost were counted. Count those whose fp16 gradient is not "
         "0",

@@ -1,7 +1,7 @@
-"""What libraries call the same thing, and one training loop in the words of each (`loops/`).
+"""What libraries call the same thing, and the same training loop in each library (`loops/`).
 
-`AMP` has seven libraries in 16 bits, `LOW_BIT` four sources below 16 bits; `TRAINERS` says what the
-arguments of four trainers do to a step. Plain data, in TOML.
+`AMP` has seven libraries for 16 bits, `LOW_BIT` four sources below 16 bits; `TRAINERS` says what
+the arguments of four trainers do to a step. Plain data, in TOML.
 """
 
 from amp_course.recipes.phrasebook.book import Library, Phrase, Phrasebook, read_book

@@ -1,4 +1,4 @@
-"""Show what libraries call the same things, side by side: HTML in a notebook, text elsewhere."""
+"""Show what libraries call the same things, side by side, as HTML or text."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CELL = "text-align:left;padding:3px 8px 3px 0;vertical-align:top;white-space:no
 class Library:
     """A library that has AMP.
 
-    slug:     names its loop, `loops/<slug>_loop.py`
-    version:  the version that the phrasebook describes
-    source:   the address of its documentation
-    on_cpu:   what its loop is asked for → the dtype that it then computes in on a CPU
-    not_run:  why it is not run, "" where it is
-    names:    the names that the table uses, each looked up in the installed version
+    slug:    of its loop, `loops/<slug>_loop.py`
+    version: that the phrasebook describes
+    source:  the address of its documentation
+    on_cpu:  requested precision → the dtype that its loop then computes in on a CPU
+    not_run: why it is not run; "" if it is
+    names:   those in the table that are looked up in the installed version
     """
 
     slug: str
@@ -40,18 +40,18 @@ class Library:
 
     @property
     def loop(self) -> str:
-        """The source of its loop, to read or to paste; "" where no code was published."""
+        """The source of its loop, to read or paste; "" if no code was published."""
         path = _HERE / "loops" / f"{self.slug}_loop.py"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A thing, and what each library calls it, by the library's slug.
+    """A thing, and what each library calls it: all dicts are by the library's slug.
 
-    words:   `code` is in backquotes
-    sources: where each was read, if that is not the library's documentation
-    seen:    what a run showed of each, fact by fact: {"scheduler": "waits"}
+    words:   Markdown, with `code`
+    sources: where it was read, if not in the library's documentation
+    seen:    facts that a run showed: {"scheduler": "waits"}
     """
 
     thing: str
@@ -61,11 +61,11 @@ class Phrase:
     seen: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def mark(self, slug: str) -> str:
-        """Return "●" for what was seen and "○" for what was read; "" if no cell of it was seen."""
+        """Return "●" for a cell seen in a run, "○" for one read; "" if none of the row was seen."""
         return "●" if slug in self.seen else "○" if self.seen else ""
 
     def evidence(self, slug: str) -> str:
-        """Return how a cell is known: what was seen, or where it was read; "" if nowhere said."""
+        """Return the source of a cell: what a run showed, or where it was read; "" if unknown."""
         facts = "; ".join(f"{fact}: {value}" for fact, value in self.seen.get(slug, {}).items())
         return f"seen: {facts}" if facts else self.sources.get(slug, "")
 
@@ -102,7 +102,7 @@ class Phrasebook:
                 lines += textwrap.wrap(
                     words, 110, initial_indent=head, subsequent_indent=" " * len(head)
                 )
-        return "\n".join([*lines, *self._legend, *map(_about, self.libraries)])
+        return "\n".join([*lines, *self._legend, *map(_describe, self.libraries)])
 
     @property
     def _legend(self) -> list[str]:
@@ -120,8 +120,8 @@ class Phrasebook:
             + "</tr>"
             for phrase in self.phrases
         )
-        said = [*self._legend, *(_about(one) for one in self.libraries if one.not_run)]
-        notes = "".join(f"<div>{inline_html(one)}</div>" for one in said)
+        lines = [*self._legend, *(_describe(one) for one in self.libraries if one.not_run)]
+        notes = "".join(f"<div>{inline_html(line)}</div>" for line in lines)
         head = f"<thead><tr><th></th>{heads}</tr></thead>"
         return f"<table>{head}<tbody>{rows}</tbody></table>{notes}"
 
@@ -152,20 +152,19 @@ def _require(kind: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
 
 
 def _cell(phrase: Phrase, slug: str) -> str:
-    """Return a cell whose code may break after a dot, a bracket, an underscore:
-    columns are narrow.
-    """
-    code, places = re.compile(r"<code>.*?</code>"), re.compile(r"([.(_=])(?=\w)")
-    words = code.sub(
-        lambda found: places.sub(r"\1<wbr>", found[0]), inline_html(phrase.words[slug])
+    """Return a cell, whose code may break after a dot, bracket or underscore in narrow columns."""
+    words = re.sub(
+        "<code>.*?</code>",
+        lambda code: re.sub(r"([.(_=])(?=\w)", r"\1<wbr>", code[0]),
+        inline_html(phrase.words[slug]),
     )
     words = f"{phrase.mark(slug)} {words}".strip()
-    known = phrase.evidence(slug)
-    title = f' title="{escape(known)}"' if known else ""
+    evidence = phrase.evidence(slug)
+    title = f' title="{escape(evidence)}"' if evidence else ""
     return f'<td style="{_CELL}"{title}>{words}</td>'
 
 
-def _about(library: Library) -> str:
+def _describe(library: Library) -> str:
     run = "run by `make test-phrasebook`"
     if library.not_run:
         run = f"not run, because {library.not_run}"

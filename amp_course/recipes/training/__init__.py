@@ -1,6 +1,4 @@
-"""The recipes as things that train: what each keeps in which dtype, its session, its scaler,
-its lists of ops.
-"""
+"""The recipes: what each keeps in which dtype, and its stepper, scaler and lists of ops."""
 
 from amp_course.recipes.training.base import BaseRecipe
 from amp_course.recipes.training.half_step import HalfStep, record_half_step

@@ -1,4 +1,4 @@
-"""What every recipe has: options that are checked, and `prepare`, which checks the model."""
+"""The base of all recipes: it checks their options, and the model in `prepare`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_course.recipes.training.steppers import require_fp32_model
 LossScale = float | Literal["dynamic"] | None
 LOW_DTYPES = (torch.float16, torch.bfloat16)
 _SWITCH = (True, False)
-_CHOICES = {  # of an option → its values
+_CHOICES = {  # option → its values
     "save_dtype": (None, torch.float32, *LOW_DTYPES),
     "dtype": LOW_DTYPES,
     "keep_batchnorm_fp32": _SWITCH,
@@ -35,13 +35,12 @@ class BaseRecipe(ABC):
         `decorate(save_dtype=…)`); None leaves each as it is. Master weights and the optimizer's
         state are always saved as they are.
 
-    Raises ValueError for an option that the recipe does not have, or a value that the option cannot
-    take.
+    Raises ValueError for an option that the recipe lacks, and for a value that it cannot have.
     """
 
     name: ClassVar[str]
     label: ClassVar[str]
-    _low: ClassVar[torch.dtype | None] = None  # of a recipe that gives no choice
+    _low: ClassVar[torch.dtype | None] = None  # of a recipe without a dtype option
 
     save_dtype: torch.dtype | None = None
 
@@ -85,22 +84,17 @@ class BaseRecipe(ABC):
         return getattr(self, "dtype", self._low)
 
     def precision(self) -> AbstractContextManager[None]:
-        """Keep CUDA's fp32 real fp32 while the body runs,
-        so that TF32 is not mistaken for a recipe's gain.
-        """
+        """Keep fp32 real on CUDA while the body runs: TF32 would look like a recipe's gain."""
         return FP32.precision()
 
     def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        """Turn an fp32 model, in place, into what the recipe trains, and return the session that
-        steps it.
+        """Convert an fp32 model in place to what the recipe trains; return what steps it.
 
-        make_optimizer: parameters → their optimizer, as in lambda params: torch.optim.SGD(params,
-                        lr=0.1)
+        make_optimizer: parameters → their optimizer, such as partial(torch.optim.SGD, lr=0.1)
         loss_fn:        (outputs, targets) → a loss with one element
 
         Raises ValueError for a model without parameters, or in 16 bits already.
-        Example: session = O2().prepare(model, make_sgd, cross_entropy); session.step(x, y) →
-                 tensor(2.3)
+        Example: O2().prepare(model, make_sgd, cross_entropy).step(x, y) → tensor(2.3)
         """
         require_fp32_model(model)
         return self._prepare(model, make_optimizer, loss_fn)

@@ -1,9 +1,8 @@
-"""Lists of ops that a reader wants in another precision than the recipe would choose: Paddle's
-white and black lists.
+"""Lists of ops that run in another precision than the recipe's: Paddle's white and black lists.
 
 An op is named as it is called: "softmax" is `torch.softmax`, `F.softmax` and `x.softmax(…)`,
-"matmul" is `@` too. What one op calls inside itself is not looked at: "log_softmax" does not reach
-into `F.cross_entropy`, which is an op of its own.
+"matmul" also `@`. The ops inside an op do not count: "log_softmax" does not change
+`F.cross_entropy`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from torch.utils._pytree import tree_map
 
 
 class OpLists(TorchFunctionMode):
-    """Run the named ops in float32, or in a low dtype, whatever the region around them says.
+    """Run the named ops in float32, or in a low dtype, in spite of the region around them.
 
     fp32_ops:    names of ops whose floating inputs are cast to float32
     lower_ops:   names of ops whose floating inputs are cast to `dtype`
-    device_type: whose autocast is switched off while a listed op runs
-    back:        whether results are cast back to `dtype`: a half model has no autocast that would
-                 do it for the next op
+    device_type: whose autocast is off while a listed op runs
+    back:        cast results back to `dtype`: a half model has no autocast that casts them for the
+                 next op
 
     Example: with OpLists(["linear"], [], "cpu", torch.bfloat16): F.linear(x16, w16).dtype →
              torch.float32
@@ -63,15 +62,13 @@ class OpLists(TorchFunctionMode):
 
 
 def op_name(func: Callable[..., Any]) -> str:
-    """Return the name by which lists know a function: Tensor.__matmul__ → "matmul"."""
+    """Return a function's name in the lists: Tensor.__matmul__ → "matmul"."""
     name: str = getattr(func, "__name__", "")
     return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 
 def checked_ops(option: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names as a tuple; ValueError for a lone string,
-    or for a name that no torch function has.
-    """
+    """Return the names as a tuple; ValueError for a single string or an unknown torch function."""
     if isinstance(names, str):
         raise ValueError(
             f"{option} is a list of names, and this is one string: write {option}=[{names!r}]"
@@ -79,21 +76,17 @@ def checked_ops(option: str, names: Iterable[str]) -> tuple[str, ...]:
     names = tuple(names)
     for name in names:
         if name not in _known_ops():
-            close = difflib.get_close_matches(str(name), _known_ops(), n=3)
-            hint = (
-                f": did you mean {' or '.join(close)}?"
-                if close
-                else ": write it as you call it, “softmax” or “linear”"
-            )
-            raise ValueError(f"{option}: torch has no op {name!r}{hint}")
+            hint = "write it as you call it, “softmax” or “linear”"
+            if close := difflib.get_close_matches(str(name), _known_ops(), n=3):
+                hint = f"did you mean {' or '.join(close)}?"
+            raise ValueError(f"{option}: torch has no op {name!r}: {hint}")
     return names
 
 
 @lru_cache(maxsize=1)
 def _known_ops() -> frozenset[str]:
     functions = (func for group in get_overridable_functions().values() for func in group)
-    # An op that works in place would be given a copy to work on: those end in an underscore, and
-    # are left out.
+    # without ops that work in place, which end in an underscore: they would change only a copy
     return frozenset(
         name for name in map(op_name, functions) if name.isidentifier() and not name.endswith("_")
     )

@@ -1,7 +1,6 @@
-"""The recipes: one small class each over the loop of chapter 06, with the options of the originals.
+"""The recipes: a small class each over the loop of chapter 06, with the options of the originals.
 
-What a recipe keeps in which dtype is not written here: `amp_course.recipes.measuring.measure` looks
-at a live step.
+What a recipe keeps in which dtype is not written here: `recipes.measuring` measures a live step.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ class O0(BaseRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class _Autocast(BaseRecipe):
-    """fp32 weights; autocast chooses each op's dtype. What O1 and AMP_BF16 share.
+    """fp32 weights; autocast chooses each op's dtype: what O1 and AMP_BF16 share.
 
-    fp32_ops:  names of ops that run in float32 whatever autocast would do (Paddle's
-               custom_black_list)
-    lower_ops: names of ops that run in the low dtype (Paddle's custom_white_list)
+    fp32_ops:  names of ops that always run in float32 (Paddle's custom_black_list)
+    lower_ops: names of ops that always run in the low dtype (Paddle's custom_white_list)
     """
 
     fp32_ops: tuple[str, ...] = ()
@@ -71,7 +69,7 @@ class O1(_Autocast):
     (apex/amp/scaler.py, tag 25.05).
 
     dtype:      what autocast casts to, torch.float16 or torch.bfloat16
-    loss_scale: "dynamic", a number that stays, or None
+    loss_scale: "dynamic", a constant, or None
     """
 
     name = "o1"
@@ -92,14 +90,14 @@ class AMP_BF16(_Autocast):
 
 @dataclass(frozen=True, kw_only=True)
 class _Half(BaseRecipe):
-    """A model in 16 bits: O2, O3 and the hand-made recipes. An option that one lacks is off.
+    """A model in 16 bits: O2, O3 and the hand-made recipes. An option that a recipe lacks is off.
 
-    fp32_ops: names of ops that run in float32 regardless, their results cast back (Paddle O2's
+    fp32_ops: names of ops that always run in float32, their results cast back (Paddle O2's
               custom_black_list)
     """
 
     fp32_ops: tuple[str, ...] = ()
-    _norm_fp32: ClassVar[bool] = False  # batch norm, of a recipe that gives no choice
+    _norm_fp32: ClassVar[bool] = False  # batch norm, of a recipe without that option
     _loss_fp32: ClassVar[bool] = False
 
     def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
@@ -127,14 +125,13 @@ class _Half(BaseRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class _Level(_Half):
-    """An Apex level with a half model: its options, and the casts that Apex puts around the model's
-    forward.
+    """An Apex level with a half model: its options, and Apex's casts around the model's forward.
 
     dtype:               torch.float16 or torch.bfloat16
     keep_batchnorm_fp32: leave batch norm's weights and statistics in float32
-    master_weights:      let the optimizer work on float32 copies of the 16-bit weights (Paddle's
+    master_weights:      let the optimizer update float32 copies of the 16-bit weights (Paddle's
                          decorate(master_weight=…))
-    loss_scale:          "dynamic", a number that stays, or None
+    loss_scale:          "dynamic", a constant, or None
     """
 
     _loss_fp32 = True
@@ -149,10 +146,10 @@ class _Level(_Half):
 class O2(_Level):
     """fp16 model, fp32 batch norm, fp32 master weights, dynamic loss scale: Apex O2, tag 25.05.
 
-    Relatives that differ in details which are not modelled here:
-    Paddle's fp16 O2 also keeps LayerNorm and InstanceNorm in fp32, runs an op in fp32 if one of its
-    inputs is (`auto_cast(use_promote=True)`), and divides fp16 gradients by the scale in fp16,
-    unless `decorate(master_grad=True)` (python/paddle/amp: `need_keep_fp32`, `amp_guard`,
+    Other versions differ in details that are not modelled here. Paddle's fp16 O2 also keeps
+    LayerNorm and InstanceNorm in fp32, runs an op in fp32 if one of its inputs is
+    (`auto_cast(use_promote=True)`), and divides fp16 gradients by the scale in fp16, unless
+    `decorate(master_grad=True)` (python/paddle/amp: `need_keep_fp32`, `amp_guard`,
     `AmpScaler._unscale`). Colossal-AI's naive is O2(keep_batchnorm_fp32=False) with a scaler that
     doubles after 1,000 good steps and halves only from the second overflow on
     (colossalai/amp/naive_amp, tag v0.5.0: `growth_interval=1000`, `hysteresis=2`).
@@ -164,8 +161,9 @@ class O2(_Level):
 
 @dataclass(frozen=True, kw_only=True)
 class O3(_Level):
-    """fp16 everywhere, no master weights, loss scale 1:
-    Apex O3, which saves its weights in fp32 (here: save_dtype).
+    """fp16 everywhere, no master weights, loss scale 1: Apex O3.
+
+    Apex saves its weights in fp32 (here: save_dtype).
     """
 
     name = "o3"
@@ -178,9 +176,7 @@ class O3(_Level):
 
 @dataclass(frozen=True, kw_only=True)
 class HALF_BN32(_Half):
-    """fp16 model, fp32 batch norm, loss in fp16, nothing scaled:
-    `model.half()` by hand, as many wrote it.
-    """
+    """fp16 model, fp32 batch norm, loss in fp16, no loss scale: `model.half()` by hand."""
 
     name = "half_bn32"
     label = "half + BN fp32"
@@ -201,10 +197,10 @@ class PURE_BF16(_Half):
 class PURE_BF16_SR(_Half):
     """bf16 everywhere, the update computed in fp32 and rounded stochastically.
 
-    torchao's optimizers do so with `bf16_stochastic_round=True`; its Adam8bit, Adam4bit and AdamFp8
-    compress their state as well (torchao/optim/adam.py, version 0.19), which is not done here.
+    As torchao's optimizers with `bf16_stochastic_round=True` (torchao/optim/adam.py, version 0.19),
+    of which Adam8bit, Adam4bit and AdamFp8 also compress their state.
 
-    seed: of the draws that the rounding takes
+    seed: of the rounding's random numbers
     """
 
     name = "pure_bf16_sr"
@@ -215,10 +211,9 @@ class PURE_BF16_SR(_Half):
 
 
 def find(name: str, **options: Any) -> BaseRecipe:
-    """Return a recipe by its name, with options: find("o2", keep_batchnorm_fp32=False) →
-    O2(keep_batchnorm_fp32=False).
+    """Return a recipe by its name, with options: find("o2", dtype=torch.bfloat16).
 
-    Raises ValueError for a name or an option that there is not, naming those that there are.
+    Raises ValueError, listing the known ones, for an unknown name or option.
     """
     known = {recipe.name: type(recipe) for recipe in ALL}
     wanted = str(name).lower().replace("-", "_").replace(" ", "_")

@@ -1,6 +1,4 @@
-"""What a half model changes in the loop: its casts, its master weights, its stochastically rounded
-update, and its scaler, where `torch.amp.GradScaler` does not do.
-"""
+"""What half models change in the loop: casts, master weights, stochastic rounding, and scalers."""
 
 from __future__ import annotations
 
@@ -38,11 +36,11 @@ class ListedStepper(Stepper):
 class HalfStepper(Stepper):
     """A model in 16 bits, inputs cast to them, no autocast.
 
-    model:               as `to_half` left it
-    low:                 the 16-bit dtype
-    fp32_outputs:        cast outputs to float32 before the loss, as Apex does; else the loss is
-                         computed in 16 bits
-    fp32_ops:            ops that run in float32 regardless, their results cast back
+    model:        converted by `to_half`
+    low:          the 16-bit dtype
+    fp32_outputs: cast outputs to float32 before the loss, as Apex does; else the loss is computed
+                  in 16 bits
+    fp32_ops:     ops that always run in float32, their results cast back
     """
 
     def __init__(
@@ -72,12 +70,12 @@ class HalfStepper(Stepper):
 
 
 class MasterStepper(HalfStepper):
-    """A half model whose optimizer works on float32 copies of the weights, the masters.
+    """A half model whose optimizer updates float32 copies of the weights, the masters.
 
     Gradients are cast to float32 and then divided by the loss scale. (Paddle divides them in fp16,
     unless `master_grad=True`.)
 
-    pairs: (16-bit parameter, its master); parameters that are float32 already are their own masters
+    pairs: (16-bit parameter, its master); parameters in float32 are their own masters
 
     Source: the steps of Apex O2, apex/amp/_process_optimizer.py; Micikevicius et al. 2018
             (arXiv:1710.03740), section 3.1.
@@ -90,10 +88,10 @@ class MasterStepper(HalfStepper):
         self.pairs = pairs
 
     def update(self) -> None:
-        """Hand the gradients to the masters, step them, and copy them back into the model."""
+        """Move the gradients to the masters, step them, and copy them back into the model."""
         for parameter, master in self.pairs:
             if parameter.grad is not None:
-                # freed one by one: never all twice
+                # freed one by one, so that all gradients never exist twice
                 master.grad, parameter.grad = parameter.grad.float(), None
         self.step_optimizer()
         self.optimizer.zero_grad()
@@ -102,13 +100,10 @@ class MasterStepper(HalfStepper):
     @torch.no_grad()
     def _copy_back(self) -> None:
         for parameter, master in self.pairs:
-            # the only rounding, and it is not what the next step starts from
-            parameter.copy_(master)
+            parameter.copy_(master)  # rounded, but the next step starts from the master
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the base's state, and {"masters": [float32 tensors,
-        in the order of the model's 16-bit parameters]}.
-        """
+        """Return the base's state, and "masters": a list in the order of the 16-bit parameters."""
         masters = [master.detach().clone() for _, master in self.pairs]
         return {**super().state_dict(), "masters": masters}
 
@@ -118,7 +113,7 @@ class MasterStepper(HalfStepper):
             found = f"{len(masters)} of other shapes or in another number" if masters else "none"
             raise ValueError(
                 f"{len(self.pairs)} master weights are needed, and this state has {found}: load "
-                f"what the state_dict() of a session with master weights, of the same model, gave"
+                "what the state_dict() of a session with master weights, of the same model, gave"
             )
         super().load_state_dict(state_dict)
         with torch.no_grad():
@@ -128,12 +123,11 @@ class MasterStepper(HalfStepper):
 
 
 class StochasticStepper(HalfStepper):
-    """A bf16 model whose update is computed in float32 and rounded back stochastically, one
-    parameter at a time.
+    """A bf16 model whose parameters are updated one by one in float32 and rounded stochastically.
 
-    The optimizer's state is kept in bf16 too, rounded to nearest.
+    The optimizer's state is in bf16 too, rounded to nearest.
     Source: torchao/optim/adam.py with bf16_stochastic_round=True, without the 8-bit and 4-bit
-            states of its optimizers; chapter 02 has the rounding.
+            states of its optimizers; the rounding is that of chapter 02.
     """
 
     def __init__(self, *parts: Any, seed: int, **options: Any) -> None:
@@ -142,9 +136,7 @@ class StochasticStepper(HalfStepper):
 
     @torch.no_grad()
     def step_optimizer(self) -> None:
-        """Step the optimizer on each parameter alone, in float32,
-        so that only one is wide at a time.
-        """
+        """Step the optimizer on each parameter alone, so that only one at a time is in float32."""
         groups = self.optimizer.param_groups
         try:
             for group in groups:
@@ -185,10 +177,9 @@ class StochasticStepper(HalfStepper):
 
 
 class StaticScaler:
-    """Multiply the loss by one number and divide the gradients by it; look for nothing, skip
-    nothing.
+    """Multiply the loss by a constant and divide the gradients by it; never skip a step.
 
-    Source: Apex's LossScaler, which skips a step only when it is dynamic.
+    Source: Apex's LossScaler, which skips a step only if it is dynamic.
     """
 
     def __init__(self, scale: float) -> None:
@@ -199,9 +190,7 @@ class StaticScaler:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Divide every gradient that the optimizer will use by the scale, in its own dtype;
-        step.
-        """
+        """Divide the optimizer's gradients by the scale, in their own dtype, and step."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -222,12 +211,11 @@ class StaticScaler:
 
 
 class HalfGradScaler(torch.amp.GradScaler):
-    """`torch.amp.GradScaler` that unscales fp16 gradients too, which torch's refuses to.
+    """A `torch.amp.GradScaler` that also unscales fp16 gradients, as Apex does for O3.
 
     A half model without master weights has no others. Dividing in fp16 rounds once more, and can
     lose what scaling saved: that is why torch refuses, and one of the things that O3 shows.
-    Source: Apex, whose scaler does so for O3; Paddle, for O2 without `master_grad`; torch's own
-            ShardedGradScaler, which also allows it.
+    Source: Apex; Paddle does so for O2 without `master_grad`, and torch in its ShardedGradScaler.
     """
 
     def _unscale_grads_(
@@ -241,26 +229,23 @@ class HalfGradScaler(torch.amp.GradScaler):
 
 
 def require_fp32_model(model: nn.Module) -> None:
-    """Raise ValueError for a model that no recipe can start from:
-    no parameters, or not in float32.
-    """
+    """Raise ValueError for a model without parameters, or with some that are not float32."""
     device_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dtype is not torch.float32:
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{name} is {dtype} already, and a recipe starts from float32 weights and makes "
-                f"its own 16-bit ones: hand over the model before half() or bfloat16(), or call "
-                f"model.float() (which does not bring back the bits that were rounded away)"
+                "its own 16-bit ones: hand over the model before half() or bfloat16(), or call "
+                "model.float() (which does not bring back the bits that were rounded away)"
             )
 
 
 def to_half(model: nn.Module, dtype: torch.dtype, keep_batchnorm_fp32: bool) -> None:
-    """Turn a model's floating parameters and buffers to a 16-bit dtype in place, batch norm's only
-    if it is not kept.
+    """Convert a model's floating parameters and buffers to a 16-bit dtype in place.
 
-    A batch norm in float32 takes the half input as it is, computes its statistics in float32 and
-    gives half back: torch's kernels, on CPU and GPU, allow this mixture for batch norm.
+    A batch norm that stays in float32 takes half inputs, computes its statistics in float32 and
+    returns half: torch's kernels, on CPU and GPU, allow this mixture for batch norm.
     Source: convert_network of Apex, apex/fp16_utils/fp16util.py.
     """
     for module in model.modules():
@@ -276,11 +261,10 @@ def to_half(model: nn.Module, dtype: torch.dtype, keep_batchnorm_fp32: bool) -> 
 def make_masters(
     model: nn.Module, dtype: torch.dtype
 ) -> tuple[list[nn.Parameter], list[tuple[nn.Parameter, nn.Parameter]]]:
-    """Return what an optimizer is to own (masters, and what is float32 already), and the pairs
-    (parameter, master).
+    """Return an optimizer's parameters (masters or float32), and the pairs (parameter, master).
 
     A master starts at its parameter's rounded value, as in Apex and Paddle. A frozen parameter
-    needs none.
+    has none.
     """
     owned, pairs = [], []
     for parameter in model.parameters():
@@ -302,8 +286,8 @@ def made_optimizer(
             f"the second argument made a {type(optimizer).__name__}: hand over a function that "
             f"makes an optimizer, as in lambda params: torch.optim.SGD(params, lr=0.1)"
         )
-    owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    if not owned <= {id(parameter) for parameter in params}:
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not owned <= set(map(id, params)):
         raise ValueError(
             "the optimizer owns parameters that it was not given: make it from the function's "
             "argument, not from model.parameters(). Under a recipe with master weights these are "

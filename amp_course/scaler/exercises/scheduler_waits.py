@@ -147,6 +147,12 @@ mistakes = [
         edits={IF: IF.replace(">=", "<=")},
     ),
     Mistake(
+        "the wrong way round",
+        "the scheduler moves after a skip and waits after a step. Turn the condition round: a "
+        "scale that did not fall means a step",
+        edits={IF: IF.replace(">=", "<")},
+    ),
+    Mistake(
         "looks for moved weights",
         "the scheduler waits when a step leaves the weights unchanged, as with the learning rate "
         "of 0 at the start",

@@ -22,10 +22,10 @@ card = Card(
     minutes=10,
     lines=8,
     task="Write `static_scaling(model, batches, loss_fn, optimizer, scale)`: one optimizer step "
-    "on the mean of the losses of a few micro-batches, which may differ in size, with `scale` as "
-    "a fixed loss scale. The model opens its own fp16 region, and its gradients are too small for "
-    "fp16; the optimizer must get the true ones. A parameter may have no gradient, and then gets "
-    "none. Gradients of one step must not reach the next.",
+    "on the mean of the losses of a few micro-batches, with `scale` as a fixed loss scale. Each "
+    "micro-batch counts the same, whatever its size. The model opens its own fp16 region, and its "
+    "gradients are too small for fp16; the optimizer must get the true ones. A parameter may have "
+    "no gradient, and then gets none. Gradients of one step must not reach the next.",
     hints=(
         "The scale multiplies one number and has to be divided out of many. Which number is it, "
         "and when is the last moment to divide?",

@@ -1,3 +1,3 @@
-"""`amp-course bench`: measure a machine, write its page (text, JSON, PNG), recommend one recipe;
+"""`amp-course bench`: measure a machine, write its page (text, JSON, PNG), recommend a recipe; or
 compare two pages.
 """

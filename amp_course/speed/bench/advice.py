@@ -1,8 +1,8 @@
-"""Recommend one recipe for a machine, from the numbers on its page and nothing else.
+"""Recommend one recipe for a machine, from nothing but the numbers on its page.
 
 A recipe helps a training if it makes it at least a tenth faster and the quartiles agree. The recipe
-that helps most is recommended; bf16 goes before fp16 where the two are close, since it needs no
-scaler. Nothing is promised for other models.
+that helps most is recommended; where the two are close, that is bf16, which needs no scaler.
+Nothing is promised for other models.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from amp_course.diagnosis.report import listed
 from amp_course.kit.measure import TOO_BUSY, seconds_text
-from amp_course.speed.bench.page import SIDES, Page, Result, label_of
+from amp_course.speed.bench.page import SIDES, LeftOut, Page, Result, label_of
 from amp_course.speed.faults import CURE
 from amp_course.speed.machine import Machine
 
-HELPED = 1.1  # speed-ups below this are called no gain
-CLOSE = 1.05  # fp16 has to be faster than bf16 by this factor to go before it
+HELPED = 1.1  # a smaller speed-up is called no gain
+CLOSE = 1.05  # fp16 has to be faster than bf16 by this factor to be preferred
 FORMATS = {"amp_bf16": "bf16", "amp_fp16": "fp16"}  # recipe → the format of its matmuls
-# the median step over the fastest: above these, a word of warning, and no recommendation
-_NOISY, _TOO_NOISY = (1.5, 3.0)
-# of the fp32 step spent on starting ops: above it, the training is too small for the machine
+# the median step over the fastest: above the first there is a warning, above the second no
+# recommendation
+_NOISY, _TOO_NOISY = 1.5, 3.0
+# the share of the fp32 step spent on starting ops above which the training is too small to gain
 _LAUNCHING = 0.5
-_NOTABLE = 0.05  # of the AMP step: a part of the gap above it is worth a line
+_NOTABLE = 0.05  # the share of the AMP step from which a part of the gap is worth a line
 _PARTS = {
     "casts": "casts to 16 bits and back",
     "other ops": "ops other than matmuls, which are slower under AMP",
@@ -37,7 +39,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One recommendation, and what it rests on, a sentence each."""
+    """One recommendation, and its reasons, a sentence each."""
 
     headline: str
     reasons: tuple[str, ...] = ()
@@ -45,7 +47,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a recipe did to a training; its speed-up may be that of a step too slow to compare."""
+    """What a recipe did to a training, even one left out because its steps were too slow."""
 
     name: str
     speedup: float
@@ -53,34 +55,31 @@ class _Outcome:
 
 
 def recommend(page: Page) -> Recommendation:
-    """Return the recommendation for a page's machine. Example:
-    an AVX2 laptop's → "Stay in fp32 on this machine …"
+    """Return the recommendation for a page's machine.
+
+    Example: the page of a laptop with AVX2 → "Stay in fp32 on this machine …"
     """
     if page.busy:
-        return Recommendation(
-            f"No recommendation: {TOO_BUSY[0].lower()}{TOO_BUSY[1:]}.", (page.busy,)
-        )
+        return _no_recommendation(f"{TOO_BUSY[0].lower()}{TOO_BUSY[1:]}", page.busy)
     outcomes = {recipe: _outcomes(page, recipe) for recipe in FORMATS}
     if page.measured is None or not any(outcomes.values()):
-        why = "the run was interrupted too early"
-        if page.complete:
-            why = "no training could be compared with fp32"
-        return Recommendation(f"No recommendation: {why}.")
+        return _no_recommendation(
+            "no training could be compared with fp32"
+            if page.complete
+            else "the run was interrupted too early"
+        )
     best = max(FORMATS, key=lambda recipe: _score(recipe, outcomes[recipe]))
     results = [one for one in page.results if one.recipe == best]
     factor = max(page.measured.factor(fmt) or 0.0 for fmt in FORMATS.values())
-    tf32 = _describe_tf32(page)
-    reasons = [_describe_format(page.measured, fmt) for fmt in FORMATS.values()]
+    ratio, noise = _find_noise(page)
+    if ratio > _TOO_NOISY and factor >= HELPED:
+        return _no_recommendation("the times of this run are too uneven", *noise)
+    reasons = [*noise, *(_describe_format(page.measured, fmt) for fmt in FORMATS.values())]
     details = [
         *_describe_ceiling(results),
         *_describe_losses(results, page.measured),
         *_describe_memory(results),
     ]
-    ratio, noise = _find_noise(page)
-    if ratio > _TOO_NOISY and factor >= HELPED:
-        return Recommendation(
-            "No recommendation: the times of this run are too uneven.", tuple(noise)
-        )
     if any(one.helped for one in outcomes[best]):
         headline = _headline_for_gain(best, outcomes[best])
         reasons += details
@@ -98,18 +97,21 @@ def recommend(page: Page) -> Recommendation:
         if min(slower) > 1:
             reasons.append(f"The steps take {range_text(slower)} times as long under AMP.")
     else:
-        headline = (
-            f"Stay in fp32 for trainings like "
-            f"{_count(outcomes[best], 'this one', 'these')}: AMP gained nothing."
-        )
+        these = _number_of(outcomes[best], "this one", "these")
+        headline = f"Stay in fp32 for trainings like {these}: AMP gained nothing."
         reasons += details
+    tf32 = _describe_tf32(page)
     if tf32:
         headline = headline.replace("Stay in fp32", "Stay in fp32, with TF32 turned on,")
-    return Recommendation(headline, tuple([*noise, *reasons, *tf32]))
+    return Recommendation(headline, (*reasons, *tf32))
+
+
+def _no_recommendation(why: str, *reasons: str) -> Recommendation:
+    return Recommendation(f"No recommendation: {why}.", reasons)
 
 
 def helped(result: Result) -> bool:
-    """Return True if a recipe made a training faster by more than its times spread."""
+    """Return True if a recipe made a training clearly faster, by its quartiles too."""
     return result.measured >= HELPED and result.spread[0] > 1
 
 
@@ -129,20 +131,19 @@ def range_text(values: Iterable[float]) -> str:
 
 
 def _outcomes(page: Page, recipe: str) -> list[_Outcome]:
-    compared = [
-        _Outcome(short(one.title), one.measured, helped(one))
-        for one in page.results
-        if one.recipe == recipe
+    rows: list[tuple[Result | LeftOut, float, bool]] = [
+        (one, one.measured, helped(one)) for one in page.results
     ]
-    return compared + [
-        _Outcome(short(one.title), 1 / one.times_fp32, False)
-        for one in page.left_out
-        if one.recipe == recipe and one.times_fp32
+    rows += [(one, 1 / one.times_fp32, False) for one in page.left_out if one.times_fp32]
+    return [
+        _Outcome(short(one.title), speedup, gained)
+        for one, speedup, gained in rows
+        if one.recipe == recipe
     ]
 
 
 def _score(recipe: str, outcomes: Sequence[_Outcome]) -> tuple[int, float]:
-    """Return how many trainings a recipe helped, then the geometric mean of its speed-ups."""
+    """Return the number of trainings that a recipe helped, and its mean speed-up (geometric)."""
     mean = statistics.geometric_mean([one.speedup for one in outcomes]) if outcomes else -math.inf
     return sum(one.helped for one in outcomes), mean * (CLOSE if recipe == "amp_bf16" else 1.0)
 
@@ -151,25 +152,21 @@ def _headline_for_gain(best: str, outcomes: Sequence[_Outcome]) -> str:
     train = f"Train in {label_of(best)}{', with a GradScaler' if best == 'amp_fp16' else ''}"
     if all(one.helped for one in outcomes):
         gain = range_text(one.speedup for one in outcomes)
-        return (
-            f"{train}: it made {_count(outcomes, 'this training', 'these trainings')} {gain} "
-            f"times as fast as fp32."
-        )
-    gained = [f"{one.name} {range_text([one.speedup])} times" for one in outcomes if one.helped]
-    others = [
-        f"{one.name} ({range_text([one.speedup])} times)" for one in outcomes if not one.helped
-    ]
+        trainings = _number_of(outcomes, "this training", "these trainings")
+        return f"{train}: it made {trainings} {gain} times as fast as fp32."
+    times = [(one, f"{range_text([one.speedup])} times") for one in outcomes]
+    gained = listed(f"{one.name} {faster}" for one, faster in times if one.helped)
+    others = listed(f"{one.name} ({faster})" for one, faster in times if not one.helped)
     return (
-        f"{train} where it pays, and time your own model first: it made {_list(gained)} as fast as "
-        f"fp32, and did not help {_list(others)}."
+        f"{train} where it pays, and time your own model first: it made {gained} as fast as fp32, "
+        f"and did not help {others}."
     )
 
 
 def _describe_format(machine: Machine, fmt: str) -> str:
     factor = machine.factor(fmt)
     if factor is None:
-        whys = [rate.why for rate in machine.rates if rate.fmt == fmt and rate.why]
-        why = whys[0].removeprefix("left out: ") if whys else "they were not timed"
+        why = machine.whys.get(fmt, "they were not timed").removeprefix("left out: ")
         return f"There is no rate for {fmt} matmuls here: {why}."
     if factor >= HELPED:
         return f"Large {fmt} matmuls run {range_text([factor])} times as fast as fp32's here."
@@ -181,8 +178,8 @@ def _describe_format(machine: Machine, fmt: str) -> str:
 def _describe_ceiling(results: Sequence[Result]) -> list[str]:
     if not results:
         return []
-    shares = [one.share for one in results]
-    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    shares = sorted(one.share for one in results)
+    low, high = f"{shares[0]:.0%}", f"{shares[-1]:.0%}"
     ceilings = range_text(one.ceiling for one in results)
     return [
         f"Matmuls take {low if low == high else f'{low} to {high}'} of the fp32 steps. With "
@@ -191,23 +188,25 @@ def _describe_ceiling(results: Sequence[Result]) -> list[str]:
 
 
 def _describe_losses(results: Sequence[Result], machine: Machine) -> list[str]:
-    said = []
-    for one in results:
-        if helped(one):
+    sentences = []
+    for result in results:
+        if helped(result):
             continue
-        name, ops = short(one.title), one.ops["fp32"]
-        part, seconds = max(one.gap_seconds.items(), key=lambda item: item[1])
-        launching = min(1.0, ops * machine.launch_seconds / one.seconds["fp32"])
+        name, ops = short(result.title), result.ops["fp32"]
+        part, seconds = max(result.gap_seconds.items(), key=lambda item: item[1])
+        launching = min(1.0, ops * machine.launch_seconds / result.seconds["fp32"])
         if launching > _LAUNCHING:
-            said.append(
+            sentences.append(
                 f"{name} is too small for this machine: starting its {ops} ops takes "
                 f"{launching:.0%} of the fp32 step, whatever their dtype. A larger batch or wider "
                 f"layers give AMP more to speed up."
             )
-        elif seconds > _NOTABLE * one.seconds["amp"]:
-            step = f"{seconds_text(seconds)} of an AMP step of {seconds_text(one.seconds['amp'])}"
-            said.append(f"{name} lost most to {_PARTS[part]}: {step}.")
-    return said
+        elif seconds > _NOTABLE * result.seconds["amp"]:
+            step = (
+                f"{seconds_text(seconds)} of an AMP step of {seconds_text(result.seconds['amp'])}"
+            )
+            sentences.append(f"{name} lost most to {_PARTS[part]}: {step}.")
+    return sentences
 
 
 def _describe_memory(results: Sequence[Result]) -> list[str]:
@@ -223,16 +222,16 @@ def _describe_memory(results: Sequence[Result]) -> list[str]:
 
 
 def _find_noise(page: Page) -> tuple[float, list[str]]:
-    """Return the worst median step over the fastest of its kind, and what to say about it."""
-    fastest: dict[tuple[str, str], float] = {}  # fp32's steps are timed once for each recipe
+    """Return the largest ratio of a median step to the fastest of its kind, and a warning of it."""
     steps = [
-        (one, side, (one.title, side if side == "fp32" else one.recipe))
-        for one in page.results
+        (result, side, (result.title, side if side == "fp32" else result.recipe))
+        for result in page.results
         for side in SIDES
     ]
-    for one, side, key in steps:
-        fastest[key] = min(fastest.get(key, math.inf), one.seconds[side])
-    ratios = [(one.median[side] / fastest[key], one.title) for one, side, key in steps]
+    fastest: dict[tuple[str, str], float] = {}  # fp32's steps are timed once for each recipe
+    for result, side, kind in steps:
+        fastest[kind] = min(fastest.get(kind, math.inf), result.seconds[side])
+    ratios = [(result.median[side] / fastest[kind], result.title) for result, side, kind in steps]
     ratio, title = max(ratios, default=(1.0, ""))
     if ratio < _NOISY:
         return ratio, []
@@ -254,11 +253,8 @@ def _describe_tf32(page: Page) -> list[str]:
     ]
 
 
-def _count(outcomes: Sequence[_Outcome], one: str, as_list: str) -> str:
-    first, _, rest = as_list.partition(" ")
+def _number_of(outcomes: Sequence[_Outcome], singular: str, plural: str) -> str:
+    """Return "this training" or, with the number, "these three trainings"."""
+    these, _, noun = plural.partition(" ")
     number = {2: "two", 3: "three"}.get(len(outcomes), str(len(outcomes)))
-    return one if len(outcomes) == 1 else f"{first} {number} {rest}".strip()
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return singular if len(outcomes) == 1 else f"{these} {number} {noun}".strip()

@@ -1,5 +1,5 @@
-"""The command `amp-course bench`: decide where the results go, show progress,
-and keep what is done when Ctrl-C ends it.
+"""The command `amp-course bench`: choose where the results go, show progress, and keep what was
+measured before Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from amp_course.kit.errors import CourseError, describe_os_error
 from amp_course.kit.files import replacing, unused_name, write_text
 from amp_course.kit.hardware import pick_device
+from amp_course.kit.markup import counted
 from amp_course.kit.paths import work_dir
 from amp_course.speed.bench.advice import recommend
 from amp_course.speed.bench.page import BENCHMARK, Page
@@ -31,11 +32,11 @@ INTERRUPTED = 130  # the exit code of a program that SIGINT ends
 class Targets:
     """Where the results go.
 
-    folder: for a JSON and a PNG under names that no file there has; None takes the reader's folder,
-            unless a file is named
+    folder: for a JSON and a PNG under unused names; None takes the learner's folder, unless a file
+            is named
     json:   a file, or "-" for the standard output, which then has nothing else
     png:    a file
-    force:  whether a file that exists may be replaced
+    force:  True if an existing file may be replaced
     """
 
     folder: Path | None = None
@@ -44,7 +45,7 @@ class Targets:
     force: bool = False
 
     def check(self) -> None:
-        """Raise CourseError for what could not be written once minutes of measuring are over."""
+        """Raise CourseError, before minutes of measuring, for what could not be written."""
         named = [Path(name) for name in (self.json, self.png) if name and name != "-"]
         for path in named:
             if path.exists() and not path.is_file():
@@ -59,13 +60,13 @@ class Targets:
             raise CourseError(
                 f"--json and --png both name {named[0]}: give each a file of its own."
             )
-        for folder in {path.parent for path in named} or (
-            {self.chosen_folder()} if self.json is None else set()
-        ):
-            _check_folder(folder)
+        if not self.json and not self.png:
+            _check_folder(self._folder())
+        for path in named:
+            _check_folder(path.parent)
 
-    def chosen_folder(self) -> Path:
-        """Return the folder for files without a name of their own; make the reader's."""
+    def _folder(self) -> Path:
+        """Return the folder for files that were given no name; make the learner's."""
         if self.folder is None:
             work_dir().mkdir(parents=True, exist_ok=True)
         return self.folder or work_dir()
@@ -74,7 +75,7 @@ class Targets:
         """Return where the JSON and the PNG go; None for one that is not written."""
         if self.json or self.png:
             return self._named(self.json), self._named(self.png)
-        folder, stem = self.chosen_folder(), _stem(page)
+        folder, stem = self._folder(), _stem(page)
         name, number = stem, 1
         while (folder / f"{name}.json").exists() or (folder / f"{name}.png").exists():
             number += 1
@@ -84,25 +85,23 @@ class Targets:
     def _named(self, name: str | None) -> Path | None:
         if name is None or name == "-":
             return None
-        path = Path(name)  # somebody may have written it while this measured
+        path = Path(name)
+        # somebody may have written it in the meantime
         return path if self.force or not path.exists() else unused_name(path, "new")
 
 
 def bench(device_name: str | None, plan: Plan, targets: Targets) -> int:
-    """Measure, print the page and write the files. Returns the exit code: 0, or 130 if Ctrl-C ended
-    it early.
+    """Measure, print the page, write the files and return the exit code: 0, or 130 after Ctrl-C.
 
-    Raises CourseError for a device that is not there, and for files that cannot be written, if
-    possible before it measures.
+    Raises CourseError for a device that is not there and, if possible before it measures, for files
+    that cannot be written.
     """
     device = _device(device_name)
     targets.check()
     run = Bench(device, plan)
     minutes = max(1, round((1.25 * run.planned_seconds + 10) / 60))  # models and data are made, too
-    _say(
-        f"Measuring {device}: about {minutes} minute{'s' * (minutes > 1)}. Ctrl-C ends it and "
-        f"keeps what is done."
-    )
+    duration = counted(minutes, "minute")
+    _say(f"Measuring {device}: about {duration}. Ctrl-C ends it and keeps what is done.")
     try:
         with _progress(run.planned_seconds) as tick:
             run.run(tick)
@@ -115,7 +114,7 @@ def bench(device_name: str | None, plan: Plan, targets: Targets) -> int:
     data = json.dumps({**page.to_dict(), "recommendation": asdict(recommend(page))}, indent=1)
     try:
         print(data if targets.json == "-" else page_text(page), flush=True)
-    finally:  # a pipe that was closed early costs no file
+    finally:  # even if the pipe that it prints to is closed
         _write(page, data, targets)
     return 0 if page.complete else INTERRUPTED
 
@@ -127,14 +126,12 @@ def _write(page: Page, data: str, targets: Targets) -> None:
             write_text(json_path, data + "\n")
             _say(f"written: {json_path}")
     except OSError as error:
-        print(
-            f"\nThe JSON could not be saved, so here it is:\n{json.dumps(json.loads(data))}",
-            flush=True,
-        )
+        line = json.dumps(json.loads(data))
+        print(f"\nThe JSON could not be saved, so here it is:\n{line}", flush=True)
         raise CourseError(describe_os_error(error, "the results could not be saved")) from None
     try:
         if png_path:
-            # here: matplotlib takes a second to load
+            # imported here, for matplotlib takes a second to load
             from amp_course.speed.bench.figures import bench_figure
 
             with replacing(png_path) as part:
@@ -163,11 +160,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def _stem(page: Page) -> str:
-    """Return "bench-cpu-amd-epyc-2026-11-23"."""
-    model = (
-        re.sub(r"[^a-z0-9]+", "-", page.machine["device_name"].lower()).strip("-")[:40] or "unknown"
-    )
-    return f"{BENCHMARK}-{torch.device(page.machine['device']).type}-{model}-{page.date[:10]}"
+    """Return a file's name without its ending: "bench-cpu-amd-epyc-2026-11-23"."""
+    model = re.sub(r"[^a-z0-9]+", "-", page.machine["device_name"].lower()).strip("-")[:40]
+    device = torch.device(page.machine["device"]).type
+    return f"{BENCHMARK}-{device}-{model or 'unknown'}-{page.date[:10]}"
 
 
 @contextlib.contextmanager

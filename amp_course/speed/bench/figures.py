@@ -1,11 +1,8 @@
-"""The picture of a machine's page: matmul rates, the roofline, speed-ups.
-It takes a page and computes nothing.
-"""
+"""The picture of a machine's page: matmul rates, the roofline, speed-ups. It computes nothing."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -13,12 +10,12 @@ from matplotlib.figure import Figure
 from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, HATCHES, INK
 from amp_course.kit.style import merged_row, new_figure, title
 from amp_course.speed.bench.advice import Recommendation, short
-from amp_course.speed.bench.page import Page, Result, label_of, ridges
+from amp_course.speed.bench.page import LeftOut, Page, Result, label_of, ridges
 from amp_course.speed.machine import Machine
 
-_DOTS = 110  # per inch, as many as the page shows: it is full of text
+_DOTS = 110  # per inch, as a notebook shows them: it is full of text
 _MARKS = {"fp32": "o", "tf32": "D", "bf16": "s", "fp16": "^"}
-# keeps words readable on a line
+# keeps words readable that cross a line
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 
 
@@ -26,12 +23,11 @@ def bench_figure(page: Page, advice: Recommendation) -> Figure:
     """Draw a page: the recommendation, rates by size and the roofline, then speed-ups."""
     rows = max(1, len(page.results) + len(page.left_out))
     speedups = [f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results]
-    said = page.busy or "; ".join(speedups) or "none"
-    tall = 0.5 + 0.3 * rows + 0.25 * len(page.titles())
     alt = (
-        f"Matmul rates by format and size, the roofline, and speed-ups over fp32: {said}. "
-        f"{advice.headline}"
+        "Matmul rates by format and size, the roofline, and speed-ups over fp32: "
+        f"{page.busy or '; '.join(speedups) or 'none'}. {advice.headline}"
     )
+    tall = 0.5 + 0.3 * rows + 0.25 * len(page.titles())
     figure, axes = new_figure(
         9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=_DOTS
     )
@@ -54,34 +50,27 @@ def bench_figure(page: Page, advice: Recommendation) -> Figure:
 
 
 def _draw_rates(axis: Any, machine: Machine) -> None:
-    formats = dict.fromkeys(rate.fmt for rate in machine.rates)
-    for fmt in formats:
-        timed = {
-            rate.size: rate.flops / 1e9 for rate in machine.rates if rate.fmt == fmt and rate.flops
-        }
-        axis.plot([*timed], [*timed.values()], label=fmt, **_style(fmt))
-    sizes = sorted({rate.size for rate in machine.rates})
+    for fmt, rates in machine.by_format.items():
+        axis.plot([*rates], [rate / 1e9 for rate in rates.values()], label=fmt, **_style(fmt))
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.set_xticks(machine.sizes, [f"{size:,}" for size in machine.sizes])
     axis.set_xlabel("n, of two n × n matrices", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
-    slow = {rate.fmt for rate in machine.rates if not rate.flops}
-    out = [fmt for fmt in formats if fmt in slow]
-    under = f"GFLOP/s; {' and '.join(out)} left out where too slow" if out else "GFLOP/s"
+    slow = " and ".join(machine.whys)
+    under = f"GFLOP/s; {slow} left out where too slow" if slow else "GFLOP/s"
     title(axis, "Matmul rate", under)
 
 
 def _draw_roofline(axis: Any, machine: Machine) -> None:
-    roofline, found = machine.roofline(), ridges(machine)
-    right = 8 * max([*found.values(), 1.0])
-    left = min([*found.values(), 1.0]) / 16
-    for fmt, ridge in found.items():
-        rates = [roofline.attainable(intensity, fmt) / 1e9 for intensity in (left, ridge, right)]
+    roofline, by_format = machine.roofline(), ridges(machine)
+    right = 8 * max([*by_format.values(), 1.0])
+    left = min([*by_format.values(), 1.0]) / 16
+    for fmt, ridge in by_format.items():
+        ends = (left, ridge, right)
+        rates = [roofline.attainable(intensity, fmt) / 1e9 for intensity in ends]
         label = f"{fmt}, ridge at {ridge:.{0 if ridge >= 10 else 1}f}"
-        axis.plot(
-            [left, ridge, right], rates, markevery=[1], label=label, **{**_style(fmt), "ms": 6}
-        )
+        axis.plot(ends, rates, markevery=[1], label=label, **_style(fmt, size=6))
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("FLOPs per byte", fontsize=8)
@@ -94,54 +83,44 @@ def _draw_speedups(axis: Any, page: Page) -> None:
         [1.5, *(max(min(one.spread[1], 2 * one.measured), one.ceiling) for one in page.results)]
     )
     axis.set_xlim(0, most * 1.2)
-    ticks, labels, y = [], [], 0.0
+    words = {"fontsize": 8, "va": "center", "bbox": _ON_WHITE}
+    rows: list[Result | LeftOut] = [*page.results, *page.left_out]
+    labels, y = dict[float, str](), 0.0
     for name in page.titles():
-        axis.text(0.0, y, name, fontsize=8, fontweight="bold", va="center", bbox=_ON_WHITE)
+        axis.text(0.0, y, name, fontweight="bold", **words)
         y -= 1
-        for one in [each for each in page.results if each.title == name]:
-            _draw_one(axis, y, one)
-            ticks.append(y)
-            labels.append(one.label)
-            y -= 1
-        for left_out in [each for each in page.left_out if each.title == name]:
-            axis.annotate(
-                left_out.why,
-                (0, y),
-                (5, 0),
-                textcoords="offset points",
-                fontsize=8,
-                va="center",
-                color=FAINT,
-                bbox=_ON_WHITE,
-            )
-            ticks.append(y)
-            labels.append(label_of(left_out.recipe))
+        for row in [row for row in rows if row.title == name]:
+            if isinstance(row, Result):
+                _draw_bar(axis, y, row)
+            else:
+                axis.annotate(
+                    row.why, (0, y), (5, 0), textcoords="offset points", color=FAINT, **words
+                )
+            labels[y] = label_of(row.recipe)
             y -= 1
     axis.axvline(1, color=INK, lw=0.8, ls=":", zorder=0)
-    axis.set_yticks(ticks, labels, fontsize=8)
+    axis.set_yticks([*labels], [*labels.values()], fontsize=8)
     axis.set_ylim(y + 0.3, 0.7)
     axis.set_xlabel("times as fast as fp32", fontsize=8)
-    title(
-        axis,
-        "Speed-up over fp32",
-        "bar: of the fastest steps, whisker: what the quartiles allow; ▽ ceiling, ◆ predicted",
-    )
+    under = "bar: of the fastest steps, whisker: what the quartiles allow; ▽ ceiling, ◆ predicted"
+    title(axis, "Speed-up over fp32", under)
 
 
-def _draw_one(axis: Any, y: float, one: Result) -> None:
-    low, high = one.spread
-    look = {"color": COLOURS[one.recipe], "hatch": HATCHES[one.recipe]}
-    axis.barh(y, one.measured, edgecolor="white", height=0.75, **look)
+def _draw_bar(axis: Any, y: float, result: Result) -> None:
+    low, high = result.spread
+    style = {"color": COLOURS[result.recipe], "hatch": HATCHES[result.recipe], "edgecolor": "white"}
+    axis.barh(y, result.measured, height=0.75, **style)
     axis.plot([low, high], [y, y], color=INK, lw=1.2, marker="|", ms=6)
-    axis.plot([one.ceiling], [y], "v", mfc="white", mec=INK, ms=6, zorder=3)
-    if one.predicted:
-        axis.plot([one.predicted], [y], "D", color=INK, ms=4, zorder=3)
-    # a wild whisker may end outside
-    right = max(min(high, 2 * one.measured), one.ceiling, one.predicted or 0.0)
+    axis.plot([result.ceiling], [y], "v", mfc="white", mec=INK, ms=6, zorder=3)
+    if result.predicted:
+        axis.plot([result.predicted], [y], "D", color=INK, ms=4, zorder=3)
+    # a very long whisker may end outside
+    right = max(min(high, 2 * result.measured), result.ceiling, result.predicted or 0.0)
     place = right + 0.03 * axis.get_xlim()[1]
-    words = f"{one.measured:.2f} ×"
+    words = f"{result.measured:.2f} ×"
     axis.text(place, y, words, va="center", fontsize=8, bbox=_ON_WHITE, zorder=4)
 
 
-def _style(fmt: str) -> Mapping[str, Any]:
-    return {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt], "marker": _MARKS[fmt], "ms": 4}
+def _style(fmt: str, size: int = 4) -> dict[str, Any]:
+    colour, line = FORMAT_COLOURS[fmt], FORMAT_LINES[fmt]
+    return {"color": colour, "ls": line, "marker": _MARKS[fmt], "ms": size}

@@ -1,5 +1,4 @@
-"""The page of a machine as data: what `amp-course bench` measured, and how it is read back from
-JSON.
+"""A machine's page as data: what `amp-course bench` measured, to JSON and back.
 
 People send each other these files, so they hold no user or host names and no paths.
 """
@@ -15,20 +14,20 @@ from amp_course.loop.recipe import RECIPES
 from amp_course.speed.machine import Machine
 from amp_course.speed.prediction import Prediction
 
-BENCHMARK, SCHEMA = "bench", 1  # raise SCHEMA when a reader of the JSON would have to change
+BENCHMARK, SCHEMA = "bench", 1  # raise SCHEMA when programs that read the JSON have to change
 SIDES = ("fp32", "amp")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One training under one recipe, which took turns with the same training in fp32.
+    """One training under one recipe, timed in turn with the same training in fp32.
 
-    workload, title: its name ("simple_net"), and as people read it, with its size
-    share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None on
-        older pages, where the ops' prices added up to nonsense
-    seconds: of the fastest step, for each of SIDES; median, quartiles: of all that were timed
-    gap_seconds: what lies between the ceiling and the step, as `Prediction.gap`; negative is a gain
-    ops:         of forward and backward, for each of SIDES
+    workload, title: its name ("simple_net"), and the name that people read, with its size
+    share, factor, ceiling, predicted: as in `Prediction`; `predicted` is None on some older pages
+    seconds:     of the fastest step, for each of SIDES
+    median, quartiles: of all timed steps, likewise
+    gap_seconds: from `Prediction.gap`
+    ops:         the number in forward and backward, for each of SIDES
     """
 
     workload: str
@@ -55,9 +54,7 @@ class Result:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The least and the most speed-up that the quartiles allow:
-        fp32's lower over the recipe's upper one, and vice versa.
-        """
+        """The least and the greatest speed-up that the quartiles allow."""
         fp32, amp = self.quartiles["fp32"], self.quartiles["amp"]
         return fp32[0] / amp[1], fp32[1] / amp[0]
 
@@ -83,8 +80,9 @@ class Result:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A training that was not compared with fp32, and why;
-    `times_fp32` is how many times as long its step takes, if known.
+    """A training that was not compared with fp32, and why.
+
+    times_fp32: how many times as long its step takes, if known
     """
 
     title: str
@@ -100,10 +98,10 @@ class Page:
     date:     when it began, in UTC: "2026-11-23T10:20:15+00:00"
     complete: False if it was interrupted
     versions: of "course", "torch" and "python"
-    settings: what was asked for, and what was set from outside; "waited" is the share of the run in
-              which the process waited for a CPU, None if not known
+    settings: the plan's and the environment's; "waited" is the share of the run in which the
+              process waited for a CPU, None if not known
     machine:  `kit.hardware.machine_report().to_dict()`
-    measured: rates, bandwidth, launch; None if it did not get that far
+    measured: rates, bandwidth, launch; None if it was interrupted before
     """
 
     date: str
@@ -118,9 +116,7 @@ class Page:
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from these numbers;
-        "" on a quiet machine, or where it is not known.
-        """
+        """Why these numbers show nothing; "" on a quiet machine, or where that is not known."""
         return busy_text(self.settings.get("waited"))
 
     def titles(self) -> tuple[str, ...]:
@@ -142,13 +138,11 @@ class Page:
 
 
 def label_of(recipe: str) -> str:
-    """Write a recipe as people read it: "amp_bf16" → "AMP bf16";
-    a newer course's recipe keeps its name.
-    """
+    """Return a recipe's label: "amp_bf16" → "AMP bf16"; a newer course's recipe keeps its name."""
     return RECIPES[recipe].label if recipe in RECIPES else recipe
 
 
 def ridges(machine: Machine) -> dict[str, float]:
-    """Return, by format, the FLOPs per byte from which on compute bounds its matmuls."""
+    """Return, by format, the FLOPs per byte above which compute bounds its matmuls."""
     roofline = machine.roofline()
     return {fmt: roofline.ridge(fmt) for fmt in roofline.peak_flops}

@@ -1,9 +1,9 @@
-"""Measure a machine for its page, part by part: what is done when the run is interrupted is on the
-page.
+"""Measure a machine for its page, part by part; the page of an interrupted run shows the parts that
+are done.
 
 malloc is left as it is. It may give freed memory back to the system and fetch it again in every
-step, but so it does in your training script; the page shows what that costs as a part of the gap.
-`faults.keep_freed_memory` would hide it.
+step, but it does the same in your training script; the page shows what that costs, as a part of the
+gap. `faults.keep_freed_memory` would hide it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amp_course.speed.bench.page import LeftOut, Page, Result
 from amp_course.speed.machine import Machine, measure_machine
 from amp_course.speed.prediction import predict_workload
 
-_ENVIRONMENT = (  # variables that change such times
+_ENVIRONMENT = (  # variables that affect the times
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "ONEDNN_MAX_CPU_ISA",
@@ -35,11 +35,13 @@ _ENVIRONMENT = (  # variables that change such times
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
 )
-# that a comparison takes of a slow recipe: one to warm up, two timed, the ops of a step four times
+# in a comparison of a slow recipe: one to warm up, two timed, and the ops of a step four times
 _SLOW_STEPS = 7
-_ROUNDS = 10_000  # no limit: the time is one
+_ROUNDS = 10_000  # as many as there is time for
 
-Tick = Callable[[str, float], None]  # what comes next, and the planned seconds of what is done
+Tick = Callable[
+    [str, float], None
+]  # what comes next, and the planned seconds of the part just done
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class Plan:
 
     machine_seconds: for rates, bandwidth and launch together
     seconds:         for one training under one recipe; one that needs more is left out
+    sizes:           of the matrices; None takes those for the device
     """
 
     name: str
     machine_seconds: float
     seconds: float
-    sizes: tuple[int, ...] | None = None  # None: those for the device
+    sizes: tuple[int, ...] | None = None
     workloads: Callable[[torch.device], Sequence[Workload]] = lambda device: (
         simple_net(device),
         digits_resnet(device),
@@ -65,7 +68,7 @@ QUICK, FULL = Plan("quick", 5.0, 4.0), Plan("full", 20.0, 20.0)
 
 
 class Bench:
-    """One run on a device. `page()` returns what there is so far, at any time."""
+    """One run on a device; `page()` returns what has been measured so far."""
 
     def __init__(self, device: torch.device, plan: Plan) -> None:
         self.device, self.plan = device, plan
@@ -76,18 +79,15 @@ class Bench:
         self.left_out: list[LeftOut] = []
         self.complete = False
         self._wait = CpuWait()
-        self._began, self._date, self._load = (
-            time.monotonic(),
-            datetime.datetime.now(datetime.UTC),
-            _load(),
-        )
+        self._began, self._date = time.monotonic(), datetime.datetime.now(datetime.UTC)
+        self._load = _load()
 
     @property
     def planned_seconds(self) -> float:
         return self.plan.machine_seconds + 3 * len(self.recipes) * self.plan.seconds
 
     def run(self, tick: Tick = lambda what, seconds: None) -> None:
-        """Measure everything. KeyboardInterrupt ends it, and keeps every part that is done."""
+        """Measure everything; a KeyboardInterrupt leaves every part that is done."""
         with self._wait:
             self._run(tick)
 
@@ -111,35 +111,34 @@ class Bench:
         self.complete = True
 
     def _compare(self, workload: Workload, recipe: Recipe) -> None:
+        most = self.plan.seconds / _SLOW_STEPS  # a slower step would take longer than planned
         try:
-            slow = self._too_slow(workload, recipe)
-            if slow:
-                self.left_out.append(slow)
+            seconds = self._step_seconds(workload, recipe, most)
+            if seconds > most:
+                times = seconds / self._step_seconds(workload, FP32, most)
+                why = (
+                    f"one step takes {seconds_text(seconds)}, "
+                    f"{times:.{0 if times >= 9.95 else 1}f} times as long as in fp32"
+                )
+                self._leave_out(workload, recipe, why, times)
                 return
             prediction = predict_workload(
                 workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS
             )
             self.results.append(Result.of(workload.name, prediction))
         except (RuntimeError, ArithmeticError, ValueError, MemoryError) as error:
-            # not enough memory, above all
+            # most often because the memory is too small
             why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-            self.left_out.append(LeftOut(workload.title, recipe.name, f"left out: {why}"))
+            self._leave_out(workload, recipe, why)
 
-    def _too_slow(self, workload: Workload, recipe: Recipe) -> LeftOut | None:
-        """Take a step or two; say why, if a comparison would take longer than planned."""
-        most = self.plan.seconds / _SLOW_STEPS
-        seconds = self._step_seconds(workload, recipe, most)
-        if seconds <= most:
-            return None
-        times = seconds / self._step_seconds(workload, FP32, most)
-        why = (
-            f"left out: one step takes {seconds_text(seconds)}, "
-            f"{times:.{0 if times >= 9.95 else 1}f} times as long as in fp32"
-        )
-        return LeftOut(workload.title, recipe.name, why, times)
+    def _leave_out(
+        self, workload: Workload, recipe: Recipe, why: str, times_fp32: float | None = None
+    ) -> None:
+        row = LeftOut(workload.title, recipe.name, f"left out: {why}", times_fp32)
+        self.left_out.append(row)
 
     def _step_seconds(self, workload: Workload, recipe: Recipe, most: float) -> float:
-        """Return the seconds of a step, or of a second one if the first, which loads, is slow."""
+        """Return the seconds of a step; of the faster of two if the first, which loads, is slow."""
         session = workload.start(recipe)
         batch, best = next(session.batches), float("inf")
         for _ in range(2):
@@ -150,7 +149,7 @@ class Bench:
         return best
 
     def page(self) -> Page:
-        assert self.report is not None, "nothing was measured yet"
+        assert self.report is not None, "nothing has been measured yet"
         return Page(
             date=self._date.isoformat(timespec="seconds"),
             complete=self.complete,

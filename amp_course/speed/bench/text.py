@@ -5,10 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from amp_course.kit.markup import counted
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.table import text_table
 from amp_course.speed.bench.advice import recommend
-from amp_course.speed.bench.page import Page, Result, label_of, ridges
+from amp_course.speed.bench.page import SIDES, Page, Result, label_of, ridges
+from amp_course.speed.experiments.interleaved import number_text
 from amp_course.speed.machine import Machine
 
 WIDTH = 96
@@ -24,31 +26,30 @@ gap        from the ceiling to the AMP step: what takes longer than in fp32 (+) 
 
 
 def page_text(page: Page) -> str:
-    """Return the page, its recommendation last, where a terminal shows it."""
+    """Return the page, with its recommendation last, where a terminal shows it."""
     blocks = [_head(page), *filter(None, [wrap(page.busy)])]
     if page.measured:
         blocks += [_rates(page.measured), _other_numbers(page.measured)]
     if page.titles() and not page.busy:
-        blocks.append("\n".join(wrap(line) for line in _trainings(page)))
-        blocks.append(LEGEND)
+        blocks += ["\n".join(map(wrap, _trainings(page))), LEGEND]
     if not page.complete:
         blocks.append(
             "INCOMPLETE: this run was interrupted. Only what had been measured by then is shown."
         )
     advice = recommend(page)
-    lines = [wrap(advice.headline), *(wrap(f"- {reason}") for reason in advice.reasons)]
-    return "\n\n".join([*blocks, "Recommendation\n" + "\n".join(lines)])
+    reasons = (f"- {reason}" for reason in advice.reasons)
+    blocks.append("\n".join(["Recommendation", *map(wrap, [advice.headline, *reasons])]))
+    return "\n\n".join(blocks)
 
 
 def machine_facts(page: Page) -> dict[str, str]:
-    """Return what a machine is, by name, for people: "device" → "cpu: AMD EPYC"."""
-    machine, threads = page.machine, page.machine.get("threads")
+    """Describe the machine and the run in named facts: "device" → "cpu: AMD EPYC"."""
+    machine, threads = page.machine, counted(page.machine["threads"], "thread")
     capability, simd = machine.get("compute_capability"), page.settings.get("cpu_capability")
     environment = page.settings.get("environment") or {}
     facts = {
         "device": f"{machine.get('device')}: {machine['device_name']}",
-        "CPU": f"{machine.get('cpu_cores')} cores, torch uses {threads} "
-        f"thread{'s' * (threads != 1)}",
+        "CPU": f"{machine.get('cpu_cores')} cores, torch uses {threads}",
         "torch": str(machine.get("torch_version")),
         "Python": f"{machine.get('python_version')} on {machine.get('platform')}",
         "course": str(page.versions.get("course")),
@@ -66,29 +67,26 @@ def machine_facts(page: Page) -> dict[str, str]:
 def _head(page: Page) -> str:
     minutes, seconds = divmod(round(page.took_seconds), 60)
     when = page.date[:16].replace("T", " ")
-    said = f"What this machine makes of mixed precision, {when} UTC ({minutes} min {seconds} s)"
-    return "\n".join(
-        [said, "", *(wrap(f"{name:<8}{value}") for name, value in machine_facts(page).items())]
-    )
+    head = f"What this machine makes of mixed precision, {when} UTC ({minutes} min {seconds} s)"
+    facts = (wrap(f"{name:<8}{value}") for name, value in machine_facts(page).items())
+    return "\n".join([head, "", *facts])
 
 
 def _rates(machine: Machine) -> str:
-    sizes = sorted({rate.size for rate in machine.rates})
-    rates = {(rate.fmt, rate.size): rate for rate in machine.rates}
-    unit, name = (
-        (1e12, "TFLOP/s") if max(machine.peaks.values(), default=0.0) >= 1e13 else (1e9, "GFLOP/s")
-    )
-    head = ["n", *(f"{size:,}" for size in sizes), "ridge"]
-    rows, why = [head], []
-    found = ridges(machine)
-    for fmt in dict.fromkeys(rate.fmt for rate in machine.rates):
-        flops = [rates[fmt, size].flops if (fmt, size) in rates else None for size in sizes]
-        ridge = f"{found[fmt]:.1f}" if fmt in found else "–"
-        rows.append([fmt, *(_rate(one / unit) if one else "–" for one in flops), ridge])
-        why += [f"{fmt}: {rate.why}" for rate in machine.rates if rate.fmt == fmt and rate.why][:1]
+    unit, name = 1e9, "GFLOP/s"
+    if max(machine.peaks.values(), default=0.0) >= 1e13:
+        unit, name = 1e12, "TFLOP/s"
+    head = ["n", *(f"{size:,}" for size in machine.sizes), "ridge"]
+    rows = [head]
+    for fmt, rates in machine.by_format.items():
+        cells = (
+            number_text(rates[size] / unit) if size in rates else "–" for size in machine.sizes
+        )
+        rows.append([fmt, *cells, f"{ridges(machine)[fmt]:.1f}" if rates else "–"])
+    whys = [f"{fmt}: {why}" for fmt, why in machine.whys.items()]
     table = text_table(rows, right=head[1:])
     under = "ridge: the FLOPs per byte from which on a matmul is bound by compute, not by memory"
-    return "\n".join([f"Matmul rate, n × n matrices, {name}", "", table, *map(wrap, why), under])
+    return "\n".join([f"Matmul rate, n × n matrices, {name}", "", table, *map(wrap, whys), under])
 
 
 def _other_numbers(machine: Machine) -> str:
@@ -102,66 +100,42 @@ def _trainings(page: Page) -> Iterator[str]:
     yield "Speed-up over fp32"
     head = ["  recipe", "fp32 step", "its step", "ceiling", "predicted", "measured", "medians"]
     for title in page.titles():
-        results = [one for one in page.results if one.title == title]
+        results = [result for result in page.results if result.title == title]
         yield f"\n{title}"
-        table = (
-            text_table([head, *map(_cells, results)], right=head[1:-1]).split("\n")
-            if results
-            else []
-        )
-        yield from table[:1]
-        for row, one in zip(table[1:], results, strict=True):
-            yield row
-            yield f"            gap: {_gap(one)}"
-        yield from (
-            f"  {label_of(one.recipe)}  {one.why}" for one in page.left_out if one.title == title
-        )
+        if results:
+            table = text_table([head, *map(_cells, results)], right=head[1:-1])
+            first, *rows = table.split("\n")
+            yield first
+            for row, result in zip(rows, results, strict=True):
+                yield row
+                yield f"            gap: {_gap(result)}"
+        for left_out in page.left_out:
+            if left_out.title == title:
+                yield f"  {label_of(left_out.recipe)}  {left_out.why}"
 
 
-def _cells(one: Result) -> list[str]:
-    low, high = one.spread
-    predicted = "–" if one.predicted is None else f"{one.predicted:.2f}"
-    times = [seconds_text(one.seconds[side]) for side in ("fp32", "amp")]
-    medians = f"{one.median_speedup:.2f} ({low:.2f} to {high:.2f})"
-    return [
-        f"  {one.label}",
-        *times,
-        f"{one.ceiling:.2f}",
-        predicted,
-        f"{one.measured:.2f}",
-        medians,
-    ]
+def _cells(result: Result) -> list[str]:
+    low, high = result.spread
+    times = (seconds_text(result.seconds[side]) for side in SIDES)
+    speedups = (result.ceiling, result.predicted, result.measured)
+    texts = ("–" if speedup is None else f"{speedup:.2f}" for speedup in speedups)
+    medians = f"{result.median_speedup:.2f} ({low:.2f} to {high:.2f})"
+    return [f"  {result.label}", *times, *texts, medians]
 
 
-def _gap(one: Result) -> str:
-    return ", ".join(f"{name} {_signed(seconds)}" for name, seconds in one.gap_seconds.items())
+def _gap(result: Result) -> str:
+    return ", ".join(f"{name} {_signed(seconds)}" for name, seconds in result.gap_seconds.items())
 
 
 def _signed(seconds: float) -> str:
-    return (
-        f"{'−' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
-        if abs(seconds) >= 1e-8
-        else "0"
-    )
-
-
-def _rate(number: float) -> str:
-    return (
-        f"{number:,.0f}"
-        if number >= 99.5
-        else f"{number:.1f}"
-        if number >= 9.95
-        else f"{number:.2f}"
-    )
+    if abs(seconds) < 1e-8:
+        return "0"
+    return f"{'−' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
 
 
 def wrap(line: str) -> str:
-    """Break a line that is wider than a page; a list item and a table row are indented on."""
-    if line.startswith("\n"):
+    """Break a line that is wider than a page, and indent the rest of a list item or table row."""
+    if line.startswith("\n") or len(line) <= WIDTH:
         return line
     indent = " " * (12 if line.startswith("  ") else 2 if line.startswith("- ") else 0)
-    return (
-        textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False)
-        if len(line) > WIDTH
-        else line
-    )
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False)

@@ -145,6 +145,12 @@ mistakes = [
         answer=lambda parts: 1 - 1 / right(parts),
     ),
     Mistake(
+        "1 plus the time that is saved",
+        "this is 1 plus the share of the time that is saved, but a step that saves half of its "
+        "time is twice as fast: divide the old time by the new",
+        answer=lambda parts: 2 - 1 / right(parts),
+    ),
+    Mistake(
         "in percent",
         "this is in percent: twice as fast is 2",
         answer=lambda parts: 100 * right(parts),
@@ -183,6 +189,11 @@ mistakes = [
         "the first part alone",
         f"only the first part gets faster here: {AFTER}",
         answer=lambda parts: right(parts[:1]),
+    ),
+    Mistake(
+        "the last part alone",
+        f"only the last part gets faster here. Add up what all of them take: {AFTER}",
+        answer=lambda parts: right(parts[-1:]),
     ),
     Mistake(
         "the best part alone",

@@ -171,6 +171,18 @@ mistakes = [
         violates="FLOPs per byte",
     ),
     Mistake(
+        "FLOPs per element",
+        "your intensity is in FLOPs per element, so `itemsize` makes no difference: divide by the "
+        "bytes",
+        edits={RETURN: RETURN.replace(" / ", " * itemsize / ")},
+    ),
+    Mistake(
+        "twice in backward",
+        "your backward pass has twice the intensity of the forward pass. It moves twice as many "
+        "bytes for twice as many FLOPs, so both have the same",
+        edits={RETURN: RETURN.replace("/ moved_back", "/ moved")},
+    ),
+    Mistake(
         "whole division",
         "your FLOPs per byte have lost their fraction, as `//` or `int` would do: use `/`",
         edits={RETURN: RETURN.replace(" / ", " // ")},

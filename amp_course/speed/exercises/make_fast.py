@@ -100,7 +100,7 @@ class Watch(OpCounter):
 
 
 MATMULS, CASTS = "the number of matmuls", "the number of casts"
-GRAPHS = "the graphs that come with the losses"
+GRAPHS, FORMAT = "the graphs that come with the losses", "the format of the 16-bit matmuls"
 READS, WRITES = (
     "the values that are read during training",
     "the number of kernels that change weights",
@@ -140,7 +140,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         early = [read.call for read in host.reads if read.place < len(matmuls)]
         outputs = {
             "the dtype of the weights": dtype_names(one.dtype for one in model.parameters()),
-            "the format of the 16-bit matmuls": dtype_names(low) or "none",
+            FORMAT: dtype_names(low) or "none",
             MATMULS: "as few as needed" if len(matmuls) <= needed else f"{len(matmuls)}",
             "the number of matmuls in float32": matmuls.count(torch.float32),
             CASTS: "as few as needed" if casts <= count * (11 + 3) else f"{casts}",
@@ -151,6 +151,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             WRITES: "one or two" if watch.writes <= 2 * count else f"{watch.writes / count:g}",
         }
         facts = {
+            "format": f"matmuls run in {dtype_names(low)}" if low else "no matmul runs in 16 bits",
             "matmuls": len(matmuls),
             "needed": needed,
             "casts": f"{casts / count:.0f}",
@@ -307,6 +308,9 @@ make_fast = Exercise(
     mistakes,
     tolerance=3e-2,
     messages={
+        FORMAT: "{case}, {format}: open a bfloat16 region around the forward pass and the loss of "
+        "each batch",
+        GRAPHS: "{case}, a loss that you return still has its graph: detach it",
         MATMULS: "{case}, {matmuls} matmuls run instead of {needed}: run each layer once for a "
         "whole batch",
         READS: "{case}, the host waits for values before all work is launched, because of "

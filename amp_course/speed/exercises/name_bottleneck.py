@@ -229,7 +229,8 @@ mistakes = [
     ),
     Mistake(
         "casts alone",
-        "kernels other than casts move bytes too, and belong to 'memory': {why}",
+        "casts and other kernels together take longer than the matmuls in fp32, so compare "
+        "`fp32_ms` with the sum of both: {why}",
         answer=_busy_means(lambda trace: "fp32" if trace.fp32_ms > trace.cast_ms else "memory"),
     ),
     Mistake(

@@ -223,6 +223,11 @@ mistakes = [
         violates="the mean and the largest",
     ),
     Mistake(
+        "mean and largest swapped",
+        "the mean in your log is the largest loss: `log` takes the mean first, then the largest",
+        edits=_log(mean=LARGEST, largest=MEAN),
+    ),
+    Mistake(
         "sum instead of mean",
         "you log the sum of the losses: divide it by the number of finite losses",
         edits=_log(mean="sum(finite)"),

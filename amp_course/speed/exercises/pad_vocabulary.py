@@ -70,8 +70,10 @@ CASES = (
     (100, 16, 64, True, (6,), torch.bfloat16, ", in bfloat16"),
     (70, 20, 32, True, (6,), torch.float32, FAR),
 )
-SHAPE, REAL, BIAS, PROBABILITY = (
+SHAPE, DTYPES, HOLDS, REAL, BIAS, PROBABILITY = (
     "the shape of the weight",
+    "the dtype of the parameters",
+    "what the weight holds",
     "the rows of the real tokens",
     "the bias of the real tokens",
     "the probability of padded tokens",
@@ -102,7 +104,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         facts = dict(multiple=multiple, vocabulary=vocabulary, features=features, rows=rows)
         parameters = _parameters(padded, old)
         yield Case(case, parameters, facts)
-        if parameters[SHAPE] != (rows, features):
+        if parameters[SHAPE] != (rows, features) or parameters[DTYPES] != dtype_name(dtype):
             return  # the module may not even run
         forward = _forward(padded, case, vocabulary, inputs)
         yield Case(case, forward, facts)
@@ -140,17 +142,15 @@ def _parameters(padded: nn.Module, old: nn.Linear) -> dict[str, Any]:
     )
     outputs: dict[str, Any] = {
         SHAPE: tuple(weight.shape),
-        "the dtype of the parameters": " and ".join(
-            sorted({dtype_name(p.dtype) for p in parameters})
-        ),
+        DTYPES: " and ".join(sorted({dtype_name(p.dtype) for p in parameters})),
         "the number of trained parameters": sum(p.requires_grad for p in parameters),
         REAL: "those of the head" if first else "the last ones" if last else "others",
-        "what the weight holds": "numbers" if weight.isfinite().all() else "NaN or inf",
+        HOLDS: "numbers" if weight.isfinite().all() else "NaN or inf",
     }
-    if old.bias is not None:
-        biases = [one[:vocabulary].float() for one in parameters if one.dim() == 1]
-        same = any(torch.equal(one, old.bias.float()) for one in biases)
-        outputs[BIAS] = "that of the head" if same else "another"
+    biases = [one[:vocabulary].float() for one in parameters if one.dim() == 1]
+    none = old.bias is None  # the output is there anyway, so that it precedes the logits
+    same = none or any(torch.equal(one, old.bias.float()) for one in biases)
+    outputs[BIAS] = "that of the head" if same else "another"
     return outputs
 
 
@@ -287,7 +287,8 @@ mistakes = [
     ),
     Mistake(
         "float32 always",
-        "your weight is float32, but the head is bfloat16: keep the dtype of `head.weight`",
+        "some of your parameters are float32, but the head's are bfloat16: keep the dtype of "
+        "`head.weight` and `head.bias`",
         edits=_weight(old="head.weight.float()"),
         violates="keep their dtype",
     ),
@@ -338,6 +339,12 @@ mistakes = [
         "a new bias",
         "your bias does not contain the head's: copy it, like the weight",
         edits={OLD_BIAS: OLD_BIAS.replace("head.bias.detach()", "torch.zeros_like(head.bias)")},
+    ),
+    Mistake(
+        "the bias not added",
+        "your module holds the head's bias, but does not add it to the logits",
+        edits={CUT: "head.forward = lambda x: F.linear(x, head.weight)[..., :vocabulary]"},
+        violates="with or without a bias",
     ),
     Mistake(
         "pads in front",
@@ -413,6 +420,8 @@ pad_vocabulary = Exercise(
     messages={
         PROBABILITY: "{case}, the softmax over your logits gives padded tokens {got}: give them "
         "logits of -inf, or cut them off",
+        DTYPES: "{case}, the dtype of your parameters is {got}: keep that of the head, {want}",
+        HOLDS: "{case}, your weight holds NaN or inf: fill the padded rows with zeros",
         BIAS: "{case}, your bias does not begin with the head's",
         REAL: "{case}, rows 0 … {vocabulary} − 1 of your weight are not the head's",
     },

@@ -1,3 +1,1 @@
-"""The experiments of chapter 09: each cause is produced, measured, fixed and measured again,
-all sides in turn in one run.
-"""
+"""The experiments of chapter 09: each produces a cause, fixes it, and times both in turn."""

@@ -1,5 +1,5 @@
-"""What casts cost: an fp32 island in the middle of a block,
-and the width from which a matmul pays for its casts.
+"""What casts cost: an fp32 island among layers in 16 bits, and the width from which a matmul saves
+more than its casts take.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.tensors import short
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentences
 from amp_course.speed.experiments.workbench import (
+    both_recipes,
     drawn,
     is_slow,
     low_dtype,
@@ -29,8 +30,9 @@ ISLAND = "AMP with an island"
 
 
 class Blocks(nn.Module):
-    """Map (batch, width) to the same shape by three blocks of linear and GELU;
-    with an island, the middle one is in fp32.
+    """Map (batch, width) to the same shape by three blocks of linear and GELU.
+
+    island: the middle block runs in fp32
     """
 
     def __init__(self, width: int, island: bool) -> None:
@@ -54,18 +56,15 @@ def fp32_island(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> 
     width = pick_size(device, cpu=512, slow=128, gpu=4096)
     batch = pick_size(device, cpu=256, slow=64, gpu=4096)
     plain, broken = (seeded(partial(Blocks, width, island), device) for island in (False, True))
-    x, y = drawn(batch, width, device=device), drawn(batch, width, device=device, seed=2)
-    sides = {
-        "fp32": training(plain, x, y),
-        "AMP": training(plain, x, y, low_recipe(device)),
-        ISLAND: training(broken, x, y, low_recipe(device)),
-    }
+    x, y = (drawn(batch, width, device=device, seed=seed) for seed in (1, 2))
+    sides = {name: training(plain, x, y, recipe) for name, recipe in both_recipes(device).items()}
+    sides[ISLAND] = training(broken, x, y, low_recipe(device))
     found = compare(sides, device, seconds=seconds)
-    claim = sentence(
+    claim = sentences(
         "the middle one of three blocks runs with autocast off, so a third of the matmuls is in "
         "fp32",
-        found.tell("AMP", ISLAND, who="AMP without the island", than="with it"),
-        found.tell(ISLAND, "fp32"),
+        found.describe("AMP", ISLAND, who="AMP without the island", than="with it"),
+        found.describe(ISLAND, "fp32"),
         "keep only those islands that your numbers need"
         if found.ratio("AMP", ISLAND).verdict == "faster"
         else "",
@@ -78,7 +77,7 @@ class BreakEven(Finding):
     """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds, by width.
 
     saved: width → seconds that the matmul alone saves in 16 bits; negative where it is slower
-    cost:  width → seconds of the casts: input and weight to 16 bits, the output back
+    cost:  width → seconds of the casts: input and weight to 16 bits, output back to fp32
     """
 
     batch: int
@@ -109,14 +108,14 @@ def break_even(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> B
 def judge_break_even(
     found: Comparison, batch: int, widths: tuple[int, ...], fmt: str, slow_format: bool
 ) -> BreakEven:
-    """Return from which width on the matmul saves more than the casts cost, in words too."""
+    """Find the width from which the matmul saves more than the casts cost, and describe it."""
     saved, cost = {}, {}
     for width in widths:
         fp32, low, casts = (
             found.timing(f"{width:,}: {what}").median for what in ("fp32", fmt, "casts")
         )
         saved[width], cost[width] = fp32 - low, casts
-    told = [
+    clauses = [
         f"at width {width:,}, the matmul {_saves(saved[width])} and the casts take "
         f"{seconds_text(cost[width])}"
         for width in (widths[0], widths[-1])
@@ -124,14 +123,16 @@ def judge_break_even(
     too_narrow = [width for width in widths if saved[width] <= cost[width]]
     pays = [width for width in widths if width > max(too_narrow, default=0)]
     if pays:
-        told.append(f"with {batch:,} rows, casting pays from width {pays[0]:,} on")
+        clauses.append(f"with {batch:,} rows, casting pays from width {pays[0]:,} on")
     elif slow_format:
-        told.append(f"casting pays at no width here, since {fmt} has no fast units on this machine")
+        clauses.append(
+            f"casting pays at no width here, since {fmt} has no fast units on this machine"
+        )
     else:
-        told.append(f"casting does not pay up to width {widths[-1]:,} here")
-    title = "From which width a matmul pays for its casts"
+        clauses.append(f"casting does not pay up to width {widths[-1]:,} here")
+    title, claim = "From which width a matmul pays for its casts", sentences(*clauses)
     return BreakEven(
-        title, found, sentence(*told), ("cast_cost",), batch=batch, fmt=fmt, saved=saved, cost=cost
+        title, found, claim, ("cast_cost",), batch=batch, fmt=fmt, saved=saved, cost=cost
     )
 
 

@@ -1,8 +1,8 @@
 """Why AMP is not faster: too little work in an op, no fast units for the format, reads that wait,
 sizes that fit badly.
 
-Each experiment produces one cause, fixes it, and times both in turn; `tell_…` puts its numbers into
-words. All take `seconds`, about what a run may last.
+Each experiment produces one cause, fixes it, and times both in turn, in about `seconds`;
+`describe_…` puts its numbers into words.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from amp_course.kit.tensors import short
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32
 from amp_course.speed.counting import count_ops
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import Comparison, compare, figures, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, number_text, sentences
 from amp_course.speed.experiments.workbench import (
+    both_recipes,
     drawn,
     is_slow,
     low_dtype,
-    low_recipe,
     pick_size,
     three_layers,
 )
@@ -39,16 +39,16 @@ def too_little_work(device: torch.device | str = "cpu", *, seconds: float = 2.0)
     sides = {
         f"{net}, {name}": three_layers(*sizes, device, recipe)
         for net, sizes in nets.items()
-        for name, recipe in (("fp32", FP32), ("AMP", low_recipe(device)))
+        for name, recipe in both_recipes(device).items()
     }
     base = {side: side.replace("AMP", "fp32") for side in sides}
     found = compare(sides, device, seconds=seconds, base=base)
     kernels = {"fp32": len(step_calls(64, None, 8)), "AMP": len(step_calls(64, low, 8))}
-    claim = tell_too_little_work(found, (32, wide), kernels, short(low), is_slow(device, low))
+    claim = describe_too_little_work(found, (32, wide), kernels, short(low), is_slow(device, low))
     return Finding("Too little work in each op", found, claim, ("too_small",))
 
 
-def tell_too_little_work(
+def describe_too_little_work(
     found: Comparison,
     widths: tuple[int, int],
     kernels: Mapping[str, int],
@@ -57,20 +57,20 @@ def tell_too_little_work(
 ) -> str:
     """Compare AMP with fp32 on both nets; kernels: of forward and backward, by recipe."""
     narrow, wide = (found.ratio(f"{net}, AMP", f"{net}, fp32") for net in (NARROW, WIDE))
-    each = found.timing(f"{NARROW}, fp32").median / kernels["fp32"]
-    fixed = {
+    microseconds = 1e6 * found.timing(f"{NARROW}, fp32").median / kernels["fp32"]
+    fix = {
         "faster": "enough work in each matmul is the fix",
         "same": "the matmuls are still too small to win, or the rest of the step takes most of the "
         "time",
         "slower": "the fix would be more work still",
     }[wide.verdict]
     if slow_format and wide.verdict == "slower":
-        fixed = f"more work fixes nothing here, since {fmt} has no fast units on this machine"
-    return sentence(
-        f"at width {widths[0]:,}, {narrow.tell('AMP', 'fp32')}",
+        fix = f"more work fixes nothing here, since {fmt} has no fast units on this machine"
+    return sentences(
+        f"at width {widths[0]:,}, {narrow.describe('AMP', 'fp32')}",
         f"it launches {kernels['AMP']} kernels instead of {kernels['fp32']}: in fp32 the step "
-        f"comes to {figures(each * 1e6)} µs for each of them, hardly any of it arithmetic",
-        f"at width {widths[1]:,}, {wide.tell('AMP', 'fp32')}: {fixed}",
+        f"comes to {number_text(microseconds)} µs for each of them, hardly any of it arithmetic",
+        f"at width {widths[1]:,}, {wide.describe('AMP', 'fp32')}: {fix}",
     )
 
 
@@ -84,12 +84,12 @@ def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -
     sides = {recipe.label: three_layers(width, batch, device, recipe) for recipe in recipes}
     found = compare(sides, device, seconds=seconds)
     published = (*["no_units_cpu"] * (device.type == "cpu"), "no_units_gpu")
-    claim = tell_no_fast_units(found, width, slow)
+    claim = describe_no_fast_units(found, width, slow)
     return Finding("No fast units for the format", found, claim, published)
 
 
-def tell_no_fast_units(found: Comparison, width: int, slow_formats: Collection[str]) -> str:
-    """Say how each format fares, and which to take; slow_formats: those slower than fp32."""
+def describe_no_fast_units(found: Comparison, width: int, slow_formats: Collection[str]) -> str:
+    """Say how each format does, and which to use; slow_formats: those slower than fp32."""
     ratios = {name: found.ratio(name, "fp32") for name in ("AMP bf16", "AMP fp16")}
     best = max(ratios, key=lambda name: ratios[name].median)
     slower = [name for name, ratio in ratios.items() if ratio.verdict == "slower"]
@@ -108,7 +108,7 @@ def tell_no_fast_units(found: Comparison, width: int, slow_formats: Collection[s
         )
     else:
         advice = f"at width {width:,} neither format pays: try larger matmuls"
-    return sentence(*(ratio.tell(name, "fp32") for name, ratio in ratios.items()), advice)
+    return sentences(*(ratio.describe(name, "fp32") for name, ratio in ratios.items()), advice)
 
 
 EACH, AT_END = "read each step", "read at the end"
@@ -125,12 +125,12 @@ def host_reads(device: torch.device | str = "cpu", *, seconds: float = 1.0) -> F
     }
     found = compare(sides, device, seconds=seconds)
     reads = {name: _count_reads(side) for name, side in sides.items()}
-    claim = tell_host_reads(found, reads, device.type)
+    claim = describe_host_reads(found, reads, device.type)
     return Finding("Reads that wait for the device", found, claim, ("host_reads",))
 
 
-def tell_host_reads(found: Comparison, reads: Mapping[str, int], device: str) -> str:
-    """Say what reading costs here; reads: how often a pass asks for a value."""
+def describe_host_reads(found: Comparison, reads: Mapping[str, int], device: str) -> str:
+    """Say what reading costs here; reads: how often each side reads a value."""
     if device == "cpu":
         why = "a CPU has nothing queued to wait for: only a GPU shows what this cause costs"
     elif found.ratio(AT_END, EACH).verdict == "faster":
@@ -139,10 +139,10 @@ def tell_host_reads(found: Comparison, reads: Mapping[str, int], device: str) ->
         )
     else:
         why = "the device was never out of work, so the waiting does not show"
-    return sentence(
+    return sentences(
         f"{_STEPS} steps with `.item()` and an `if` on the loss read {reads[EACH]} values, and "
         f"with one read at the end {reads[AT_END]}",
-        found.tell(AT_END, EACH, who="one read at the end", than="reading each step"),
+        found.describe(AT_END, EACH, who="one read at the end", than="reading each step"),
         why,
     )
 
@@ -151,7 +151,7 @@ def _read_each(step: Callable[[], Tensor]) -> float:
     total = 0.0
     for _ in range(_STEPS):
         loss = step()
-        if loss > 1e6:  # a read that does not look like one
+        if loss > 1e6:  # a hidden read
             raise RuntimeError(f"the loss is {loss.item()}: the training diverged")
         total += loss.item()
     return total / _STEPS
@@ -179,17 +179,20 @@ def odd_sizes(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Fi
             base[name] = f"{short(dtype)} {size - 1:,}"
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         found = compare(sides, device, seconds=seconds, base=base)
-    claim = tell_odd_sizes(found, size, short(low))
+    claim = describe_odd_sizes(found, size, short(low))
     return Finding("Sizes that fit badly", found, claim, ("odd_sizes_gpu", "odd_sizes_bf16"))
 
 
-def tell_odd_sizes(found: Comparison, size: int, fmt: str) -> str:
+def describe_odd_sizes(found: Comparison, size: int, fmt: str) -> str:
     """Say what one more row and column changes, for each format."""
     odd, even = f"{size - 1:,}", f"{size:,}"
     ratios = {name: found.ratio(f"{name} {even}", f"{name} {odd}") for name in ("fp32", fmt)}
-    told = [f"in {name}, {one.tell(f'size {even}', f'size {odd}')}" for name, one in ratios.items()]
+    clauses = [
+        f"in {name}, {ratio.describe(f'size {even}', f'size {odd}')}"
+        for name, ratio in ratios.items()
+    ]
     if ratios[fmt].verdict == "faster":
         advice = f"pad to {even}: rows and columns of zeros leave the product as it is"
     else:
         advice = f"padding to a multiple of 8 gains nothing in {fmt} here"
-    return sentence(*told, advice)
+    return sentences(*clauses, advice)

@@ -1,12 +1,11 @@
-"""torch.compile: eager against compiled, in a process of its own,
-for compiling takes long and leaves much behind in memory.
+"""torch.compile: eager and compiled code compared, in a process of its own, because compiling takes
+long and leaves much in memory.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -16,56 +15,53 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amp_course.kit.children import ChildError, ChildTimeout, run_python
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import clock, seconds_text
+from amp_course.loop.recipe import Recipe
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
-from amp_course.speed.experiments.workbench import drawn, low_dtype, pick_size
+from amp_course.speed.experiments.interleaved import Comparison, sentences
+from amp_course.speed.experiments.levers import describe_settings, time_settings
+from amp_course.speed.experiments.workbench import drawn, pick_size
 
-LONGEST = 25.0  # seconds, after which compiling is given up
+LONGEST = 25.0  # seconds after which compiling is given up
 
 
 def compiled(
     device: torch.device | str = "cpu", *, seconds: float = 1.5, longest: float = LONGEST
 ) -> Finding:
-    """Compile a forward pass and compare it with eager; takes up to `longest` seconds, most of them
-    for the compiler.
+    """Compile a forward pass and compare it with eager code, in up to `longest` seconds, most of
+    them for the compiler.
 
     Without a C++ compiler (on a GPU: without Triton) the finding says so.
     """
     code = f"from {__name__} import in_child; in_child({str(device)!r}, {seconds})"
     try:
-        told = json.loads(run_python(code, seconds=longest))
+        result = json.loads(run_python(code, seconds=longest))
     except ChildTimeout as error:
         more = (
             "what the compiler finished is kept, so try again, or give it longer, as in "
             "compiled(longest=60)"
         )
-        told = {"error": f"{error}; {more}"}
+        result = {"error": f"{error}; {more}"}
     except ChildError as error:
-        told = {"error": str(error)}
-    if "error" in told:
-        comparison, claim = None, sentence(f"nothing was compiled: {told['error']}")
+        result = {"error": str(error)}
+    if "error" in result:
+        comparison, claim = None, sentences(f"nothing was compiled: {result['error']}")
     else:
-        comparison = Comparison(**told["comparison"])
-        claim = tell_compiled(comparison, told["compile_seconds"])
+        comparison = Comparison(**result["comparison"])
+        claim = describe_compiled(comparison, result["compile_seconds"])
     return Finding("torch.compile", comparison, claim, ("compile",))
 
 
-def tell_compiled(found: Comparison, compile_seconds: Mapping[str, float]) -> str:
-    """Compare compiled with eager, and say what the compiling took: the first call, by recipe."""
-    told = []
-    for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP")):
-        sides = f"{recipe}, compiled", f"{recipe}, eager"
-        told.append(f"{words}, {found.tell(*sides, who='compiled code', than='eager code')}")
-    took = " and ".join(seconds_text(one) for one in compile_seconds.values())
-    return sentence(
-        *told,
-        f"compiling took {took}; what was compiled before is taken from the compiler's store",
+def describe_compiled(found: Comparison, compile_seconds: Sequence[float]) -> str:
+    """Compare compiled with eager code; compile_seconds: of the first call in each recipe."""
+    took = " and ".join(map(seconds_text, compile_seconds))
+    return describe_settings(
+        found, f"compiling took {took}; what was compiled before is taken from the compiler's store"
     )
 
 
 def in_child(name: str, seconds: float) -> None:
-    """Do the work of `compiled`, and print what came of it as one line of JSON."""
+    """Do the work of `compiled`, and print its result as one line of JSON."""
     print(json.dumps(_compile_and_compare(torch.device(name), seconds)))
 
 
@@ -75,34 +71,34 @@ def _compile_and_compare(device: torch.device, seconds: float) -> dict[str, Any]
     x = drawn(1024 if device.type == "cpu" else 8192, width, device=device)
     weight = drawn(width, width, device=device, seed=2) / width**0.5
     fast = torch.compile(layer, dynamic=False)
-    sides: dict[str, Callable[[], object]] = {}
-    compile_seconds = {}
+    compile_seconds = []
+
+    def make(run: Callable[..., Tensor], recipe: Recipe) -> Callable[[], Tensor]:
+        side = partial(_forward, run, x, weight, recipe.dtype)
+        if run is fast:
+            compile_seconds.append(clock(side, device))
+        return side
+
+    settings = {"eager code": partial(make, layer), "compiled code": partial(make, fast)}
     try:
-        for recipe in ("fp32", "AMP"):
-            eager, quick = (
-                partial(_forward, one, x, weight, recipe == "AMP") for one in (layer, fast)
-            )
-            started = time.perf_counter()
-            quick()
-            compile_seconds[recipe] = time.perf_counter() - started
-            sides |= {f"{recipe}, eager": eager, f"{recipe}, compiled": quick}
+        found = time_settings(settings, device, seconds)
     except Exception as error:
-        # inductor wraps whatever went wrong in errors of its own, one torch from the next
+        # inductor wraps what went wrong in errors of its own, which differ between torch versions
         return {"error": _cause(error)}
-    base = {side: f"{side.partition(',')[0]}, eager" for side in sides}
-    found = compare(sides, device, seconds=seconds, base=base)
     return {"comparison": asdict(found), "compile_seconds": compile_seconds}
 
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
-    """A linear layer and a chain of ops around it; run eagerly, each reads and writes it all."""
+    """A linear layer and a chain of ops, each of which reads and writes the whole in eager code."""
     y = F.layer_norm(x, x.shape[-1:]) @ weight
     return x + torch.sigmoid(y) * F.gelu(y) * 0.5
 
 
 @torch.no_grad()
-def _forward(run: Any, x: Tensor, weight: Tensor, low: bool) -> Tensor:
-    with torch.autocast(x.device.type, low_dtype(x.device), enabled=low):
+def _forward(
+    run: Callable[..., Tensor], x: Tensor, weight: Tensor, dtype: torch.dtype | None
+) -> Tensor:
+    with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
         return run(x, weight).float().mean()
 
 

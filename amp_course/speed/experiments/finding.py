@@ -1,6 +1,4 @@
-"""What an experiment returns: its measurements, a sentence that they bear out,
-and what others published about the same thing.
-"""
+"""What an experiment returns: its measurements, what they show, and what others have published."""
 
 from __future__ import annotations
 
@@ -11,21 +9,21 @@ from amp_course.kit.report import Block, Page
 from amp_course.kit.toml_data import read_toml
 from amp_course.speed.experiments.interleaved import Comparison
 
-# What somebody measured elsewhere, each in a sentence with its source.
+# what somebody measured elsewhere: name → a sentence with its source
 PUBLISHED = {
     name: f"{row['what']} ({row['source']})."
     for name, row in read_toml(__file__, "published.toml").items()
 }
 
 
-@dataclass(frozen=True, repr=False)  # a dataclass's own repr would be a page of raw times
+@dataclass(frozen=True, repr=False)
 class Finding(Page):
     """One experiment's outcome.
 
     title:      what was tried, in a few words
     comparison: the sides, timed in turn; None where this machine cannot run the experiment
-    claim:      what the numbers show, and no more than that
-    published:  names in PUBLISHED: the same thing measured elsewhere
+    claim:      what the numbers show
+    published:  names in PUBLISHED of measurements of the same thing
     """
 
     title: str
@@ -35,12 +33,12 @@ class Finding(Page):
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from the times; "" on a quiet machine."""
+        """Why the times show nothing; "" on a quiet machine."""
         return self.comparison.busy if self.comparison else ""
 
     @property
     def sentence(self) -> str:
-        """Say what the numbers show; on a busy machine, that they show nothing."""
+        """What the numbers show; on a busy machine, that they show nothing."""
         return self.busy or self.claim
 
     def blocks(self) -> Iterator[Block]:

@@ -2,9 +2,9 @@
 
 A round gives every side one block of steps. What slows the machine for a while slows all sides of
 that round, so the ratio of two sides is taken within each round. The median of these ratios is the
-answer, and their quartiles say how far to trust it. torch computes on one thread meanwhile, unless
-told otherwise: two threads wait for each other whenever another program takes a core, and a run in
-a notebook is to show a cause, not that. Single ops are the business of torch.utils.benchmark.
+answer, and their quartiles say how far to trust it. By default torch computes on one thread
+meanwhile: two threads wait for each other whenever another program takes a core, which would hide
+the cause that an experiment shows. For single ops use torch.utils.benchmark.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from amp_course.kit.threads import one_thread
 
 Side = Callable[[], object]
 LEAST_ROUNDS, FEWEST_ROUNDS = 5, 3  # when time is up, and when twice that time is
-# a difference below 2 % is left unnamed: on a machine that does other things too, it comes and goes
-MARGIN = 1.02
+MARGIN = 1.02  # a difference below 2 % comes and goes on a machine that other programs use
 _MOST_STEPS = 200  # in a block
-_CHEAP = 0.02  # seconds: a step this short is preceded by one that is not timed
+_CHEAP = 0.02  # seconds: a block of steps this short begins with one that is not timed
 
 
 @dataclass(frozen=True)
 class Ratio:
     """How many times as fast one side ran as another, over the rounds: above 1 it is faster.
 
-    clear: whether so many rounds agree on which is faster that it is hardly chance
+    clear: True if so many rounds agree on which side is faster that it is hardly chance
     """
 
     median: float
@@ -45,28 +44,33 @@ class Ratio:
 
     @property
     def verdict(self) -> Literal["faster", "slower", "same"]:
-        """Compare with 1: "same" unless it is clear, and the quartiles are more than 2 % off it."""
+        """Return "same" unless it is clear and both quartiles are more than 2 % from 1."""
         if not self.clear:
             return "same"
         return "faster" if self.q1 > MARGIN else "slower" if self.q3 < 1 / MARGIN else "same"
 
-    def tell(self, who: str, base: str, plural: bool = False) -> str:
-        """Return a clause. Example: tell("AMP", "fp32") → "AMP is 1.80 times as fast as fp32
-        (quartiles 1.70 to 1.90)"
+    @property
+    def quartiles(self) -> str:
+        return f"{number_text(self.q1)} to {number_text(self.q3)}"
+
+    def describe(self, who: str, base: str, plural: bool = False) -> str:
+        """Write it as a clause.
+
+        Example: describe("AMP", "fp32") → "AMP is 1.80 times as fast as fp32 (quartiles 1.70 to
+                 1.90)"
         """
-        median, q1, q3 = self.median, self.q1, self.q3
         if self.verdict == "same":
             return (
                 f"between {who} and {base} there is no difference that this run can tell "
-                f"({figures(median)} times as fast, quartiles {figures(q1)} to {figures(q3)})"
+                f"({number_text(self.median)} times as fast, quartiles {self.quartiles})"
             )
-        verb, compared = "are" if plural else "is", "fast"
+        verb, adverb, times = "are" if plural else "is", "fast", self
         if self.verdict == "slower":
-            verb, compared = "take" if plural else "takes", "long"
-            median, q1, q3 = 1 / median, 1 / q3, 1 / q1
+            verb, adverb = "take" if plural else "takes", "long"
+            times = Ratio(1 / self.median, 1 / self.q3, 1 / self.q1)
         return (
-            f"{who} {verb} {figures(median)} times as {compared} as {base} "
-            f"(quartiles {figures(q1)} to {figures(q3)})"
+            f"{who} {verb} {number_text(times.median)} times as {adverb} as {base} "
+            f"(quartiles {times.quartiles})"
         )
 
 
@@ -76,9 +80,9 @@ class Comparison(Page):
 
     seconds: side → seconds a step, one number a round
     base:    side → the side that the table compares it with
-    results: side → what its very first call returned, if that was a number (a loss, say): sides
-             that do the same work agree
-    waited:  the share of the time in which this process, or a worker of it, waited for a CPU; None
+    results: side → what its first call returned, if that was a number, such as a loss: sides that
+             do the same work agree
+    waited:  the share of the time in which this process or a worker of it waited for a CPU; None
              if not known
     """
 
@@ -89,7 +93,7 @@ class Comparison(Page):
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from these times; "" on a quiet machine."""
+        """Why these times show nothing; "" on a quiet machine."""
         return busy_text(self.waited)
 
     def timing(self, side: str) -> Timing:
@@ -101,11 +105,11 @@ class Comparison(Page):
         ratios = Timing(tuple(other / own for own, other in pairs))
         return Ratio(ratios.median, ratios.q1, ratios.q3, _is_clear(ratios.samples))
 
-    def tell(
+    def describe(
         self, side: str, base: str, *, who: str = "", than: str = "", plural: bool = False
     ) -> str:
-        """Say in a clause how `side` compares with `base`, called `who` and `than`."""
-        return self.ratio(side, base).tell(who or side, than or base, plural)
+        """Write in a clause how `side` compares with `base`, under the names `who` and `than`."""
+        return self.ratio(side, base).describe(who or side, than or base, plural)
 
     def blocks(self) -> Iterator[Block]:
         """Return the table of the sides; without ratios if the machine was too busy."""
@@ -114,9 +118,10 @@ class Comparison(Page):
             timing, base = self.timing(side), self.base[side]
             ratio = self.ratio(side, base)
             times = f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}"
-            speeds = [figures(ratio.median), f"{figures(ratio.q1)} to {figures(ratio.q3)}", base]
-            speeds = ["", "", ""] if side == base else speeds
-            rows.append([side, seconds_text(timing.median), times, *speeds])
+            row = [side, seconds_text(timing.median), times, "", "", ""]
+            if side != base:
+                row[3:] = number_text(ratio.median), ratio.quartiles, base
+            rows.append(row)
         yield Table([row[:3] for row in rows] if self.busy else rows)
 
 
@@ -134,13 +139,12 @@ def compare(
     """Give each side a block of `steps` steps in each of `rounds` rounds, in about `seconds`.
 
     steps:   None takes as many as there is time for
-    base:    side → the side that the table compares it with, which is the first unless named
-    single:  whether torch computes on one thread meanwhile
-    crowded: sides whose threads get in each other's way: that they wait for a CPU says nothing of
-             other programs
+    base:    side → the side that the table compares it with; by default the first
+    single:  True to compute on one thread meanwhile
+    crowded: sides that wait for a CPU because their own threads get in each other's way
 
-    Each side's first call is not timed. The order changes from round to round. There are fewer
-    rounds than asked for if time runs out: at least 5, or 3 if they take twice as long.
+    Each side's first call is not timed. The order changes from round to round. If time runs out
+    there are fewer rounds, but at least 5, or 3 if these take twice as long.
     Example: compare({"fp32": train, "AMP": train_amp}).ratio("AMP", "fp32").median → 1.8
     """
     names, results, pace = list(sides), {}, {}
@@ -163,8 +167,7 @@ def compare(
                 break
             for name in order_of_round(names, number):
                 if pace[name] < _CHEAP:
-                    # or the first timed step would find the caches full of the other sides' weights
-                    sides[name]()
+                    sides[name]()  # brings this side's weights back into the caches
                 with nullcontext() if name in crowded else wait:
                     taken[name].append(clock(sides[name], device, steps))
     return Comparison(
@@ -176,10 +179,9 @@ def compare(
 
 
 def _is_clear(ratios: tuple[float, ...]) -> bool:
-    """Return True if, for equal sides, chance leaves so few rounds on one side of 1 in under 7 % of
-    runs.
+    """Return True if equal sides would differ in so many rounds in less than 7 % of runs.
 
-    With 3 or 4 rounds it may be more, so they have to differ by a tenth.
+    Of 3 or 4 rounds chance can do more, so each has to differ by a tenth.
     """
     rounds = len(ratios)
     if rounds < LEAST_ROUNDS:
@@ -188,18 +190,16 @@ def _is_clear(ratios: tuple[float, ...]) -> bool:
     return sum(math.comb(rounds, number) for number in range(against + 1)) * 2 / 2**rounds < 0.07
 
 
-def figures(number: float) -> str:
-    """Write a number for people, with three figures from 1 on. Example:
-    1.234 → "1.23", 123.4 → "123", 0.0123 → "0.012"
-    """
+def number_text(number: float) -> str:
+    """Write a number with three figures from 1 on: 1.234 → "1.23", 0.0123 → "0.012"."""
     for least, places in ((99.95, 0), (9.995, 1), (0.0995, 2)):
         if number >= least:
             return f"{number:,.{places}f}"
     return f"{number:.3f}"
 
 
-def sentence(*clauses: str) -> str:
-    """Join clauses that are not empty, each with a capital and, unless it has one, a stop."""
+def sentences(*clauses: str) -> str:
+    """Join clauses that are not empty as sentences: each gets a capital and a full stop."""
     return " ".join(
         f"{one[0].upper()}{one[1:]}{'' if one[-1] in '.!?' else '.'}" for one in clauses if one
     )

@@ -1,8 +1,7 @@
-"""The other levers, each pulled with and without AMP: layout, optimizer, fp32 precision,
+"""Other ways to a faster step, each with and without AMP: layout, optimizer, precision of fp32,
 attention, CUDA graphs.
 
-torch.compile is in `compiling.py`. All take `seconds`, about what a run may last, and leave every
-setting as it was.
+torch.compile is in `compiling.py`. Each takes about `seconds` and restores every setting.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amp_course.kit.dtypes import _BACKENDS
-from amp_course.loop.recipe import FP32, Recipe
+from amp_course.kit.dtypes import _BACKENDS, _restored_matmul_precision
+from amp_course.loop.recipe import Recipe
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentences
 from amp_course.speed.experiments.workbench import (
+    both_recipes,
     drawn,
-    low_dtype,
-    low_recipe,
     pick_size,
     seeded,
     three_layers,
@@ -36,28 +34,29 @@ MakeStep = Callable[[Recipe], Callable[[], object]]
 def time_settings(
     settings: Mapping[str, MakeStep], device: torch.device, seconds: float
 ) -> Comparison:
-    """Time each setting of a lever in fp32 and under AMP, all in turn. settings: name → recipe →
-    the step to time; the others are compared with the first.
+    """Time each setting of a lever in fp32 and under AMP, all in turn.
+
+    settings: name → recipe → the step to time; the others are compared with the first
     """
     first = next(iter(settings))
     sides = {
         f"{label}, {setting}": make(recipe)
-        for label, recipe in (("fp32", FP32), ("AMP", low_recipe(device)))
+        for label, recipe in both_recipes(device).items()
         for setting, make in settings.items()
     }
     base = {side: f"{side.partition(',')[0]}, {first}" for side in sides}
     return compare(sides, device, seconds=seconds, base=base)
 
 
-def tell_settings(found: Comparison, note: str = "") -> str:
-    """Compare each setting with the first, in fp32 and under AMP; note: what to know besides."""
+def describe_settings(found: Comparison, note: str = "") -> str:
+    """Compare each setting with the first, in fp32 and under AMP; note: one more clause."""
     first, *others = (side[6:] for side in found.seconds if side.startswith("fp32, "))
-    told = [
-        f"{words}, {found.tell(f'{recipe}, {one}', f'{recipe}, {first}', who=one, than=first)}"
+    clauses = [
+        f"{words}, {found.describe(f'{recipe}, {one}', f'{recipe}, {first}', who=one, than=first)}"
         for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP"))
         for one in others
     ]
-    return sentence(*told, note)
+    return sentences(*clauses, note)
 
 
 def pull(
@@ -68,17 +67,15 @@ def pull(
     published: str,
     note: str = "",
 ) -> Finding:
-    """Time a lever's settings, as `time_settings`."""
+    """Time a lever's settings as `time_settings`, and describe the result."""
     found = time_settings(settings, device, seconds)
-    return Finding(title, found, tell_settings(found, note), (published,))
+    return Finding(title, found, describe_settings(found, note), (published,))
 
 
 def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
-    """Train a small convolutional net whose tensors are contiguous (NCHW), and in channels_last
-    (NHWC).
+    """Train a small convolutional net with contiguous tensors (NCHW) and in channels_last (NHWC).
 
-    On an NVIDIA GPU, fp32 convolutions round their inputs to TF32 unless you turn that off, and
-    here nobody does.
+    On an NVIDIA GPU, fp32 convolutions round their inputs to TF32, as is PyTorch's default.
     """
     device = torch.device(device)
     channels = 32 if device.type == "cpu" else 256
@@ -106,20 +103,18 @@ def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> F
     (foreach), in one kernel (fused).
     """
     device = torch.device(device)
-    model = seeded(lambda: nn.Sequential(*(nn.Linear(32, 32) for _ in range(24))), device)
-    x, y = drawn(16, 32, device=device), drawn(16, 32, device=device, seed=2)
-    kinds: dict[str, dict[str, Any]] = {
-        "one by one": {"foreach": False},
-        "foreach": {"foreach": True},
-        "fused": {"fused": True},
-    }
+    model = seeded(partial(_deep_net, 32), device)
+    x, y = (drawn(16, 32, device=device, seed=seed) for seed in (1, 2))
 
     def make(options: dict[str, Any], recipe: Recipe) -> Callable[[], Tensor]:
-        return training(
-            model, x, y, recipe, make_optimizer=partial(torch.optim.AdamW, lr=1e-4, **options)
-        )
+        make_optimizer = partial(torch.optim.AdamW, lr=1e-4, **options)
+        return training(model, x, y, recipe, make_optimizer=make_optimizer)
 
-    settings = {name: partial(make, options) for name, options in kinds.items()}
+    settings = {
+        "one by one": partial(make, {"foreach": False}),
+        "foreach": partial(make, {"foreach": True}),
+        "fused": partial(make, {"fused": True}),
+    }
     note = (
         "weights and optimizer state are fp32 under AMP, too, so the optimizer itself costs the "
         "same there"
@@ -127,20 +122,22 @@ def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> F
     return pull("Optimizer in one kernel", settings, device, seconds, "fused", note)
 
 
+def _deep_net(width: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(24)))
+
+
 @contextmanager
 def matmul_precision_restored() -> Iterator[None]:
-    """Put the precision of fp32 matmuls back at the end, torch's global one and its backends'."""
-    backends = [backend.fp32_precision for backend in _BACKENDS]
-    for backend in _BACKENDS:
-        # or torch would refuse to tell the global setting where the two disagree
-        backend.fp32_precision = "none"
-    before = torch.get_float32_matmul_precision()
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-        for backend, precision in zip(_BACKENDS, backends, strict=True):
-            backend.fp32_precision = precision
+    """Restore the precision of fp32 matmuls at the end, torch's global one and its backends'."""
+    with _restored_matmul_precision():
+        for backend in _BACKENDS:
+            # or torch raises an error where the global setting disagrees with it
+            backend.fp32_precision = "none"
+        before = torch.get_float32_matmul_precision()
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
@@ -182,7 +179,7 @@ def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0
         ". “high” and “medium” allow TF32 on GPUs from Ampere on, “medium” bf16 on some CPUs with "
         "units for it"
     )
-    return Finding("Precision of fp32 matmuls", found, tell_settings(found, note))
+    return Finding("Precision of fp32 matmuls", found, describe_settings(found, note))
 
 
 def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Finding:
@@ -195,9 +192,7 @@ def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Fi
         q, k, v = (drawn(*shape, device=device, seed=seed).requires_grad_() for seed in range(3))
 
         def step() -> Tensor:
-            with torch.autocast(
-                device.type, recipe.dtype or low_dtype(device), enabled=recipe.dtype is not None
-            ):
+            with torch.autocast(device.type, recipe.dtype, enabled=recipe.dtype is not None):
                 loss = attend(q, k, v).float().square().mean()
             torch.autograd.grad(loss, (q, k, v))
             return loss.detach()
@@ -217,7 +212,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Finding:
-    """Launch the kernels of a deep, narrow net one by one, and as a graph; needs NVIDIA's GPU."""
+    """Launch the kernels of a deep, narrow net one by one, and as a graph; needs an NVIDIA GPU."""
     device, title = torch.device(device), "CUDA graphs"
     if device.type != "cuda":
         claim = (
@@ -228,16 +223,11 @@ def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> 
     x = drawn(16, 64, device=device)
 
     def make(graphed: bool, recipe: Recipe) -> Callable[[], Tensor]:
-        model: Any = seeded(lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(24))), device)
-        # subtle: a graph repeats what it recorded, so the region must not keep casts that were made
+        model: Any = seeded(partial(_deep_net, 64), device)
+        # subtle: a graph repeats what it recorded, so the region must not use casts that were made
         #         outside of it
-        region = partial(
-            torch.autocast,
-            "cuda",
-            low_dtype(device),
-            enabled=recipe.dtype is not None,
-            cache_enabled=False,
-        )
+        enabled = recipe.dtype is not None
+        region = partial(torch.autocast, "cuda", recipe.dtype, enabled=enabled, cache_enabled=False)
         if graphed:
             with region():
                 model = torch.cuda.make_graphed_callables(model, (x,))

@@ -1,5 +1,5 @@
-"""Memory that malloc hands back to the system after a step,
-and that the next step has to ask for again, page by page.
+"""Memory that malloc gives back to the system after a step, and that the next step gets again, page
+by page.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from amp_course.kit.children import ChildError, run_python
 from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import sentence
+from amp_course.speed.experiments.interleaved import sentences
 from amp_course.speed.experiments.workbench import three_layers
-from amp_course.speed.faults import CURE, page_faults, seconds_per_fault
+from amp_course.speed.faults import CURE, clock_and_faults, seconds_per_fault
 
-_WIDTH, _BATCH = 1024, 128  # weights and gradients of some megabytes, as malloc gives back
+_WIDTH, _BATCH = 1024, 128  # tensors of some megabytes, which malloc gives back
 
 
 @dataclass(frozen=True)
 class Heap:
-    """What one process saw: times of a step, new pages a step, and seconds for one of them."""
+    """What one process measured: its steps, the new pages of a step, and the seconds of a page."""
 
     timing: Timing
     pages: float
@@ -43,12 +43,12 @@ class Heap:
 
 
 def freed_memory(*, seconds: float = 1.0) -> Finding:
-    """Train one net in two new processes: with malloc as it is, and with malloc told to keep what
-    is freed; takes their start as well.
+    """Train one net in two new processes: with malloc as it is, and with one that keeps what is
+    freed; `seconds` is without their start.
 
-    It is glibc's malloc that does this, so on other systems there is nothing to see, and the
-    finding says so. The processes cannot take turns within a round, so what is compared is the
-    price of the pages, which each of them counts.
+    Only glibc's malloc gives memory back, so on other systems the finding says that there is
+    nothing to see. Two processes cannot take turns within a round, so the prices of the pages are
+    compared, which each of them counts.
     """
     title = "Memory handed back to the system"
     if not sys.platform.startswith("linux"):
@@ -60,19 +60,20 @@ def freed_memory(*, seconds: float = 1.0) -> Finding:
     try:
         heaps = [_heap(run_python(code, environment=each)) for each in (plain, plain | fix)]
     except ChildError as error:
-        return Finding(title, None, sentence(f"this cannot be shown here: {error}"))
-    return Finding(title, None, tell_freed_memory(*heaps))
+        return Finding(title, None, sentences(f"this cannot be shown here: {error}"))
+    return Finding(title, None, describe_freed_memory(*heaps))
 
 
-def tell_freed_memory(usual: Heap, kept: Heap) -> str:
+def describe_freed_memory(usual: Heap, fixed: Heap) -> str:
     """Compare the two processes."""
-    told = f"with malloc as it is, the system hands out {usual.pages:,.0f} new pages a step"
-    fixed = f"told to keep its memory, {kept.pages:,.0f}"
-    if busy := busy_text(usual.timing.waited, kept.timing.waited):
-        return sentence(f"{told}; {fixed}", f"what do they cost? {busy}")
-    return sentence(
-        f"{told}, which take {seconds_text(usual.seconds)} of its "
-        f"{seconds_text(usual.timing.median)}, or {usual.share:.0%}; {fixed}, or {kept.share:.0%}",
+    usual_words = f"with malloc as it is, the system hands out {usual.pages:,.0f} new pages a step"
+    fixed_words = f"told to keep its memory, {fixed.pages:,.0f}"
+    if busy := busy_text(usual.timing.waited, fixed.timing.waited):
+        return sentences(f"{usual_words}; {fixed_words}", f"what do they cost? {busy}")
+    return sentences(
+        f"{usual_words}, which take {seconds_text(usual.seconds)} of its "
+        f"{seconds_text(usual.timing.median)}, or {usual.share:.0%}; {fixed_words}, or "
+        f"{fixed.share:.0%}",
         "where memory lies on the heap decides this, so it changes from run to run",
         f"the fix is in the environment, before Python starts: `{CURE}`",
     )
@@ -84,21 +85,17 @@ def _heap(printed: str) -> Heap:
 
 
 def train_and_count(seconds: float) -> None:
-    """Train three linear layers for some seconds; print as JSON the seconds of each step, and more.
-
-    The share of the time spent waiting for a CPU, the pages of a step, and the seconds of a page.
+    """Train three linear layers for some seconds, and print as JSON: the seconds of each step, the
+    share of time spent waiting for a CPU, the pages of a step, and the seconds of a page.
     """
     torch.set_num_threads(1)
     step = three_layers(_WIDTH, _BATCH, torch.device("cpu"))
     for _ in range(3):
         step()
-    taken: list[float] = []
-    pages: list[int] = []
+    steps: list[tuple[float, int]] = []
     ends = time.perf_counter() + seconds
     with CpuWait() as wait:
-        while time.perf_counter() < ends or len(taken) < 5:
-            before, started = page_faults(), time.perf_counter()
-            step()
-            taken.append(time.perf_counter() - started)
-            pages.append(page_faults() - before)
+        while time.perf_counter() < ends or len(steps) < 5:
+            steps.append(clock_and_faults(step, "cpu"))
+    taken, pages = zip(*steps, strict=True)
     print(json.dumps([taken, wait.share, statistics.mean(pages), seconds_per_fault()]))

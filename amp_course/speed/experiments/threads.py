@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from amp_course.kit.hardware import usable_cores
+from amp_course.kit.markup import counted
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentences
 from amp_course.speed.experiments.workbench import three_layers
 
 _CROWDED = (
@@ -18,47 +19,43 @@ _CROWDED = (
 
 
 def too_many_threads(*, seconds: float = 2.0) -> Finding:
-    """Train three linear layers on the CPU on one thread, on one for each core, and on many;
-    the number of before is put back.
+    """Train three linear layers on the CPU with one thread, with one for each core, and with many;
+    then restore their number.
     """
     cores = usable_cores()
     many = cores * (4 if cores <= 8 else 2)
     sides = {
-        _threads(count): _on_threads(three_layers(512, 128, torch.device("cpu")), count)
+        counted(count, "thread"): _on_threads(three_layers(512, 128, torch.device("cpu")), count)
         for count in dict.fromkeys((1, cores, many))
     }
     before = torch.get_num_threads()
     try:
-        crowd = [side for side in sides if side != _threads(1)]
-        found = compare(sides, seconds=seconds, single=False, crowded=crowd)
+        crowded = [side for side in sides if side != "1 thread"]
+        found = compare(sides, seconds=seconds, single=False, crowded=crowded)
     finally:
         torch.set_num_threads(before)
-    return Finding("Too many threads", found, tell_threads(found, cores, many), ("threads",))
+    return Finding("Too many threads", found, describe_threads(found, cores, many), ("threads",))
 
 
-def tell_threads(found: Comparison, cores: int, many: int) -> str:
-    """Say what more threads than cores cost, and whether threads help at all."""
-    told = [f"this process may use {'one core' if cores == 1 else f'{cores} cores'}"]
+def describe_threads(found: Comparison, cores: int, many: int) -> str:
+    """Say what threads gain, and what more of them than cores cost."""
+    clauses = [f"this process may use {'one core' if cores == 1 else f'{cores} cores'}"]
     for threads in dict.fromkeys((cores, many)):
         if threads > 1:
-            name = _threads(threads)
-            told.append(found.tell(name, "1 thread", than="one", plural=True))
+            name = f"{threads} threads"
+            clauses.append(found.describe(name, "1 thread", than="one", plural=True))
             if threads == cores and found.ratio(name, "1 thread").verdict == "slower":
-                told.append(_CROWDED)
-    return sentence(
-        *told,
+                clauses.append(_CROWDED)
+    return sentences(
+        *clauses,
         "the fix is `torch.set_num_threads`, or OMP_NUM_THREADS in the environment: never more "
         "than the cores you have",
     )
 
 
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count > 1)}"
-
-
 def _on_threads(step: Callable[[], object], threads: int) -> Callable[[], object]:
     def side() -> object:
-        if torch.get_num_threads() != threads:  # once a block
+        if torch.get_num_threads() != threads:  # only at the start of a block
             torch.set_num_threads(threads)
         return step()
 

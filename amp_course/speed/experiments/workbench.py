@@ -1,6 +1,4 @@
-"""What the experiments share: which 16-bit recipe suits a device,
-and training steps that start from the same weights.
-"""
+"""What the experiments share: recipes, sizes, and steps that start from the same weights."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer
 
 SGD = functools.partial(torch.optim.SGD, lr=1e-3)
-# times fp32's time: a format beyond it has no fast units, and the experiments take small sizes
-SLOW = 1.5
+SLOW = 1.5  # a format whose matmuls take this many times fp32's time has no fast units
 
 
 def low_recipe(device: torch.device) -> Recipe:
@@ -28,6 +25,11 @@ def low_recipe(device: torch.device) -> Recipe:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return AMP_FP16
     return AMP_BF16
+
+
+def both_recipes(device: torch.device) -> dict[str, Recipe]:
+    """Return fp32 and `low_recipe`, by the names that the experiments use."""
+    return {"fp32": FP32, "AMP": low_recipe(device)}
 
 
 def low_dtype(device: torch.device) -> torch.dtype:
@@ -39,33 +41,33 @@ def low_dtype(device: torch.device) -> torch.dtype:
 
 @functools.cache
 def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matmuls in `dtype` are clearly slower than in fp32, as timed once."""
+    """Return True if matmuls in `dtype` are clearly slower than in fp32; they are timed once."""
     size = 256 if device.type == "cpu" else 2048
     with one_thread(), torch.no_grad(), torch.autocast(device.type, enabled=False):
         source = drawn(size, size, device=device)
         fp32, low = (
-            best_seconds(lambda matrix=matrix: matrix @ matrix, device, least=6)  # type: ignore[misc]
+            best_seconds(functools.partial(torch.matmul, matrix, matrix), device, least=6)
             for matrix in (source, source.to(dtype))
         )
         return low > SLOW * fp32
 
 
 def pick_size(device: torch.device, *, cpu: int, slow: int, gpu: int) -> int:
-    """Return the size for a device: `slow` for a CPU whose 16-bit matmuls are emulated."""
+    """Return the size for a device: `slow` for a CPU without fast units for 16 bits."""
     if device.type != "cpu":
         return gpu
     return slow if is_slow(device, low_dtype(device)) else cpu
 
 
 def seeded(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """Build a model from a fixed seed on a device; the global random state is left alone."""
+    """Build a model from a fixed seed; the global random state is left alone."""
     with same_random_state():
         torch.manual_seed(0)
         return make().to(device)
 
 
 def drawn(*shape: int, device: torch.device, seed: int = 1) -> Tensor:
-    """Return normal random numbers of a shape, the same in each run."""
+    """Return normal random numbers, the same in each run."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
@@ -85,6 +87,6 @@ def training(
 def three_layers(
     width: int, batch: int, device: torch.device, recipe: Recipe = FP32
 ) -> Callable[[], Tensor]:
-    """As `training`, of a `SimpleNet` on random numbers."""
+    """Return the same for a `SimpleNet` on random numbers."""
     x, y = (drawn(batch, width, device=device, seed=seed) for seed in (1, 2))
     return training(seeded(lambda: SimpleNet(width), device), x, y, recipe)

@@ -10,15 +10,16 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from amp_course.kit.hardware import usable_cores
+from amp_course.kit.markup import counted
 from amp_course.speed.experiments.datasets import AugmentedDigits
 from amp_course.speed.experiments.finding import Finding
-from amp_course.speed.experiments.interleaved import Comparison, compare, sentence
+from amp_course.speed.experiments.interleaved import Comparison, compare, sentences
 from amp_course.speed.experiments.loading import open_loader, read
 
 
 def workers_text(count: int) -> str:
     """Write a number of workers. Example: 0 → "no workers", 1 → "1 worker" """
-    return f"{count or 'no'} worker{'' if count == 1 else 's'}"
+    return counted(count, "worker") if count else "no workers"
 
 
 def worker_counts(
@@ -27,36 +28,34 @@ def worker_counts(
     """Read a data set, epoch by epoch, with each number of workers in turn; all of them start
     before the clock does.
 
-    dataset: of some 100 items, or the rounds get long; augmented digits if None
+    dataset: of about 100 items, so that rounds are short; augmented digits if None
     """
     dataset = AugmentedDigits(96) if dataset is None else dataset
     with ExitStack() as stack:
-        loaders = {
-            workers_text(count): stack.enter_context(open_loader(dataset, 16, count))
-            for count in counts
-        }
-        sides = {name: partial(read, loader) for name, loader in loaders.items()}
-        batches = max(map(len, loaders.values()))
+        sides = {}
+        for count in counts:
+            loader = stack.enter_context(open_loader(dataset, 16, count))
+            sides[workers_text(count)] = partial(read, loader)
         crowded = [workers_text(count) for count in counts if count > usable_cores()]
         found = compare(sides, steps=1, seconds=seconds, crowded=crowded)
-    return Finding("num_workers", found, tell_worker_counts(found, counts, batches), ("workers",))
+    claim = describe_worker_counts(found, counts, batches=len(loader))
+    return Finding("num_workers", found, claim, ("workers",))
 
 
-def tell_worker_counts(found: Comparison, counts: Sequence[int], batches: int) -> str:
-    """Compare each number of workers with the first, by an epoch of so many batches."""
-    names = [workers_text(count) for count in counts]
-    base = names[0]
-    told = [
-        found.tell(name, base, who=f"an epoch with {name}", than=f"one with {base}")
-        for name in names[1:]
+def describe_worker_counts(found: Comparison, counts: Sequence[int], batches: int) -> str:
+    """Compare each number of workers with the first; batches: in an epoch."""
+    base, *others = names = [workers_text(count) for count in counts]
+    clauses = [
+        found.describe(name, base, who=f"an epoch with {name}", than=f"one with {base}")
+        for name in others
     ]
     if 1 in counts[1:]:
-        told.append(
+        clauses.append(
             "no training runs alongside here, so a single worker only moves the work to another "
             "process"
         )
     if counts[-1] > 1 and found.ratio(names[-1], base).verdict != "faster":
-        told.append("more workers help only where there are free cores for them")
+        clauses.append("more workers help only where there are free cores for them")
     best = max(names, key=lambda name: found.ratio(name, base).median)
     rate = batches / found.timing(best).median
-    return sentence(*told, f"the most here: {rate:,.0f} batches a second, with {best}")
+    return sentences(*clauses, f"the most here: {rate:,.0f} batches a second, with {best}")

@@ -1,9 +1,8 @@
-"""Explain where a training step's time goes, on the reader's own step, and what would make it
-faster.
+"""Explain where the time of your own training step goes, and what would make it faster.
 
-`explain` runs the step dozens of times, a short one hundreds: plainly, for its time; under
-`torch.profiler`, for the kinds of work in it; once op by op, for what is read and cast where; then
-it tries what its advice would change, on copies.
+`explain` runs the step dozens of times, a short one hundreds of times: without recording, for its
+time; under `torch.profiler`, for its kinds of work; once op by op, to see which lines read values
+and cast; then it tries on copies what its advice would change.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ def explain(
     seconds: float = 6.0,
     patience: float = 30.0,
 ) -> Explanation:
-    """Run `train_step(*batch)` dozens of times, a short one hundreds, and say where its time goes.
+    """Run `train_step(*batch)` dozens or hundreds of times, and say where its time goes.
 
-    train_step: whatever you call for a batch. It really trains: weights, optimizer and scaler move
-                on by that many steps.
-    batches:    a DataLoader or a list of batches, begun again when it ends; waiting for it is part
-                of the step. Without it the step is called with nothing, and fetches its data
-                itself.
-    seconds:    for all that is timed; a slow step takes longer, for about ten of them are needed
+    train_step: the function you call for a batch. It really trains: weights, optimizer and scaler
+                move on by that many steps.
+    batches:    a DataLoader or a list of batches, restarted when it ends; waiting for it is part of
+                the step. Without it the step is called without arguments, and fetches its own data.
+    seconds:    for all measurements; a slow step takes longer, since about ten are needed
     patience:   seconds that a batch, or half a step, may take
 
     Raises StepFailed for a step that raises or does not end, and for batches that are missing, hang

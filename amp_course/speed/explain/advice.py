@@ -1,19 +1,17 @@
-"""Say what would make a step faster, in the order of what it would buy;
-each piece of advice has its evidence.
-"""
+"""What would make a step faster: advice with its evidence, the largest gain first."""
 
 from __future__ import annotations
 
 from amp_course.speed.explain import kinds, op_rules, program_rules
 from amp_course.speed.explain.findings import Advice, Findings
 
-LEAST = 0.03  # of a step: less than that is not worth a line, nor is it told from noise
-UNTRIED = 0.8  # what a bound counts next to a gain that was tried: a fix rarely gets all of it
+LEAST = 0.03  # the share of a step below which a gain is lost in noise, and not worth a line
+UNTRIED = 0.8  # the weight of an upper bound next to a gain that was tried
 
 
 def advise(found: Findings) -> tuple[Advice, ...]:
-    """Return the advice, largest first; nothing that would save less than 3 % of the step."""
-    logs = set(found.lines.logs)
+    """Return the advice, the largest gain first; none below 3 % of the step."""
+    logs = found.lines.logs
     reads = {line for line in found.evidence.reads if line} - logs
     casts = op_rules.cast_lines(found.evidence) - logs - reads
     explained = logs | reads | casts
@@ -30,19 +28,16 @@ def advise(found: Findings) -> tuple[Advice, ...]:
         *op_rules.check_memory(found),
     ]
     python = list(program_rules.check_python(found, explained))
-    advice += python
-    spent = sum(one.seconds for one in python)
-    spent += sum(
-        program_rules.python_seconds(found, line, found.lines.calling) for line in explained
-    )
-    advice += program_rules.check_small_ops(found, found.times[kinds.LAUNCH] - spent)
-    kept = [one for one in advice if one.seconds >= LEAST * found.seconds]
-    kept.sort(key=lambda one: one.seconds * (1.0 if one.measured else UNTRIED), reverse=True)
-    return tuple(_reads_first(kept))
+    left = found.times[kinds.LAUNCH] - sum(one.seconds for one in python)
+    left -= sum(program_rules.python_seconds(found, line, with_calls=True) for line in explained)
+    advice += [*python, *program_rules.check_small_ops(found, left)]
+    large = [one for one in advice if one.seconds >= LEAST * found.seconds]
+    large.sort(key=lambda one: one.seconds * (1.0 if one.measured else UNTRIED), reverse=True)
+    return tuple(_reads_first(large))
 
 
 def _reads_first(advice: list[Advice]) -> list[Advice]:
-    """Move reads of values above the small ops: many of those compute only what is read."""
+    """Move reads of values above the small ops, many of which only compute what is read."""
     names = [one.cause for one in advice]
     if "host-waits" in names and "small-ops" in names[: names.index("host-waits")]:
         advice.insert(names.index("small-ops"), advice.pop(names.index("host-waits")))

@@ -1,5 +1,5 @@
-"""Look at one step op by op: which line reads values, which tensor is cast again and again,
-which optimizers step.
+"""Record one step op by op: which lines read values, which tensors are cast repeatedly, which
+optimizers step.
 """
 
 from __future__ import annotations
@@ -15,25 +15,21 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from amp_course.speed.counting import CAST, MATMUL, OpCall, OpCounter, Replay
+from amp_course.speed.counting import CAST, MATMUL, OpCall, OpCounter, Replay, aten_ops
 from amp_course.speed.explain.kinds import LOW
-from amp_course.speed.explain.sampling import Line, reader_line
+from amp_course.speed.explain.sampling import Line, user_line
 
-_READS = {
-    torch.ops.aten._local_scalar_dense,
-    torch.ops.aten.is_nonzero,
-    torch.ops.aten.equal,
-    torch.ops.aten.nonzero,
-    torch.ops.aten._unique2,
-}
-_MOST_KEPT = 2**29  # bytes; casts after that are not looked at
+_READS = aten_ops("_local_scalar_dense is_nonzero equal nonzero _unique2")
+_MOST_BYTES = 2**29  # of sources of casts; later casts are not recorded
 
 
 @dataclass(frozen=True)
-class CastSeen:
-    """One cast: of which tensor, from and to what, and where in the reader's code."""
+class CastRecord:
+    """One cast: of which tensor, from and to what, and where in the user's code.
 
-    # address, version, shape, strides: the same for the same unchanged tensor
+    source: address, version, shape and strides, which an unchanged tensor keeps
+    """
+
     source: tuple[Any, ...]
     before: torch.dtype
     after: torch.dtype
@@ -44,20 +40,24 @@ class CastSeen:
 
 @dataclass
 class Evidence:
-    """What one step did, op by op."""
+    """What one step did, op by op.
+
+    lines: of each call
+    reads: of values by line, without the optimizer's own
+    """
 
     calls: list[OpCall] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
-    lines: list[Line | None] = field(default_factory=list)  # one a call
-    reads: Counter[Line | None] = field(default_factory=Counter)  # the optimizer's own aside
-    casts: list[CastSeen] = field(default_factory=list)
+    lines: list[Line | None] = field(default_factory=list)
+    reads: Counter[Line | None] = field(default_factory=Counter)
+    casts: list[CastRecord] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     ran_backward: bool = False
 
     @property
     def uses_low(self) -> bool:
-        """Whether a matmul ran in 16 bits or fewer."""
+        """True if a matmul ran in 16 bits or fewer."""
         return any(call.dtype in LOW for call in self.calls if call.kind == MATMUL)
 
     def matmul_devices(self) -> set[str]:
@@ -65,37 +65,36 @@ class Evidence:
         pairs = zip(self.calls, self.replays, strict=True)
         return {replay.layouts()[0].device for call, replay in pairs if call.kind == MATMUL}
 
-    def repeated_casts(self) -> list[tuple[CastSeen, int]]:
-        """Return the casts of one unchanged tensor to one dtype that ran more than once,
-        with their number, largest first.
+    def repeated_casts(self) -> list[tuple[CastRecord, int]]:
+        """Return the casts of an unchanged tensor to one dtype that ran more than once, and how
+        often, largest first.
         """
-        counts = Counter((cast.source, cast.after) for cast in self.casts)
-        first = {(cast.source, cast.after): cast for cast in reversed(self.casts)}
-        found = [(first[key], count) for key, count in counts.items() if count > 1]
+        groups: dict[Any, list[CastRecord]] = {}
+        for cast in self.casts:
+            groups.setdefault((cast.source, cast.after), []).append(cast)
+        found = [(group[0], len(group)) for group in groups.values() if len(group) > 1]
         return sorted(found, key=lambda pair: pair[0].bytes * pair[1], reverse=True)
 
 
 class _Watch(OpCounter):
-    """Count ops, and note who asked for reads and casts."""
+    """Count ops, and record the lines of reads and casts."""
 
     def __init__(self, evidence: Evidence) -> None:
         super().__init__()
         self.calls, self.replays, self.evidence = evidence.calls, evidence.replays, evidence
-        # what was cast stays alive, so that no other tensor gets its address
-        self.kept: list[Any] = []
-        self.room = _MOST_KEPT
+        # sources of casts stay alive, so that no other tensor gets their address
+        self.sources: list[Tensor] = []
+        self.room = _MOST_BYTES
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before, evidence = len(self.calls), self.evidence
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        packet = func.overloadpacket
-        if packet in _READS:
-            frame = sys._getframe(1)
-            if not _in_optimizer(frame):
-                evidence.reads[reader_line(frame)] += 1
+        frame = sys._getframe(1)
+        if func.overloadpacket in _READS and not _in_optimizer(frame):
+            evidence.reads[user_line(frame)] += 1
         if len(self.calls) == before:
             return out
-        line = reader_line(sys._getframe(1))
+        line = user_line(frame)
         evidence.lines.append(line)
         call = self.calls[-1]
         tensors = [one for one in (*args, out) if isinstance(one, Tensor)]
@@ -103,19 +102,19 @@ class _Watch(OpCounter):
         backward = torch._C._current_graph_task_id() != -1
         evidence.ran_backward = evidence.ran_backward or backward
         if call.kind == CAST and len(tensors) > 1 and self.room > 0:
-            source, target = tensors[-2], tensors[-1]
-            self.kept.append(source)
+            source, target = tensors[-2:]
+            self.sources.append(source)
             self.room -= source.nbytes
             shape = (tuple(source.shape), tuple(source.stride()))
-            same = (source.data_ptr(), source._version, *shape)
+            key = (source.data_ptr(), source._version, *shape)
             evidence.casts.append(
-                CastSeen(same, source.dtype, target.dtype, call.bytes, line, not backward)
+                CastRecord(key, source.dtype, target.dtype, call.bytes, line, not backward)
             )
         return out
 
 
 def _in_optimizer(frame: Any) -> bool:
-    """Return True if torch's optimizer asked: on a CPU, its reads of its step count cost little."""
+    """Return True in torch's optimizers, whose reads of their step count cost little on a CPU."""
     for _ in range(12):
         if frame is None:
             return False
@@ -128,14 +127,14 @@ def _in_optimizer(frame: Any) -> bool:
 @contextmanager
 def watched(evidence: Evidence) -> Iterator[None]:
     """Fill `evidence` with what the body does."""
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: _note(evidence, optimizer))
+
+    def record(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not any(optimizer is one for one in evidence.optimizers):
+            evidence.optimizers.append(optimizer)
+
+    hook = register_optimizer_step_pre_hook(record)
     try:
         with _Watch(evidence):
             yield
     finally:
         hook.remove()
-
-
-def _note(evidence: Evidence, optimizer: torch.optim.Optimizer) -> None:
-    if not any(optimizer is one for one in evidence.optimizers):
-        evidence.optimizers.append(optimizer)

@@ -14,16 +14,16 @@ from amp_course.speed.explain.findings import Advice
 class Explanation(Page):
     """Where the time of one step goes; it prints as a page.
 
-    timing:   of the step without any recording
-    busy:     why nothing can be told from it, or "". If the cores were too busy, nothing is
-              claimed: there is no ceiling and no advice, and the page shows no shares
+    timing:   of the step without recording
+    busy:     why it shows nothing, or "". On a busy machine there is no ceiling and no advice, and
+              the page shows no shares
     kinds:    kind → seconds, largest first; they add up to the median step
-    recorded: how long a step took under the profiler, in seconds
+    recorded: seconds of a step under the profiler
     ceiling:  how many times faster than fp32 the step could be with 16-bit matmuls, by Amdahl's
               law; None without matmuls
-    now:      how many times faster than fp32 it is as it stands
-    advice:   what to change, what saves most first
-    notes:    what else was seen, and what could not be
+    now:      how many times faster than fp32 it is now
+    advice:   what to change, the largest gain first
+    notes:    what else was noticed, and what could not be measured
     """
 
     timing: Timing
@@ -40,15 +40,12 @@ class Explanation(Page):
         """The median step."""
         return self.timing.median
 
-    def _rows(self) -> list[list[str]]:
-        return [
-            ["where the time goes", "per step", "share"],
-            *(
-                [kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"]
-                for kind, seconds in self.kinds.items()
-                if seconds >= 0.0005 * self.seconds
-            ),
-        ]
+    def _table(self) -> Table:
+        rows = [["where the time goes", "per step", "share"]]
+        for kind, seconds in self.kinds.items():
+            if seconds >= 0.0005 * self.seconds:
+                rows.append([kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"])
+        return Table(rows, right=rows[0][1:])
 
     columns = 100
 
@@ -63,17 +60,17 @@ class Explanation(Page):
                     f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as "
                     f"in fp32 here; now it is {self.now:.2f} times as fast."
                 )
-            yield Table(self._rows(), right=("per step", "share"))
+            yield self._table()
             if self.advice:
-                yield Numbered([self._told(one) for one in self.advice])
+                yield Numbered([self._paragraph(one) for one in self.advice])
             else:
                 yield "Nothing stands out: no change that is known here would save 3 % of the step."
         for note in self.notes:
             yield f"Note: {note}"
 
-    def _told(self, one: Advice) -> str:
+    def _paragraph(self, one: Advice) -> str:
         return (
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
-            f"**Fix:** {one.fix}." + (f" (Chapter {one.chapter})" if one.chapter != "09" else "")
+            f"**Fix:** {one.fix}.{'' if one.chapter == '09' else f' (Chapter {one.chapter})'}"
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from amp_course.kit.measure import seconds_text
 from amp_course.speed.explain import kinds
 from amp_course.speed.explain.evidence import Evidence
 from amp_course.speed.explain.sampling import Line, LineTimes
@@ -16,9 +17,9 @@ from amp_course.speed.explain.trials import MatmulTrial
 class Advice:
     """One thing to change.
 
-    cause:    a word for it, such as "waiting-for-data"
-    seconds:  what it would save in a step, at most
-    measured: whether the fix itself was tried; else `seconds` is the time that the cause takes now
+    cause:    its name, such as "waiting-for-data"
+    seconds:  the most that it would save in a step
+    measured: True if the fix was tried; else `seconds` is the time that the cause takes now
     """
 
     cause: str
@@ -31,7 +32,17 @@ class Advice:
 
 @dataclass
 class Findings:
-    """All that is known of a step; the rules read it."""
+    """All that is known of a step, which the rules read.
+
+    fused:         of each optimizer the name, and its fused version's time over the current one's
+    threads:       of torch now, and the cores that there are
+    other_threads: seconds of the step as it is, and with a thread for each core, if tried
+    faults:        new pages in a step, which take fault_seconds
+    fetch_busy:    CPU time over wall-clock time of the fetches; None if the step fetches its data
+    crowded:       True if other programs may have had the CPU, on a system that does not say
+    workers:       of a DataLoader; None if there is none
+    cast_seconds:  what autocast's casts would take
+    """
 
     seconds: float
     times: dict[str, float]
@@ -40,23 +51,19 @@ class Findings:
     trials: tuple[MatmulTrial, ...]
     low: torch.dtype
     device: str
-    # of the optimizers: name, fused time over current
     fused: list[tuple[str, float]] = field(default_factory=list)
-    threads: tuple[int, int] = (0, 0)  # now, and the cores that there are
-    # seconds of the step as it is, and with a thread for each core, if tried
+    threads: tuple[int, int] = (0, 0)
     other_threads: tuple[float, float] | None = None
-    faults: float = 0.0  # pages a step
+    faults: float = 0.0
     fault_seconds: float = 0.0
-    # CPU time over wall-clock time of the fetches; None if the step fetches its own data
     fetch_busy: float | None = None
-    # whether other programs may have had the CPU, on a system that does not say
     crowded: bool = False
-    workers: int | None = None  # of a DataLoader; None if it is none
-    cast_seconds: float = 0.0  # what autocast's casts would take, if it were on
+    workers: int | None = None
+    cast_seconds: float = 0.0
 
     @property
     def scale(self) -> float:
-        """What a second of the matmuls' trials is worth in the step, where they are slower."""
+        """The matmuls' time in the step over their time in the trials."""
         tried = sum(one.count * one.seconds for one in self.trials)
         in_step = self.times[kinds.LOW_MATMUL] + self.times[kinds.FP32_MATMUL]
         return in_step / tried if tried else 0.0
@@ -71,3 +78,7 @@ class Findings:
 
     def percent(self, seconds: float) -> str:
         return f"{100 * seconds / self.seconds:.0f} %"
+
+    def takes(self, seconds: float) -> str:
+        """Return "takes 1.20 ms, 10 %"."""
+        return f"takes {seconds_text(seconds)}, {self.percent(seconds)}"

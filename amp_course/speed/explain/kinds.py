@@ -1,8 +1,7 @@
-"""Sort the time of a recorded step by kind: which matmuls, which other ops, casts, optimizer,
-waiting, and the rest.
+"""Sort the time of a recorded step by kind: matmuls, other ops, casts, optimizer, waiting, rest.
 
-On a CPU an op's time is the thread's time. On an accelerator the step is as long as its timeline:
-what its kernels fill belongs to them, an idle moment to what the program was doing then.
+On a CPU an op's time is the thread's time. On an accelerator its kernels' time belongs to them, and
+an idle moment to what the program was doing then.
 """
 
 from __future__ import annotations
@@ -38,16 +37,14 @@ MATMULS = _aten(
     "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
     "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward"
 )
-# Ops that read a tensor's values on the host: on a GPU the program waits there for all that was
-# queued.
+# These read a tensor's values on the host: on a GPU the program waits there for all queued work.
 READS = _aten("item _local_scalar_dense is_nonzero equal nonzero _unique2") | {
     "cudaStreamSynchronize",
     "cudaDeviceSynchronize",
     "cudaEventSynchronize",
     "cuStreamSynchronize",
 }
-# Ops that only find out how a tensor is to be read, or reserve memory: their own time is the price
-# of a call.
+# These only change how a tensor is read, or reserve memory: their own time is that of a call.
 _BOOKKEEPING = _aten(
     "linear matmul conv1d conv2d conv3d convolution to t transpose permute view reshape "
     "_reshape_alias as_strided expand select slice unsqueeze squeeze narrow split chunk unbind "
@@ -59,8 +56,7 @@ _BOOKKEEPING = _aten(
 def sort_step(step: StepRecord, launch: int) -> dict[str, int]:
     """Return kind → nanoseconds of one recorded step.
 
-    launch: nanoseconds that the call of the smallest op takes; so much of every op counts as
-            "launch and Python"
+    launch: nanoseconds of a call of the smallest op, which of every op count as LAUNCH
     """
     timeline = sorted(_kernels((step.main, *step.others)))
     if timeline:
@@ -72,7 +68,7 @@ def sort_step(step: StepRecord, launch: int) -> dict[str, int]:
 
 
 def _owned(op: Op, launch: int, within: str | None = None) -> Iterator[tuple[str, int]]:
-    """Give each stretch of an op's own time, and its children's, with its kind."""
+    """Yield the nanoseconds of an op and its children, by kind."""
     kind = within or whole_kind(op)
     if kind in (OPTIMIZER, WAIT, SYNC, CAST):
         yield kind, op.end - op.start
@@ -88,7 +84,7 @@ def _owned(op: Op, launch: int, within: str | None = None) -> Iterator[tuple[str
 
 
 def whole_kind(op: Op) -> str | None:
-    """Return the kind that an op gives to everything inside it; None if what is inside decides."""
+    """Return the kind of an op and of all inside it; None if each inside has its own."""
     if op.name == DATA or op.name.startswith("enumerate(DataLoader)"):
         return WAIT
     if op.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#", "aten::_amp_")):
@@ -101,9 +97,9 @@ def whole_kind(op: Op) -> str | None:
 
 
 def own_kind(op: Op) -> str:
-    """Return the kind of an op's own time, its children's aside."""
+    """Return the kind of an op's own time, without its children's."""
     if "CompiledFxGraph" in op.name:
-        return FP32_OP  # what torch.compile fused; the profiler does not tell its dtypes
+        return FP32_OP  # what torch.compile fused; the profiler does not give its dtypes
     calls = op.name.startswith(("autograd::", "torch::")) or op.name in _BOOKKEEPING
     if calls or "::" not in op.name:
         return LAUNCH
@@ -111,7 +107,7 @@ def own_kind(op: Op) -> str:
 
 
 def is_low(op: Op) -> bool:
-    """Return True if an op computes in 16 bits or fewer: its first floating-point input does."""
+    """Return True if an op's first floating-point input has 16 bits or fewer."""
     return next((dtype in LOW for dtype in op.dtypes if dtype in _FLOATS), False)
 
 
@@ -119,9 +115,8 @@ def _is_cast(op: Op) -> bool:
     if op.name in ("aten::to", "aten::_to_copy"):
         copies = ("aten::_to_copy", "aten::copy_")
         return any(_is_cast(child) for child in op.children if child.name in copies)
-    if op.name == "aten::copy_" and len(op.dtypes) >= 2:
-        return op.dtypes[0] != op.dtypes[1] and {op.dtypes[0], op.dtypes[1]} <= _FLOATS
-    return False
+    both = set(op.dtypes[:2])
+    return op.name == "aten::copy_" and len(both) == 2 and both <= _FLOATS
 
 
 def _kernels(ops: tuple[Op, ...], within: str | None = None) -> Iterator[tuple[int, int, str]]:
@@ -134,7 +129,7 @@ def _kernels(ops: tuple[Op, ...], within: str | None = None) -> Iterator[tuple[i
 
 
 def _sort_timeline(step: StepRecord, timeline: list[tuple[int, int, str]]) -> dict[str, int]:
-    """Sort an accelerator's time: kernels by kind, idle moments by what the program was doing."""
+    """Sort an accelerator's time: kernels by kind, idle moments by what the program did."""
     times = dict.fromkeys(KINDS, 0)
     waits = sorted((op.start, op.end, kind) for op, kind in _waits(step.main))
     clock = step.main.start
@@ -157,8 +152,8 @@ def _waits(op: Op) -> Iterator[tuple[Op, str]]:
 
 
 def _idle(start: int, end: int, waits: list[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-    """Share out an idle stretch: to the loader while the program waited for it,
-    to a read of values that emptied the queue.
+    """Yield an idle stretch by kind: waiting for the loader, then a read that emptied the queue, or
+    the program's launches.
     """
     if end <= start:
         return

@@ -1,4 +1,4 @@
-"""Measure a step in every way that its explanation needs, and put the numbers together."""
+"""Measure a step in every way that its explanation needs, and combine the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import best_seconds, clock
-from amp_course.speed.counting import CAST, MATMUL
+from amp_course.speed.counting import CAST, MATMUL, totals
 from amp_course.speed.experiments.workbench import low_dtype
 from amp_course.speed.explain import kinds
 from amp_course.speed.explain.advice import advise
@@ -19,9 +19,9 @@ from amp_course.speed.explain.evidence import Evidence, watched
 from amp_course.speed.explain.explanation import Explanation
 from amp_course.speed.explain.findings import Findings
 from amp_course.speed.explain.kinds import LOW
-from amp_course.speed.explain.rounds import Rounds, plain_steps, price_of_a_call
+from amp_course.speed.explain.rounds import Rounds, price_of_a_call
 from amp_course.speed.explain.running import Runner
-from amp_course.speed.explain.trials import MatmulTrial, try_fused, try_matmuls
+from amp_course.speed.explain.trials import try_fused, try_matmuls
 from amp_course.speed.faults import seconds_per_fault
 
 _ROUNDS = 5  # turns of plain and recorded steps
@@ -30,8 +30,8 @@ _MOST_OPS = 60_000  # in all recorded steps: each costs some 20 µs to read
 
 def measure(run: Runner, seconds: float) -> Explanation:
     """Run the step again and again, for about `seconds`, and return what it shows."""
-    run.guarded()  # the first step allocates and loads, and what raises raises here
-    first = _look(run)
+    run.guarded()  # the first step allocates and loads; errors of the step are raised here
+    first = _watch(run)
     device, ops = _device_of(first), 5 * len(first.calls)
     del first
     gc.collect()
@@ -43,17 +43,16 @@ def measure(run: Runner, seconds: float) -> Explanation:
     recorded = max(1, min(plain, 20, _MOST_OPS // (_ROUNDS * ops + 1)))
     for _ in range(2 if slow else _ROUNDS):
         turns.take(plain, recorded)
-    evidence = _look(run)
+    evidence = _watch(run)
     timing, times, took = turns.timing, turns.times(), statistics.median(turns.recorded)
     if busy := turns.busy:
         return Explanation(timing, times, took, None, None, (), (_count(evidence),), busy)
     found = _findings(run, turns, evidence, max(3, min(plain, 4)), seconds)
-    return Explanation(
-        timing, times, took, *_ceiling(found), advise(found), tuple(_notes(found, turns))
-    )
+    notes = tuple(_notes(found, turns))
+    return Explanation(timing, times, took, *_ceiling(found), advise(found), notes)
 
 
-def _look(run: Runner) -> Evidence:
+def _watch(run: Runner) -> Evidence:
     evidence = Evidence()
     with watched(evidence):
         run.guarded()
@@ -61,7 +60,7 @@ def _look(run: Runner) -> Evidence:
 
 
 def _count(evidence: Evidence) -> str:
-    """Say what a step does that can be counted, and so holds on a busy machine too."""
+    """Say what a step does in numbers that do not depend on how busy the machine is."""
     kinds, repeated = [call.kind for call in evidence.calls], evidence.repeated_casts()
     reads = sum(evidence.reads.values())
     line = evidence.reads.most_common(1)[0][0] if reads else None
@@ -115,12 +114,9 @@ def _low_dtype(evidence: Evidence, device: torch.device) -> torch.dtype:
 
 
 def _may_change(threads: int, cores: int) -> bool:
-    """Return True if another number of threads is worth a trial: more than cores never pay;
-    fewer may be somebody's choice.
-    """
-    return threads > cores or (
-        threads < cores and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
-    )
+    """Return True if a thread for each core is worth a trial; fewer may be the user's choice."""
+    chosen = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    return threads > cores or (threads < cores and not chosen)
 
 
 def _with_threads(
@@ -128,23 +124,22 @@ def _with_threads(
 ) -> tuple[float, float]:
     """Return the median step as it is, and with another number of threads, taken in turn."""
     now = torch.get_num_threads()
-    ours: dict[int, list[float]] = {now: [], threads: []}
+    taken: dict[int, list[float]] = {now: [], threads: []}
     try:
         for _ in range(3):
-            for number, seconds in ours.items():
+            for number, seconds in taken.items():
                 torch.set_num_threads(number)
                 run()
-                seconds += plain_steps(run, device, steps)[0]
+                seconds += (clock(run, device) for _ in range(steps))
     finally:
         torch.set_num_threads(now)
-    return statistics.median(ours[now]), statistics.median(ours[threads])
+    return statistics.median(taken[now]), statistics.median(taken[threads])
 
 
 def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) -> float:
     """Estimate the seconds of casting every fp32 matmul's inputs, at the pace of one cast."""
-    moved = sum(
-        call.bytes for call in evidence.calls if call.kind == MATMUL and call.dtype == torch.float32
-    )
+    fp32 = (call for call in evidence.calls if call.dtype == torch.float32)
+    moved = totals(fp32, MATMUL).bytes
     if not moved:
         return 0.0
     sample = torch.ones(2**20, device=device)
@@ -152,25 +147,23 @@ def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) ->
 
 
 def _ceiling(found: Findings) -> tuple[float | None, float | None]:
-    """Return how many times faster than fp32 the step could be, and is:
-    the matmuls' time, scaled by what the trials took.
+    """Return how many times faster than fp32 the step could be and is, by scaling the time of its
+    matmuls as in the trials.
     """
-    times, trials = found.times, found.trials
-
-    def ratio(chosen: list[MatmulTrial], dtype: torch.dtype) -> float:
-        known = [one for one in chosen if dtype in one.other or one.dtype == dtype]
-        mine = sum(one.count * one.seconds for one in known)
-        theirs = sum(one.count * one.other.get(dtype, one.seconds) for one in known)
-        return theirs / mine if mine else 1.0
-
-    lows = [one for one in trials if one.dtype in LOW]
-    highs = [one for one in trials if one.dtype not in LOW]
-    if not trials:
+    if not found.trials:
         return None, None
-    in_low, in_high = times[kinds.LOW_MATMUL], times[kinds.FP32_MATMUL]
-    rest = found.seconds - in_low - in_high - times[kinds.CAST]
-    fp32 = rest + in_low * ratio(lows, torch.float32) + in_high * ratio(highs, torch.float32)
-    best = rest + in_low + in_high * ratio(highs, found.low)
+
+    def ratio(is_low: bool, dtype: torch.dtype) -> float:
+        trials = [one for one in found.trials if (one.dtype in LOW) == is_low]
+        known = [one for one in trials if dtype in one.other or one.dtype == dtype]
+        before = sum(one.count * one.seconds for one in known)
+        after = sum(one.count * one.other.get(dtype, one.seconds) for one in known)
+        return after / before if before else 1.0
+
+    low, high = found.times[kinds.LOW_MATMUL], found.times[kinds.FP32_MATMUL]
+    rest = found.seconds - low - high - found.times[kinds.CAST]
+    fp32 = rest + low * ratio(True, torch.float32) + high * ratio(False, torch.float32)
+    best = rest + low + high * ratio(False, found.low)
     return fp32 / best, fp32 / found.seconds
 
 
@@ -188,7 +181,7 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
             "The steps differ much in time, by more than half between the quartiles: the shares "
             "are those of a middling one."
         )
-    # a step now and then does something else
+    # without the few steps that do something else
     tenth, sizes = len(turns.ops) // 10, sorted(turns.ops)
     sizes = sizes[tenth : len(sizes) - tenth]
     if sizes[-1] > 1.2 * sizes[0]:
@@ -210,7 +203,7 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
     places = sorted(evidence.matmul_devices())
     if len(places) > 1:
         notes.append(
-            f"Matmuls ran on {' and '.join(places)}: the time is told for all of them together."
+            f"Matmuls ran on {' and '.join(places)}: the times are those of all of them together."
         )
     if found.device == "cuda" and not turns.saw_kernels:
         notes.append(
@@ -221,7 +214,7 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
 
 
 def _load() -> float:
-    """Return the system's load of the last minute; 0 where it does not tell."""
+    """Return the system's load of the last minute; 0 where it gives none."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -1,6 +1,4 @@
-"""Advice on the ops themselves: their dtype, their sizes, casts, the optimizer,
-threads and memory.
-"""
+"""Advice on the ops themselves: dtypes, sizes, casts, the optimizer, threads and memory."""
 
 from __future__ import annotations
 
@@ -11,11 +9,12 @@ from collections.abc import Iterator
 import torch
 
 from amp_course.kit.dtypes import dtype_name
+from amp_course.kit.markup import counted
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.speed.counting import CAST
 from amp_course.speed.explain import kinds
-from amp_course.speed.explain.evidence import CastSeen, Evidence
+from amp_course.speed.explain.evidence import CastRecord, Evidence
 from amp_course.speed.explain.findings import Advice, Findings
 from amp_course.speed.explain.kinds import LOW
 from amp_course.speed.explain.program_rules import python_seconds
@@ -27,11 +26,11 @@ _UP = re.compile(r"\.float\(|\.double\(|\.to\(|\.type\(|\.type_as\(")
 
 
 def check_precision(found: Findings) -> Iterator[Advice]:
-    """Advise on the dtype of matmuls, from trials of each in another one."""
+    """Advise on the dtype of matmuls that ran faster in another one."""
     high = (torch.float32, torch.float64)
     low, name = found.low, dtype_name(found.low)
-    faster = [one for one in found.trials if one.dtype in high and one.gain(low) > 0]
-    double = [one for one in found.trials if one.dtype == torch.float64]
+    faster = [trial for trial in found.trials if trial.dtype in high and trial.gain(low) > 0]
+    double = [trial for trial in found.trials if trial.dtype == torch.float64]
     if double:
         saved = max(found.saved(double, low), found.saved(double, torch.float32))
         yield Advice(
@@ -43,7 +42,7 @@ def check_precision(found: Findings) -> Iterator[Advice]:
             "04",
             measured=True,
         )
-        faster = [one for one in faster if one not in double]
+        faster = [trial for trial in faster if trial not in double]
     gain, casts = found.saved(faster, low), _island_casts(found)
     if faster and found.evidence.uses_low:
         yield Advice(
@@ -58,7 +57,7 @@ def check_precision(found: Findings) -> Iterator[Advice]:
             measured=True,
         )
     elif found.evidence.uses_low and casts:
-        line = next(one.line for one in found.evidence.casts if _asks_for_fp32(one))
+        line = next(trial.line for trial in found.evidence.casts if _asks_for_fp32(trial))
         yield Advice(
             "fp32-island",
             casts,
@@ -82,72 +81,69 @@ def check_precision(found: Findings) -> Iterator[Advice]:
 
 def check_slow_formats(found: Findings) -> Iterator[Advice]:
     """Advise on 16-bit matmuls that are slower than in fp32: all of them, or one kernel."""
-    low = [one for one in found.trials if one.dtype in LOW and torch.float32 in one.other]
-    slow = [one for one in low if one.gain(torch.float32) > 0]
+    low = [trial for trial in found.trials if trial.dtype in LOW and torch.float32 in trial.other]
+    slow = [trial for trial in low if trial.gain(torch.float32) > 0]
     if not slow:
         return
-    worst = max(slow, key=lambda one: one.gain(torch.float32))
+    worst = max(slow, key=lambda trial: trial.gain(torch.float32))
     name, device = dtype_name(worst.dtype), "CPU" if found.device == "cpu" else "device"
     op = found.evidence.calls[worst.number].op.removeprefix("aten.")
-    as_is = sum(one.count * one.seconds for one in low)
-    in_fp32 = sum(one.count * one.other[torch.float32] for one in low)
+    as_is = sum(trial.count * trial.seconds for trial in low)
+    in_fp32 = sum(trial.count * trial.other[torch.float32] for trial in low)
     if as_is > 1.1 * in_fp32 and len(slow) > len(low) / 2:
-        yield Advice(
-            "slower-in-16-bits",
-            found.saved(slow, torch.float32),
+        evidence = (
             f"at these sizes the {name} matmuls take {as_is / in_fp32:.1f} times as long on this "
-            f"{device} as in float32",
-            "train in float32 here (`enabled=False`), and keep AMP for larger layers, or a "
-            "machine with fast units for it",
-            "00",
-            measured=True,
+            f"{device} as in float32"
         )
+        fix = (
+            "train in float32 here (`enabled=False`), and keep AMP for larger layers, or a machine "
+            "with fast units for it"
+        )
+        chapter = "00"
     else:
-        yield Advice(
-            "slower-in-16-bits",
-            found.saved([worst], torch.float32),
+        slow, chapter = [worst], "04"
+        evidence = (
             f"`{op}` takes {worst.seconds / worst.other[torch.float32]:.1f} times as long in "
-            f"{name} on this {device} as in "
-            "float32, although the other matmuls gain",
-            "keep that op in float32, in a region with `enabled=False` and with its inputs cast, "
-            "and measure again: the casts cost, too",
-            "04",
-            measured=True,
+            f"{name} on this {device} as in float32, although the other matmuls gain"
         )
+        fix = (
+            "keep that op in float32, in a region with `enabled=False` and with its inputs cast, "
+            "and measure again: the casts cost, too"
+        )
+    saved = found.saved(slow, torch.float32)
+    yield Advice("slower-in-16-bits", saved, evidence, fix, chapter, measured=True)
 
 
-def _asks_for_fp32(cast: CastSeen) -> bool:
-    """Return True if a line of the reader's own asks for a cast up, by its words:
-    autocast's casts have lines that call ops.
-    """
+def _asks_for_fp32(cast: CastRecord) -> bool:
+    """Return True if the user's own line casts up; autocast's casts have lines that call ops."""
     up = cast.forward and cast.before in LOW and cast.after not in LOW
     return up and cast.line is not None and bool(_UP.search(cast.line.text))
 
 
 def _island_casts(found: Findings) -> float:
-    """Return the seconds of casts up to fp32 that the reader's code asked for, and back."""
+    """Return the seconds of the casts up to fp32 in the user's own code, and back."""
     ups = [cast for cast in found.evidence.casts if _asks_for_fp32(cast)]
     every = sum(cast.bytes for cast in found.evidence.casts)
     return found.times[kinds.CAST] * sum(cast.bytes for cast in ups) / every if every else 0.0
 
 
 def _many(trials: list[MatmulTrial]) -> str:
-    count = sum(one.count for one in trials)
+    count = sum(trial.count for trial in trials)
     return "1 matmul runs" if count == 1 else f"{count} matmuls run"
 
 
 def _places(found: Findings, trials: list[MatmulTrial]) -> str:
-    lines = [found.evidence.lines[one.number] for one in trials]
+    lines = [found.evidence.lines[trial.number] for trial in trials]
     return next((f", the largest in {line}" for line in lines if line), "")
 
 
 def check_sizes(found: Findings) -> Iterator[Advice]:
-    """Advise on sizes whose next multiples were tried, and faster."""
-    times = [(one, one.padded) for one in found.trials if one.padded]
+    """Advise on sizes for which the next multiples of 8 were tried and faster."""
+    times = [(trial, trial.padded) for trial in found.trials if trial.padded]
     gains = [
-        (one.count * (one.seconds - padded), one, padded)
-        for one, padded in times
-        if one.seconds > 1.1 * padded
+        (trial.count * (trial.seconds - padded), trial, padded)
+        for trial, padded in times
+        if trial.seconds > 1.1 * padded
     ]
     if gains:
         _, worst, padded = max(gains, key=lambda gain: gain[0])
@@ -165,7 +161,7 @@ def check_sizes(found: Findings) -> Iterator[Advice]:
 
 
 def check_optimizer(found: Findings) -> Iterator[Advice]:
-    """Advise on an optimizer whose fused version was tried, and faster."""
+    """Advise on an optimizer whose fused version was tried and faster."""
     better = [(name, ratio) for name, ratio in found.fused if ratio < 0.95]
     if better:
         name, ratio = min(better, key=lambda pair: pair[1])
@@ -181,7 +177,7 @@ def check_optimizer(found: Findings) -> Iterator[Advice]:
 
 
 def check_threads(found: Findings) -> Iterator[Advice]:
-    """Advise on a number of threads that was tried, and faster."""
+    """Advise on a number of threads that was tried and faster."""
     now, cores = found.threads
     if found.other_threads is None:
         return
@@ -190,9 +186,9 @@ def check_threads(found: Findings) -> Iterator[Advice]:
     yield Advice(
         "too-many-threads" if many else "too-few-threads",
         found.seconds * (1 - after / before),
-        f"torch uses {now} thread{'s'[: now != 1]}, and this process may use {cores} "
-        f"core{'s'[: cores != 1]}; with {cores} thread{'s'[: cores != 1]} the step takes "
-        f"{seconds_text(after)} instead of {seconds_text(before)}",
+        f"torch uses {counted(now, 'thread')}, and this process may use {counted(cores, 'core')}; "
+        f"with {counted(cores, 'thread')} the step takes {seconds_text(after)} instead of "
+        f"{seconds_text(before)}",
         f"`torch.set_num_threads({cores})`, or OMP_NUM_THREADS={cores} in the environment"
         + ("; with DataLoader workers, leave cores for them" if many else ""),
         measured=True,
@@ -200,7 +196,7 @@ def check_threads(found: Findings) -> Iterator[Advice]:
 
 
 def check_memory(found: Findings) -> Iterator[Advice]:
-    """Advise on memory that goes back to the system and comes again."""
+    """Advise on memory that goes back to the system after every step."""
     if found.fault_seconds:
         size = bytes_text(int(found.faults * 4096))
         yield Advice(

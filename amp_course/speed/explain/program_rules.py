@@ -1,11 +1,8 @@
-"""Advice on what the program does around its ops: waiting, logging, reading values, Python,
-and starting the ops.
-"""
+"""Advice on the program around the ops: waiting, logging, reading values, Python, launches."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from amp_course.kit.measure import seconds_text
 from amp_course.speed.counting import MATMUL
@@ -13,29 +10,27 @@ from amp_course.speed.explain import kinds
 from amp_course.speed.explain.findings import Advice, Findings
 from amp_course.speed.explain.sampling import Line
 
-_BUSY = 0.3  # of a fetch's time on the CPU; other programs may have taken the rest
-_MANY_LAUNCHES = 0.25  # of a step: every step has some launches, and a few are no cause
+_BUSY = 0.3  # the share of a fetch on the CPU above which it prepares data
+_MANY_LAUNCHES = 0.25  # the share of a step from which launches are a cause; every step has some
 
 
-def line_seconds(found: Findings, counts: Counter[Line], line: Line) -> float:
+def line_seconds(found: Findings, counts: Mapping[Line, int], line: Line) -> float:
     """Return the seconds of a step that a line's samples stand for."""
-    return found.seconds * found.lines.share(counts, line)
+    return found.seconds * counts[line] / found.lines.steps if found.lines.steps else 0.0
 
 
-def python_seconds(found: Findings, line: Line, also: Counter[Line] | None = None) -> float:
-    """Return a line's share of the time between ops; also: other samples of it to count."""
-    gaps, own = found.lines.gaps, found.lines.python[line] + (also[line] if also else 0)
-    return found.times[kinds.LAUNCH] * own / gaps if gaps else 0.0
+def python_seconds(found: Findings, line: Line, *, with_calls: bool = False) -> float:
+    """Return a line's part of the time between ops; with_calls: with torch's Python under it."""
+    lines = found.lines
+    samples = lines.python[line] + (lines.calling[line] if with_calls else 0)
+    return found.times[kinds.LAUNCH] * samples / lines.gaps if lines.gaps else 0.0
 
 
 def check_data(found: Findings) -> Iterator[Advice]:
-    """Advise on waiting for data: what keeps it is told by the CPU's work meanwhile."""
+    """Advise on waiting for data; the CPU's work meanwhile shows the reason."""
     waited = found.times[kinds.WAIT]
     top = found.lines.data.most_common(1)
     where = f", most of it in {top[0][0]}" if top else ""
-    took = (
-        f"the step waits {seconds_text(waited)} for its batch, {found.percent(waited)} of its time"
-    )
     if found.workers:
         prepare = "workers prepare" if found.workers > 1 else "worker prepares"
         cause, why = "slow-workers", f", although {found.workers} {prepare} the batches"
@@ -72,26 +67,31 @@ def check_data(found: Findings) -> Iterator[Advice]:
             "read ahead: `DataLoader(…, num_workers=2, prefetch_factor=4)`; or copy the data to a "
             "fast disk, in few large files"
         )
-    yield Advice(cause, waited, f"{took}{why}", fix)
+    took = f"waits {seconds_text(waited)} for its batch, {found.percent(waited)} of its time"
+    yield Advice(cause, waited, f"the step {took}{why}", fix)
 
 
 def check_logging(found: Findings, logs: set[Line]) -> Iterator[Advice]:
     """Advise on lines that log."""
-    taken = {line: line_seconds(found, found.lines.logging, line) for line in logs}
-    if taken:
-        worst = max(taken, key=lambda line: taken[line])
-        total = sum(taken.values())
+    seconds = {line: line_seconds(found, found.lines.logging, line) for line in logs}
+    if seconds:
+        total = sum(seconds.values())
         yield Advice(
             "logging",
             total,
-            f"logging takes {seconds_text(total)}, {found.percent(total)} of the step, most of "
-            f"it{found.at(worst)}",
+            f"logging {_most_of(found, seconds)}",
             "log every hundredth step, and keep what you log as tensors until then",
         )
 
 
+def _most_of(found: Findings, seconds: dict[Line, float]) -> str:
+    """Return "takes 1.20 ms, 10 % of the step, most of it in line 3"."""
+    worst = max(seconds, key=seconds.__getitem__)
+    return f"{found.takes(sum(seconds.values()))} of the step, most of it{found.at(worst)}"
+
+
 def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
-    """Advise on reads of values, which a GPU has to wait for."""
+    """Advise on reads of values, which wait for the GPU."""
     count = sum(found.evidence.reads.values())
     if not count:
         return
@@ -106,17 +106,14 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
     line, most = found.evidence.reads.most_common(1)[0]
     times = "once" if count == 1 else f"{count:,} times"
     here = f", {most:,} of them{found.at(line)}" if line and count > 1 else found.at(line)
-    on_gpu = (
-        ""
-        if found.device != "cpu"
-        else ". On a GPU each would also wait until all that is queued is done"
-    )
+    evidence = f"the step reads values {times}{here}, which {found.takes(total)} of it"
+    if found.device == "cpu":
+        evidence += ". On a GPU each would also wait until all that is queued is done"
     yield Advice(
         "host-waits",
         total,
-        f"the step reads values {times}{here}, which takes {seconds_text(total)}, "
-        f"{found.percent(total)} of it{on_gpu}",
-        # the scaler's own read, of whether a gradient was inf
+        evidence,
+        # the scaler reads if a gradient was inf
         "let a fused optimizer look for inf on the GPU, which spares the scaler's read: "
         "`fused=True` (Adam, AdamW, SGD, Adagrad)"
         if line and ".step(" in line.text and ".item(" not in line.text
@@ -126,29 +123,22 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
 
 
 def check_python(found: Findings, explained: set[Line]) -> Iterator[Advice]:
-    """Name the lines that run Python for long and start no op."""
-    starts_ops = {line for line in found.evidence.lines if line}
-    slow = {
-        line: python_seconds(found, line)
-        for line in found.lines.python
-        if line not in explained and line not in starts_ops
-    }
-    if not slow:
-        return
-    worst = max(slow, key=lambda line: slow[line])
-    total = sum(slow.values())
-    yield Advice(
-        "python",
-        total,
-        f"Python code that calls no op of torch takes {seconds_text(total)}, "
-        f"{found.percent(total)} of the step, most of it{found.at(worst)}",
-        "move it out of the step: into the loader's workers, or to every hundredth step; or write "
-        "it as an op on whole tensors",
-    )
+    """Advise on lines that run Python and start no op."""
+    known = explained.union(filter(None, found.evidence.lines))
+    lines = [line for line in found.lines.python if line not in known]
+    seconds = {line: python_seconds(found, line) for line in lines}
+    if seconds:
+        yield Advice(
+            "python",
+            sum(seconds.values()),
+            f"Python code that calls no op of torch {_most_of(found, seconds)}",
+            "move it out of the step: into the loader's workers, or to every hundredth step; or "
+            "write it as an op on whole tensors",
+        )
 
 
 def check_small_ops(found: Findings, left: float) -> Iterator[Advice]:
-    """Advise on the launches that no line explains, if they are a large part of the step."""
+    """Advise on launches, if `left`, the seconds that no line explains, is much of the step."""
     count = len(found.evidence.calls)
     if count and left > _MANY_LAUNCHES * found.seconds:
         matmuls = sum(call.kind == MATMUL for call in found.evidence.calls)

@@ -1,6 +1,4 @@
-"""Record steps with `torch.profiler`: a tree of ops for each, with times and dtypes,
-in plain data that a test can build.
-"""
+"""Record steps with `torch.profiler`, each as a tree of ops with times and dtypes."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ STEP, DATA = "amp_course.step", "amp_course.data"
 
 @dataclass(frozen=True)
 class Op:
-    """An op, or a named stretch of code, in the time of one thread; `children` ran inside it.
+    """An op or a named stretch of code on one thread; `children` ran inside it.
 
     start, end: nanoseconds since 1970
-    dtypes:     of its tensor inputs, in order; those of lists of tensors included
+    dtypes:     of its tensor inputs in order, lists of tensors included
     kernels:    (start, end) of what it started on an accelerator, which runs later
     """
 
@@ -34,21 +32,20 @@ class Op:
 
     @property
     def own(self) -> int:
-        return max(
-            0, self.end - self.start - sum(child.end - child.start for child in self.children)
-        )
+        inside = sum(child.end - child.start for child in self.children)
+        return max(0, self.end - self.start - inside)
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What the calling thread did in a step, and others (autograd's, for a GPU) meanwhile."""
+    """What the calling thread did in a step, and other threads (autograd's, on a GPU) meanwhile."""
 
     main: Op
     others: tuple[Op, ...] = ()
 
 
 def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> list[StepRecord]:
-    """Call `run()` so many times under the profiler, and return what it recorded.
+    """Call `run()` so often under the profiler, and return what it recorded.
 
     Raises RuntimeError if another profiler is running.
     """
@@ -56,14 +53,14 @@ def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> l
         raise RuntimeError(
             "another profiler is running, and there can be only one: leave its `with` block first."
         )
-    # or its C++ writes on stderr as it starts and stops
+    # keeps its C++ from writing to stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities, record_shapes=True)
     with warnings.catch_warnings():
-        # of GPU counters that it may not read: what is missing is noticed below
+        # of GPU counters that it may not read, which the explanation notes
         warnings.simplefilter("ignore")
         with profiler:
             for _ in range(steps):
@@ -72,8 +69,8 @@ def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> l
     assert profiler.profiler is not None
     results: Any = profiler.profiler.kineto_results
     # subtle: a profiler refers to itself, so its events would stay until the next garbage
-    # collection. They lie scattered over the heap, where glibc then finds no room for a step's
-    # tensors between them, and asks the system for more memory at every step.
+    # collection. Scattered over the heap, they would leave no room for a step's tensors, and glibc
+    # would ask the system for memory in every step.
     vars(profiler).clear()
     return _steps(results, device)
 
@@ -99,7 +96,7 @@ def _steps(results: Any, device: torch.device) -> list[StepRecord]:
 def _within(node: Any, start: int, end: int) -> Iterator[Any]:
     """Yield the outermost nodes under `node` that ran in a stretch of time.
 
-    On a GPU, torch hangs what autograd's thread did in all steps below one node that spans them.
+    On a GPU, one node spans what autograd's thread did in all steps.
     """
     if node.end_time_ns <= start or node.start_time_ns >= end:
         return

@@ -1,8 +1,7 @@
-"""Take plain and recorded steps in turn, and keep the numbers alone.
+"""Take plain and recorded steps in turn, and keep only the numbers.
 
-subtle: the records are let go at once. Python's garbage collector looks through every living object
-        now and then, and the next
-steps would pay for half a million of ours.
+subtle: the records are deleted at once. Python's garbage collector visits every living object now
+        and then, and half a million of ours would slow down the next steps.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from amp_course.speed.explain.kinds import KINDS, LAUNCH, sort_step
 from amp_course.speed.explain.recording import StepRecord, record_steps
 from amp_course.speed.explain.running import Runner
 from amp_course.speed.explain.sampling import LineTimes, Sample, sampled, time_lines
-from amp_course.speed.faults import page_faults
+from amp_course.speed.faults import clock_and_faults
 
-# steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
+# untimed steps after recorded ones, until short steps are as fast as usual again
 _WARM = 8
-_SMALL_OPS = 300  # in the record from which the price of one call is read
+_SMALL_OPS = 300  # recorded to find the price of a call
 _PROBE = 0.01  # seconds
 
 
 @dataclass
 class Rounds:
-    """What the steps so far gave, on one device.
+    """The numbers of the steps so far, on one device.
 
-    launch:   nanoseconds of the smallest op, as the profiler sees it
-    plain:    seconds of each step without any recording; faults: pages that it was handed
+    launch:   nanoseconds of the smallest op under the profiler
+    plain:    seconds of each step without recording; faults: its new pages
     wait:     how long the process waited for a CPU during those
-    workers:  processes that a loader prepared batches in
-    clock:    seconds of these stretches; ran, worked: how long this process and the workers ran on
-              a CPU meanwhile
-    recorded: seconds of each recorded step; ops: how many it called
+    workers:  the number of a loader's processes
+    clock:    seconds of the plain steps together; ran, worked: how long this process and the
+              workers ran on a CPU meanwhile
+    recorded: seconds of each recorded step; ops: their number
     kinds:    of each recorded step, kind → nanoseconds
     """
 
@@ -61,16 +60,15 @@ class Rounds:
     saw_kernels: bool = False
 
     def take(self, plain: int, recorded: int) -> None:
-        """Take so many plain steps, after a few that are not timed, then so many recorded ones."""
-        # More threads than cores wait for each other, which says nothing of other programs: then
-        # a single thread tries how long it has to wait.
+        """Take plain steps, after a few that are not timed, then recorded ones."""
+        # More threads than cores wait for each other, which says nothing about other programs:
+        # then a single thread measures how long it waits.
         crowded = torch.get_num_threads() > usable_cores()
         before = time.perf_counter(), time.process_time(), worker_seconds()
         with nullcontext() if crowded else self.wait:
-            # what was recorded before has filled the caches
             for _ in range(min(plain // 2, _WARM)):
-                _whole(self.run, self.device)
-            seconds, faults = plain_steps(self.run, self.device, plain)
+                self.run()
+            steps = [clock_and_faults(self.run, self.device) for _ in range(plain)]
         self.clock += time.perf_counter() - before[0]
         self.ran += time.process_time() - before[1]
         self.worked += worker_seconds() - before[2]
@@ -78,11 +76,11 @@ class Rounds:
         if crowded:
             with self.wait:
                 _keep_busy(_PROBE)
-        self.plain += seconds
-        self.faults += faults
+        self.plain += (seconds for seconds, _ in steps)
+        self.faults += (faults for _, faults in steps)
         samples: list[Sample] = []
         with sampled(samples):
-            records = record_steps(lambda: _whole(self.run, self.device), recorded, self.device)
+            records = record_steps(self._whole_step, recorded, self.device)
         time_lines(records, samples, self.lines)
         for record in records:
             self.kinds.append(sort_step(record, self.launch))
@@ -91,16 +89,21 @@ class Rounds:
             self.ops.append(ops)
             self.saw_kernels = self.saw_kernels or kernels > 0
 
+    def _whole_step(self) -> None:
+        self.run()
+        synchronize(self.device)
+
     @property
     def timing(self) -> Timing:
         return Timing(tuple(self.plain), self.wait.share)
 
     @property
     def busy(self) -> str:
-        """Why nothing can be told from the times: the loader's workers or other programs; or ""."""
+        """Why the times show nothing, because of the loader's workers or other programs; or ""."""
         cores = usable_cores()
         most = cores * self.clock
-        others = max(0.0, most - self.ran - self.worked)  # at most: a core may have been idle
+        # at most, since a core may have been idle
+        others = max(0.0, most - self.ran - self.worked)
         if not self.timing.busy or self.worked <= others:
             return self.timing.busy
         who = f"{self.workers} workers compete" if self.workers > 1 else "worker competes"
@@ -120,22 +123,10 @@ class Rounds:
         return dict(sorted(times.items(), key=lambda pair: pair[1], reverse=True))
 
 
-def plain_steps(run: Runner, device: torch.device, steps: int) -> tuple[list[float], list[int]]:
-    """Return the seconds of some steps, from idle to idle device, and their new pages."""
-    seconds, faults = [], []
-    for _ in range(steps):
-        synchronize(device)
-        before, start = page_faults(), time.perf_counter()
-        _whole(run, device)
-        seconds.append(time.perf_counter() - start)
-        faults.append(page_faults() - before)
-    return seconds, faults
-
-
 def worker_seconds() -> float:
-    """Return how long this process's workers ran on a CPU so far, those that have ended too."""
+    """Return how long this process's workers have run on a CPU, including those that have ended."""
     taken = 0.0
-    for child in multiprocessing.active_children():  # which also waits for those that have ended
+    for child in multiprocessing.active_children():  # also waits for those that have ended
         try:
             with open(f"/proc/{child.pid}/schedstat", encoding="ascii") as file:
                 taken += int(file.read().split()[0]) / 1e9
@@ -152,7 +143,7 @@ def _keep_busy(seconds: float) -> None:
 
 
 def price_of_a_call(device: torch.device) -> int:
-    """Return the nanoseconds of the smallest op, as the profiler sees it."""
+    """Return the nanoseconds of the smallest op under the profiler."""
     one = torch.ones(1, device=device)
 
     def calls() -> None:
@@ -163,13 +154,8 @@ def price_of_a_call(device: torch.device) -> int:
     return int(statistics.median(child.own for child in record.children)) if record.children else 0
 
 
-def _whole(run: Runner, device: torch.device) -> None:
-    run()
-    synchronize(device)
-
-
 def _fitted(times: dict[str, float], seconds: float) -> dict[str, float]:
-    """Make kinds add up to the plain step: what recording adds, it adds to the launches."""
+    """Make kinds add up to the plain step; the time that recording adds is taken off LAUNCH."""
     whole = sum(times.values())
     others = whole - times[LAUNCH]
     if others < seconds < whole:

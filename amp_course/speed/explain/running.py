@@ -1,4 +1,4 @@
-"""Run the reader's step as it is meant to be run, batch by batch, and say clearly what stops it."""
+"""Run the user's step batch by batch, and say clearly what stops it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from amp_course.watching.calling import BatchError, arguments_for
 
 
 class StepFailed(RuntimeError):
-    """The step, or what feeds it, could not be run: said in a sentence, with the fix."""
+    """The step, or what feeds it, could not be run; the message names the fix."""
 
 
 class Runner:
     """Take one whole step at each call: a batch from `batches`, then the step.
 
-    batches: an iterable; one that can be read again is begun again when it ends. None: the step
-             fetches its data itself.
-    seconds: how long a batch, or a step, may take
+    batches: an iterable, restarted when it ends; None: the step fetches its own data
+    seconds: how long a batch, or half a step, may take
 
     Raises StepFailed, from the exception of the step where there is one.
     """
@@ -62,7 +61,7 @@ class Runner:
         self.steps += 1
 
     def guarded(self) -> None:
-        """Take one step, which is stopped when it takes too long."""
+        """Take one step, and stop it if it takes too long."""
         began = self.steps
         try:
             within(2 * self.seconds, self)
@@ -77,8 +76,8 @@ class Runner:
         if self.batches is None:
             return (), {}
         with record_function(DATA):
-            # of this thread: torch's others spin while they wait
-            wall, busy = (time.perf_counter(), time.thread_time())
+            # the CPU time of this thread alone: torch's others spin while they wait
+            wall, busy = time.perf_counter(), time.thread_time()
             batch = self._next()
             wall = time.perf_counter() - wall
             self.fetch_busy.append((time.thread_time() - busy) / wall if wall > 0 else 0.0)
@@ -122,5 +121,5 @@ class Runner:
         )
 
     def close(self) -> None:
-        """Let go of the iterator, and so of a DataLoader's workers."""
+        """Drop the iterator, and with it a DataLoader's workers."""
         self.iterator = None

@@ -1,5 +1,5 @@
-"""Sample which line of Python a thread is at, many times a second,
-and share out the Python time of recorded steps by line.
+"""Sample which line of Python a thread is at, many times a second, and split the Python time of
+recorded steps by line.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-import sysconfig
 import threading
 import time
 from bisect import bisect_right
@@ -23,15 +22,13 @@ import torch
 from amp_course.checking import interrupts, limit
 from amp_course.speed.explain.kinds import LAUNCH, OPTIMIZER, SYNC, WAIT, own_kind, whole_kind
 from amp_course.speed.explain.recording import Op, StepRecord
+from amp_course.watching.origins import is_of_a_library
 
 _EVERY = 0.0005  # seconds between samples
-# seconds after which a running thread hands over: Python's own 5 ms would blur what a step does
-_SWITCH = 0.0002
-_TORCH = str(Path(torch.__file__).parent)
-_STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
-_LIBRARIES = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], _STDLIB})
-# The time limit runs what fetches a batch, and handles Ctrl-C meanwhile.
-_HERE = (str(Path(__file__).parent), limit.__file__, interrupts.__file__)
+_SWITCH = 0.0002  # seconds after which Python switches threads: its own 5 ms are too coarse
+_TORCH, _EXPLAIN = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+# these run between this tool and what fetches a batch
+_LIMIT = (limit.__file__, interrupts.__file__)
 
 _LOGGERS = (
     *("logging", "loguru", "rich", "tqdm", "tensorboard", "torch.utils.tensorboard", "wandb"),
@@ -46,14 +43,14 @@ _LOGS = re.compile(
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the code that is being explained, as people name it."""
+    """A line of the code that is being explained; its str names it in a sentence."""
 
     file: str
     number: int
 
     @property
     def text(self) -> str:
-        """The line itself, without its indentation; "" where its source cannot be had."""
+        """The line's text without its indentation; "" if its source cannot be read."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
@@ -66,10 +63,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Sample:
-    """Where a thread was: the reader's innermost line, the modules that it had called, and whether
-    torch was one of them.
+    """Where a thread was.
 
-    time:  nanoseconds since 1970
+    time:     nanoseconds since 1970
+    line:     the user's innermost
+    modules:  what it had called, innermost first
+    in_torch: True if torch was among them
     """
 
     time: int
@@ -78,27 +77,30 @@ class Sample:
     in_torch: bool
 
 
-def is_library(file: str) -> bool:
-    """Return True if a file is Python's, an installed package's, or part of this tool."""
-    return file.startswith((*_LIBRARIES, *_HERE, "<frozen ")) or "site-packages" in file
-
-
-def reader_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of a stack that is no library's; None if there is none."""
-    while frame is not None:
-        if not is_library(frame.f_code.co_filename):
-            return Line(frame.f_code.co_filename, frame.f_lineno or 0)
-        if frame.f_code.co_filename.startswith(_HERE[0]):
-            return None  # what called this tool is not what it explains
+def user_line(frame: FrameType | None) -> Line | None:
+    """Return the innermost line of a stack in the user's own code, which this tool called; None if
+    there is none.
+    """
+    while frame is not None and not frame.f_code.co_filename.startswith(_EXPLAIN):
+        if line := _own_line(frame):
+            return line
         frame = frame.f_back
     return None
+
+
+def _own_line(frame: FrameType) -> Line | None:
+    """Return where a frame is, unless that is in a library or in the time limit."""
+    file = frame.f_code.co_filename
+    if file in _LIMIT or is_of_a_library(file):
+        return None
+    return Line(file, frame.f_lineno or 0)  # between two lines Python has none
 
 
 @contextmanager
 def sampled(samples: list[Sample]) -> Iterator[None]:
     """Add samples of the calling thread to a list while the body runs."""
     target, done = threading.get_ident(), threading.Event()
-    # read once: the system's clock may be set meanwhile
+    # read once, because the system's clock may be set meanwhile
     zero = time.time_ns() - time.perf_counter_ns()
 
     def watch() -> None:
@@ -118,23 +120,18 @@ def sampled(samples: list[Sample]) -> Iterator[None]:
 
 
 def _sample(thread: int, now: int) -> Sample:
-    """Look where a thread is.
+    """Find where a thread is.
 
-    subtle: no frame may be held once this returns. One that outlives its moment keeps its tensors
-            and context managers alive,
-    and torch then raises errors in the thread that is watched.
+    subtle: it keeps no frame, for that would keep the frame's tensors and context managers alive,
+            and torch would raise errors in the thread.
     """
     in_torch, line = False, None
     modules: list[str] = []
     frame = sys._current_frames().get(thread)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_library(file):
-            line = Line(file, frame.f_lineno or 0)  # between two lines Python has none
+    while frame is not None and not frame.f_code.co_filename.startswith(_EXPLAIN):
+        if line := _own_line(frame):
             break
-        if file.startswith(_HERE[0]):
-            break
-        in_torch = in_torch or file.startswith(_TORCH)
+        in_torch = in_torch or frame.f_code.co_filename.startswith(_TORCH)
         modules.append(str(frame.f_globals.get("__name__", "")))
         frame = frame.f_back
     del frame
@@ -143,26 +140,29 @@ def _sample(thread: int, now: int) -> Sample:
 
 @dataclass
 class LineTimes:
-    """Samples by line: in Python alone, in all, while waiting for data; and which lines log."""
+    """Numbers of samples, by the line that was running or had called what was running.
 
-    python: Counter[Line] = field(default_factory=Counter)  # the line itself was running, in no op
-    # an op was, called from this line: reads of values aside
+    python:  the line itself
+    ops:     an op that reads no value
+    calling: torch's Python
+    logging: what a line that logs runs, in Python or in an op; `logs` are these lines
+    data:    while waiting for data
+    gaps:    all in Python, with or without a line
+    steps:   all, waiting for data included
+    """
+
+    python: Counter[Line] = field(default_factory=Counter)
     ops: Counter[Line] = field(default_factory=Counter)
-    # torch's Python was, called from this line
     calling: Counter[Line] = field(default_factory=Counter)
-    # the line was logging, in Python or in an op
     logging: Counter[Line] = field(default_factory=Counter)
     data: Counter[Line] = field(default_factory=Counter)
     logs: set[Line] = field(default_factory=set)
-    gaps: int = 0  # samples in Python, with or without a line
-    steps: int = 0  # samples in steps, waiting for data included
-
-    def share(self, counts: Counter[Line], line: Line) -> float:
-        return counts[line] / self.steps if self.steps else 0.0
+    gaps: int = 0
+    steps: int = 0
 
 
 def time_lines(steps: Sequence[StepRecord], samples: Sequence[Sample], times: LineTimes) -> None:
-    """Add samples that were taken while steps were recorded."""
+    """Add samples that were taken while steps were recorded to `times`."""
     starts = [step.main.start for step in steps]
     for sample in samples:
         place = bisect_right(starts, sample.time) - 1
@@ -186,7 +186,7 @@ def time_lines(steps: Sequence[StepRecord], samples: Sequence[Sample], times: Li
 
 
 def _kind_at(op: Op, time: int) -> str:
-    """Return the kind of what ran at a moment: LAUNCH if no op did."""
+    """Return the kind of what ran at a moment; LAUNCH if no op did."""
     whole = whole_kind(op)
     if whole in (WAIT, OPTIMIZER):
         return whole

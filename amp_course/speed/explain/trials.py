@@ -1,10 +1,4 @@
-"""Try what an advice would change, one thing at a time and on copies: what it would buy is
-measured, not guessed.
-
-A matmul in another dtype or with padded sizes, the optimizer's fused version, another number of
-threads. Nothing of the reader's is touched, but the step itself, which is run with other numbers of
-threads.
-"""
+"""Try on copies what advice would gain: matmuls in other dtypes or sizes, and fused optimizers."""
 
 from __future__ import annotations
 
@@ -17,23 +11,24 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from amp_course.kit.measure import clock
-from amp_course.speed.counting import MATMUL, Layout, Replay
+from amp_course.speed.counting import MATMUL, Layout, Replay, aten_ops
 from amp_course.speed.explain.evidence import Evidence
 from amp_course.speed.machine import free_memory
 
 _MOST_SHAPES, _COVER = 12, 0.95  # of the matmuls' FLOPs
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_PADDED = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+_PADDED = aten_ops("mm addmm bmm baddbmm")
 
 
 @dataclass(frozen=True)
 class MatmulTrial:
-    """A matmul of the step, and what it takes in other ways.
+    """A matmul of the step, and its time in other ways.
 
-    count:   how often the step runs it
-    seconds: as the step runs it; other: dtype → seconds; padded: seconds with sizes rounded up,
-             None if they are round
     number:  of the call in the evidence
+    count:   how often the step runs it
+    seconds: as the step runs it
+    other:   dtype → seconds
+    padded:  seconds with sizes rounded up; None if they are multiples of 8
     """
 
     number: int
@@ -45,7 +40,7 @@ class MatmulTrial:
     padded: float | None
 
     def gain(self, dtype: torch.dtype) -> float:
-        """Return the seconds a step that another dtype would save, or lose, if negative."""
+        """Return the seconds a step that another dtype would save; negative if it is slower."""
         return self.count * (self.seconds - self.other[dtype]) if dtype in self.other else 0.0
 
 
@@ -84,22 +79,14 @@ def _try_matmul(
     assert call.dtype is not None
     ways: dict[Any, Replay] = {"as it is": replay}
     ways |= {dtype: _in_dtype(replay, dtype) for dtype in dtypes if dtype != call.dtype}
-    rounded = _rounded(replay)
-    if rounded:
-        ways["padded"] = rounded
+    if padded := _padded(replay):
+        ways["padded"] = padded
     best = _interleaved({name: way.on_new_tensors() for name, way in ways.items()}, device, budget)
     if "as it is" not in best:
         return None
     others = {dtype: best[dtype] for dtype in dtypes if dtype in best}
-    return MatmulTrial(
-        group[0],
-        len(group),
-        call.dtype,
-        call.shapes,
-        best["as it is"],
-        others,
-        best.get("padded"),
-    )
+    times = (best["as it is"], others, best.get("padded"))
+    return MatmulTrial(group[0], len(group), call.dtype, call.shapes, *times)
 
 
 def _interleaved(
@@ -136,32 +123,32 @@ def _with_layouts(replay: Replay, change: Callable[[Layout], Layout]) -> Replay:
     return Replay(replay.func, *tree_map_only(Layout, change, (replay.args, replay.kwargs)))
 
 
-def _rounded(replay: Replay) -> Replay | None:
-    """Return a matmul with sizes rounded up to 8, or 64 where they are larger, or None."""
+def _padded(replay: Replay) -> Replay | None:
+    """Return a matmul with sizes rounded up to multiples of 8, or of 64 above 64, or None."""
     if getattr(replay.func, "overloadpacket", None) not in _PADDED:
         return None
-    if all(size % 8 == 0 or size < 8 for layout in replay.layouts() for size in layout.shape):
-        return None
+    padded = _with_layouts(replay, _pad)
+    return None if padded.layouts() == replay.layouts() else padded
 
+
+def _pad(layout: Layout) -> Layout:
     def round_up(size: int) -> int:
         unit = 64 if size > 64 else 8
         return size if size % 8 == 0 or size < 8 else -(-size // unit) * unit
 
-    def rounded(layout: Layout) -> Layout:
-        shape = tuple(map(round_up, layout.shape))
-        order = sorted(range(len(shape)), key=lambda axis: layout.strides[axis])
-        strides, step = [0] * len(shape), 1
-        for axis in order:
-            if layout.strides[axis]:
-                strides[axis], step = step, step * shape[axis]
-        return replace(layout, shape=shape, strides=tuple(strides))
-
-    return _with_layouts(replay, rounded)
+    shape = tuple(map(round_up, layout.shape))
+    if shape == layout.shape:
+        return layout
+    strides, step = [0] * len(shape), 1
+    for axis in sorted(range(len(shape)), key=lambda axis: layout.strides[axis]):
+        if layout.strides[axis]:
+            strides[axis], step = step, step * shape[axis]
+    return replace(layout, shape=shape, strides=tuple(strides))
 
 
 def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float | None:
-    """Return the fused optimizer's time over the current one's, on copies;
-    None where there is none, or no memory for them.
+    """Return the fused optimizer's time over the current one's, on copies; None if there is none,
+    or no memory for copies.
     """
     groups = optimizer.param_groups
     if any(group.get("fused") for group in groups) or "fused" not in optimizer.defaults:

@@ -94,6 +94,7 @@ def _numbers(fmt: FloatFormat, draw: random.Random, dtype: torch.dtype = torch.f
         (normal - 0.45 * tiny, normal - 0.05 * tiny, 7),  # rounded up to the smallest normal number
         (normal, normal, 4),
         (normal, largest, 41 + 6 * draw.randint(0, 9)),
+        (largest, largest, 8),
         (largest + 0.05 * step, largest + 0.45 * step, 11),  # rounded down to the largest number
         (largest + 0.5 * step, largest + 0.5 * step, 2),  # a tie, rounded to inf
         (above_tie, above_tie, 6 if fmt.dtype is None else 0),  # a tie in float32
@@ -126,6 +127,19 @@ mistakes = [
         edits={LOST: "lost = round_to(tensor, fmt) == 0"},
     ),
     Mistake(
+        "removes zeros after rounding",
+        "you find nothing lost, as if zeros were left out after rounding, and what is lost with "
+        "them: take `tensor[tensor != 0]` first, then round",
+        edits={LOST: "lost = size < 0"},
+        violates="is lost",
+    ),
+    Mistake(
+        "zeros are lost, and not counted",
+        "numbers that were zero before are counted as lost, and you divide by how many are not "
+        "zero after rounding: take `tensor[tensor != 0]` first, and divide by its length",
+        edits={THERE: "there = tensor.flatten()", COUNT: "count = size.count_nonzero()"},
+    ),
+    Mistake(
         "divides by all numbers",
         "you divide by the number of all elements, including zeros: divide by how many were not "
         "zero before",
@@ -142,6 +156,18 @@ mistakes = [
         "−inf does not count",
         "negative numbers are not counted as overflow: take their size with `.abs()`",
         edits={OVERFLOW: "overflow = round_to(there, fmt) == torch.inf"},
+    ),
+    Mistake(
+        "negative numbers are not subnormal",
+        "negative numbers are not counted as subnormal: take the absolute values first, with "
+        "`.abs()`",
+        edits={SUBNORMAL: f"{SUBNORMAL} & (there > 0)"},
+    ),
+    Mistake(
+        "lost numbers are subnormal",
+        "numbers that are lost are counted as subnormal too, but they are 0 after rounding: ask "
+        "for more than 0",
+        edits={SUBNORMAL: "subnormal = size < fmt.smallest_normal"},
     ),
     Mistake(
         "the smallest normal is subnormal",
@@ -168,6 +194,12 @@ mistakes = [
         "you count as overflow all that is above the largest number, {max}, but what is less than "
         "half a step above it is rounded down to it: round first, then look for inf",
         edits={OVERFLOW: "overflow = there.abs() > fmt.max"},
+    ),
+    Mistake(
+        "the largest number overflows",
+        "`fmt.max` itself, {max}, is counted as overflow, but it is a number of the format: only "
+        "what becomes inf overflows, so use `.isinf()`",
+        edits={OVERFLOW: "overflow = size >= fmt.max"},
     ),
     Mistake(
         "finds no overflow",
@@ -202,6 +234,11 @@ mistakes = [
         "you return counts: divide each by how many numbers were not zero before",
         edits={RETURN: RETURN.replace(" / count", "")},
         violates="which fraction",
+    ),
+    Mistake(
+        "percent",
+        "you return percent: a fraction is at most 1, so leave out the factor of 100",
+        edits={RETURN: RETURN.replace("mask", "100 * mask", 1)},
     ),
 ]
 

@@ -195,6 +195,15 @@ mistakes = [
         edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},
         violates="True in the mask means visible",
     ),
+    *(
+        Mistake(
+            f"fills what is visible with {name}",
+            "the visible logits are left out and the masked ones count, as their fill is the wrong "
+            "way round: fill where the mask is False, `~mask`",
+            edits={FILL: f"x = x.masked_fill(mask, {value})"},
+        )
+        for name, value in {"−inf": "-torch.inf", "a finite number": "-1e30"}.items()
+    ),
     Mistake(
         "no mask",
         "the mask has no effect: what is masked gets a share of 0, and must not count in the sum",
@@ -228,6 +237,13 @@ mistakes = [
         "float32, including the sum, and round only the result",
         edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
         violates="right to fp16's precision",
+    ),
+    Mistake(
+        "adds one by one in fp16",
+        "in a long row the shares are too large, since a sum of 1s in fp16 stops growing at 2048: "
+        "add up in float32",
+        edits={SHARES: "shares = e / torch.from_numpy(e.half().numpy().cumsum(-1)[:, -1:])"},
+        violates="Rows may be long",
     ),
 ]
 

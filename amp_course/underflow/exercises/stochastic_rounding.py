@@ -215,6 +215,12 @@ mistakes = [
         edits={ROUNDED: "rounded = torch.ceil(steps + noise)"},
     ),
     Mistake(
+        "noise, then to nearest",
+        "the results are half a spacing too high on average, as noise from 0 to 1 is added and "
+        "the sum rounded to nearest: round it down, with `torch.floor`",
+        edits={ROUNDED: "rounded = torch.round(steps + noise)"},
+    ),
+    Mistake(
         "no rounding",
         "many different numbers come out: divide by the spacing, round to a whole number, then "
         "multiply by the spacing",

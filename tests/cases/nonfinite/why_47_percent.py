@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from amp_course.frontiers import MXFP4, quantize
 from amp_course.frontiers.experiments.gradient_errors import partly_trained_gpt
 
-model, (x, y) = partly_trained_gpt(60, 0)
+model, (x, y) = partly_trained_gpt(60)
 kept = []
 model.head.register_forward_hook(
     lambda module, args, output: output.register_hook(kept.append) and None

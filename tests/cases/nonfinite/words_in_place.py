@@ -1,4 +1,4 @@
-# EXPECTED: of an op in place, the input that it overwrote is told; no "from constants", no integers
+# EXPECTED: the input that an in-place op overwrote is shown; no "from constants", no integers
 # "up to nan".
 import torch
 from torch import nn

@@ -60,4 +60,16 @@ WRONG = {
         None,
     ),
     "a tuple": (lambda *widths: tuple(exact(*widths).values()), None),
+    "no number but the last is fn's, all ones too": (
+        lambda E, M, specials: exact(E, M, "fn" if specials == "finite" else specials),
+        "finite as fn",
+    ),
 }
+
+
+def with_a_higher_bias(E, M, specials):
+    found = exact(E, M, specials)
+    return {key: one / 2 ** (key != "eps") for key, one in found.items()}
+
+
+SIBLINGS = {"a bias one too high": (with_a_higher_bias, "smallest normal halved", "It has field 1")}

@@ -37,6 +37,10 @@ WRONG = {
         None,
     ),
     "in float32": (lambda x, fmt: np.float32(by_hex(x, fmt)), None),
+    "log2, rounded up": (
+        lambda x, fmt: 2.0 ** -(fmt.significand_bits - math.ceil(math.log2(abs(x) or 1.0))),
+        "exponent rounded up",
+    ),
     "x in float32": (lambda x, fmt: by_hex(np.float32(x), fmt), None),
     "eps below 1": (lambda x, fmt: max(by_hex(x, fmt), Decimal(fmt.eps)), None),
     "smallest at 0": (lambda x, fmt: by_hex(x, fmt) if x else Decimal(fmt.smallest_normal), None),

@@ -79,7 +79,7 @@ WRONG = {
             fills_twice,
             {WEIGHTS: "weights = scores.softmax(-1)", OUT: "out = (weights @ v).nan_to_num(0.0)"},
         ),
-        None,
+        "zeros for NaN in the output, after `masked_fill`",
     ),
     "fills with −100": (
         edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-100.0"), WEIGHTS: MASKED}),
@@ -108,7 +108,7 @@ WRONG = {
     ),
     "−10,000 and the mean": (
         edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-1e4")}),
-        None,
+        "fills with too high a number, and keeps the weights of padding",
     ),
     "masks the queries": (
         edited(

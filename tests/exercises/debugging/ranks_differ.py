@@ -81,7 +81,28 @@ RIGHT = {
         {GATHER: "everybody[0] = checkpoint\ndist.broadcast_object_list(everybody, src=0)"},
     ),
 }
+AFTER = "if dist.get_rank() == 0:\n    net.load_state_dict(checkpoint['model'])"
 WRONG = {
+    "loads after wrapping": (
+        edited(
+            all_of_it,
+            {
+                'net.load_state_dict(checkpoint["model"])': "pass",
+                "model = DDP(net)": f"model = DDP(net)\n{AFTER}",
+            },
+        ),
+        "loads after wrapping",
+    ),
+    "reads the scale too early": (
+        edited(
+            all_of_it,
+            {
+                UPDATE: f"scales.append(scaler.get_scale())\n{UPDATE}",
+                "scales.append(scaler.get_scale())": "pass",
+            },
+        ),
+        "scales before the update",
+    ),
     "another cause": (edited(all_of_it, {NAMED: 'cause("clones-disagree")'}), None),
     "no cause": (edited(by_tensors, {NAMED: "pass"}), None),
     "an unknown cause": (edited(by_tensors, {NAMED: 'cause("bad luck")'}), None),

@@ -119,3 +119,32 @@ WRONG = {
         None,
     ),
 }
+
+
+def the_smallest_count(model, epochs, optimizer, scaler):
+    cause("ranks-with-different-counts")
+    for batches in epochs:
+        count = torch.tensor(len(batches))
+        dist.all_reduce(count, op=dist.ReduceOp.MIN)
+        for x, y in batches[: int(count)]:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+MIN = "dist.all_reduce(count, op=dist.ReduceOp.MIN)"
+SIBLINGS = {
+    "the smallest count, unused": (
+        edited(the_smallest_count, {"for x, y in batches[: int(count)]:": "for x, y in batches:"}),
+        "the largest count",
+        "the agreed count",
+    ),
+    "the sum of the counts": (
+        edited(the_smallest_count, {MIN: "dist.all_reduce(count)"}),
+        "the largest count",
+        "the agreed count",
+    ),
+}

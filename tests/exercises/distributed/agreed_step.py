@@ -172,7 +172,29 @@ def by_their_sums(optimizer, scale):
     return flag == 0
 
 
+def largest_in_python(optimizer, scale):
+    most = torch.zeros(1)
+    for grad in grads_of(optimizer):
+        grad.div_(scale)
+        most = max(most, grad.abs().max().view(1))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    if most.isfinite():
+        optimizer.step()
+    return most.isfinite()
+
+
+def steps_then_decides(optimizer, scale):
+    bad = torch.zeros(1)
+    for grad in grads_of(optimizer):
+        grad /= scale
+        bad += (~grad.isfinite()).sum()
+    optimizer.step()
+    dist.all_reduce(bad)
+    return bad.item() == 0
+
+
 WRONG = {
+    "steps, then decides": (steps_then_decides, "steps whatever was found"),
     "the mean of the flags": (mean_of_flags, "skips only if all found one"),
     "their sums": (by_their_sums, "judges by the norm"),
     "steps if a sum is positive": (by_norm_of_the_mean, None),
@@ -184,4 +206,11 @@ WRONG = {
     "leaves with an inf": (leaves_with_an_inf, None),
     "the largest": (largest, "MAX of the gradients"),
     "ends the group": (ends_the_group, None),
+}
+SIBLINGS = {
+    "the largest, by Python's max": (
+        largest_in_python,
+        "misses NaN",
+        "`isfinite()` is False for inf and for NaN",
+    ),
 }

@@ -176,7 +176,29 @@ def some_clip(grads, max_norm):
     return squares.sqrt().item()
 
 
+def by_its_own_if_all_is_above(grads, max_norm):
+    own, norm = by_norm(grads), clip(grads, 1e30)
+    for grad in grads if norm > max_norm else ():
+        grad *= max_norm / own
+    return norm
+
+
+def each_by_its_own(grads, max_norm):
+    norm = clip(grads, 1e30)
+    for grad in grads if norm > max_norm else ():
+        grad.copy_(grad.float() * max_norm / torch.linalg.vector_norm(grad.float()))
+    return norm
+
+
 WRONG = {
+    "by its own norm, if that of all is above": (
+        by_its_own_if_all_is_above,
+        "clips by its own norm, if that of all is too large",
+    ),
+    "each by its own norm": (
+        each_by_its_own,
+        "clips each parameter, if the norm of all is too large",
+    ),
     "norms are added up": (adds_norms, "sum of norms"),
     "looks at its own": (some_clip, "decides by its own norm"),
     "clips, then measures": (clips_first, None),

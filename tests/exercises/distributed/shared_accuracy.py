@@ -104,7 +104,29 @@ RIGHT = {
     "two sums": by_batch_sums,
     "the wrapper, equally often": joined,
 }
+COUNTED = "count += y.numel()"
+LOOP = {
+    "hits, count = torch.tensor(0), torch.tensor(0)": "both = torch.zeros(2)",
+    CALL: "hits = (model.module(x).argmax(1) == y).sum()",
+    COUNTED: f"both += torch.stack([hits, torch.tensor(len(y))])\n{IN_ONE[REDUCE]}",
+    "for number in (hits, count):": "if True:",
+    REDUCE: "pass",
+    RETURN: "return (both[0] / both[1]).item()",
+}
 WRONG = {
+    "reduces in the loop": (edited(by_batch_sums, LOOP), "reduces in the loop, in float32"),
+    "the mean of the batches": (
+        edited(
+            by_batch_sums,
+            {
+                "hits, count = torch.tensor(0), torch.tensor(0)": "hits = count = torch.zeros(())",
+                CALL: "hits = hits + (model.module(x).argmax(1) == y).float().mean()",
+                COUNTED: "count = count + 1",
+                **IN_ONE,
+            },
+        ),
+        "mean of accuracies",
+    ),
     "a mean of means": (average, None),
     "rank 0 evaluates alone, by the wrapper": (on_rank_0, None),
     "sums in fp16": (

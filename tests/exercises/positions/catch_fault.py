@@ -46,7 +46,17 @@ def keeps_the_norm(rope):
     torch.testing.assert_close(norms, x.norm(dim=-1), atol=1e-3, rtol=0)
 
 
-SIBLINGS = {"the norm": (keeps_the_norm, None, "the same positions")}
+def with_and_without_autocast(rope):
+    x, positions = torch.ones(8, 64), torch.arange(4000, 4008)
+    with torch.autocast("cpu", dtype=BF16):
+        under = rope(x, positions)
+    torch.testing.assert_close(under, rope(x, positions), atol=1e-3, rtol=0)
+
+
+SIBLINGS = {
+    "the norm": (keeps_the_norm, None, "the same positions"),
+    "with and without autocast": (with_and_without_autocast, None, "Do not test"),
+}
 WRONG = {
     "no autocast": (lambda rope: gram(rope, autocast=False), "no autocast"),
     "strict": (lambda rope: gram(rope, room=1e-7), "too strict"),

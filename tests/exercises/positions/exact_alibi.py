@@ -39,6 +39,10 @@ WRONG = {
         lambda s, q, k: (s.view(-1, 1, 1) * (k.to(s) - q.to(s)[:, None])).float(),
         "position ids and product as the slopes",
     ),
+    "distance as the slopes": (
+        lambda s, q, k: s.float().neg().view(-1, 1, 1) * q.sub(k[:, None]).T.to(s.dtype).float(),
+        "casts the distance to the dtype of the slopes",
+    ),
     "cdist": (
         lambda s, q, k: (
             -s.float().view(-1, 1, 1) * torch.cdist(q.float()[:, None], k.float()[:, None])

@@ -56,6 +56,10 @@ WRONG = {
         moves_if("scaler._scale >= scale", "scale = scaler._scale"),
         "always moves",
     ),
+    "a hook, and not": (
+        edited(hook, {"if stepped:": "if not stepped:"}),
+        "the wrong way round",
+    ),
     "finite loss": (moves_if("not loss.isnan()"), "looks at the loss"),
     "first gradient": (
         moves_if("gradients(optimizer)[0].abs().max() < 1e38"),

@@ -75,6 +75,10 @@ def whole(*sizes):
 
 
 WRONG = {
+    "numbers, not bytes": (
+        lambda *sizes: [(*one[:2], one[2] * sizes[-1]) for one in nested(*sizes)],
+        "FLOPs per element",
+    ),
     "whole numbers": (whole, "whole division"),
     "grad_y kept in a cache": (perfect_cache, "grad_y read once"),
     "in thousands": (

@@ -63,7 +63,14 @@ def by_reads(trace):
     )
 
 
+def by_low(trace):
+    if shares(trace) in ("fp32", "memory"):
+        return "fp32" if trace.fp32_ms > trace.low_ms else "memory"
+    return shares(trace)
+
+
 WRONG = {
+    "fp32 or 16-bit matmuls": (by_low, "casts alone"),
     "counts alone": (by_counts, None),
     "many reads mean sync": (by_reads, None),
     "the host first": (by_host, "asks the host alone"),

@@ -92,7 +92,17 @@ def hidden_by_bias(value):
 
 
 RIGHT = {"cuts the logits": Cut, "a mask": Masked, "a sequence, if nothing is missing": sequential}
+
+
+class Forgetful(Masked):
+    """Keeps the bias, but does not add it."""
+
+    def forward(self, inputs):
+        return inputs @ self.weight.mT + self.mask
+
+
 WRONG = {
+    "a bias that is not added": (Forgetful, "the bias not added"),
     "rows of -inf": (Infinite, "rows not filled"),
     "no cut": (lambda head, multiple: Cut(head, multiple).linear, "padded logits take probability"),
     "a bias of -inf": (hidden_by_bias(-math.inf), "a bias of -torch.inf hides them"),

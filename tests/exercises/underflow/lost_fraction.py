@@ -37,6 +37,13 @@ RIGHT = {
 WRONG = {
     "cached by shape": (remembered, "an earlier tensor's"),
     "counts": (lambda x, fmt: one_by_one(x, fmt, int((x != 0).sum())), "counts"),
+    "percent": (lambda x, fmt: one_by_one(x, fmt, 100), "percent"),
+    "a comparison with the largest": (
+        lambda x, fmt: one_by_one(
+            x, fmt, 1, lambda *given: (r := round_to(*given)).where(r.abs() < fmt.max, torch.inf)
+        ),
+        "the largest number overflows",
+    ),
     "those that occur": (
         lambda x, fmt: {zone: one for zone, one in one_by_one(x, fmt).items() if one},
         None,

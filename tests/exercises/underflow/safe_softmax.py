@@ -39,6 +39,10 @@ WRONG = {
         lambda x, m: x.masked_fill(~m, -1e30).softmax(-1) * m,
         "fills past fp16's range",
     ),
+    "−inf where visible": (
+        lambda x, m: torch.where(m, -INF, x.float()).softmax(-1).masked_fill(~m, 0).half(),
+        "fills what is visible with −inf",
+    ),
     "fills with −100": (lambda x, m: filled(x, m, -100.0), None),
     "in bf16": (lambda x, m: filled(x.bfloat16(), m), None),
     "small shares cut": (lambda x, m: (y := filled(x, m)) * (y > 1e-4), None),

@@ -35,6 +35,7 @@ WRONG = {
         lambda x, s, g: with_noise(torch.rand)(x, s, g).div(s).long(),
         "not multiplied back",
     ),
+    "round of the sum": (with_noise(torch.rand, torch.round), "noise, then to nearest"),
     "ceil of the sum": (with_noise(torch.rand, torch.ceil), "one spacing too high"),
     "trunc and frac": (
         lambda x, s, g: ((x / s).trunc() + (torch.rand(x.shape, generator=g) < (x / s).frac())) * s,

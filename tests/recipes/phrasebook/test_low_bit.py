@@ -126,10 +126,10 @@ def test_what_a_script_found_is_shown_and_counts(load, monkeypatch, tmp_path, ca
 
 def test_torchao_is_asked_for_all_that_the_phrasebook_says_of_it(load, monkeypatch):
     main = load("phrasebook")
-    asked = []
-    monkeypatch.setattr(main, "checked", lambda *arguments: asked.append(arguments) or 1)
+    calls = []
+    monkeypatch.setattr(main, "checked", lambda *arguments: calls.append(arguments) or 1)
     assert main.below_16_bits() == 1
-    ((name, script, version, *rest),) = asked
+    ((name, script, version, *rest),) = calls
     assert (name, script, version) == ("torchao", "phrasebook_low_bit.py", "0.18.0")
     assert "torchao.optim.AdamW8bit" in rest and rest.index("--names") < rest.index("--files")
     assert set(rest[rest.index("--files") + 1 :]) == {

@@ -52,8 +52,8 @@ def test_no_loop_is_without_a_library():
 
 @pytest.mark.parametrize("book", [AMP, LOW_BIT], ids=["16 bits", "below"])
 def test_names_to_look_up_are_names_that_are_used(book):
-    """A name that is looked up stands in the table or in the loop;
-    so what is looked up is what readers copy.
+    """A name that is looked up is in the table or in the loop;
+    so what is looked up is what people copy.
     """
     names = [(library, name) for library in book.libraries for name in library.names]
     for library, name in names:
@@ -149,13 +149,11 @@ def test_sides_that_agree_pass(load, capsys):
 
 BF16 = LOSSES["bfloat16"]
 REFUSED = {"losses": [], "dtypes": [], "refused": "ValueError: no"}
+CLOSE = ("accelerate", 1, {"losses": [2.01, 0.5100001]})
+IN_BF16 = ("paddle", 1, fake(BF16, "bfloat16", "bf16"))
 FAULTS = {  # what is found → what is set in a report: library, run (or None: all of it), values
-    "Accelerate, asked for bf16, has losses 2e-07 apart": (
-        "accelerate", 1, {"losses": [2.01, 0.5100001]}
-    ),
-    "Paddle, asked for bf16, computed in bfloat16, and the phrasebook says float32": (
-        "paddle", 1, fake(BF16, "bfloat16", "bf16")
-    ),
+    "Accelerate, asked for bf16, has losses 2e-07 apart": CLOSE,
+    "Paddle, asked for bf16, computed in bfloat16, and the phrasebook says float32": IN_BF16,
     "Paddle, asked for fp32, has losses 0.0002 apart": ("paddle", 0, {"losses": [2.0, 0.5001]}),
     "Lightning Fabric, asked for fp16, refused: ValueError: no": ("fabric", 2, REFUSED),
     "Lightning Fabric could not be run: No module": ("fabric", None, {"failed": "No module"}),
@@ -164,7 +162,7 @@ FAULTS = {  # what is found → what is set in a report: library, run (or None: 
     "Paddle is 4.0.0 here": ("paddle", None, {"version": "4.0.0"}),
     "in float32 did not learn": ("torch_amp", 0, {"losses": [2.0, 1.9]}),
     "equal losses prove nothing": ("torch_amp", 1, {"losses": LOSSES["float32"]}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", FAULTS)
@@ -189,11 +187,11 @@ def test_it_shows_some_side_by_side():
 
 @pytest.fixture
 def clone(load, monkeypatch, tmp_path):
-    """The set-up pointed at an empty folder, with pip and venv replaced by notes of what they
-    were asked for.
+    """The set-up pointed at an empty folder, with pip and venv replaced by a list of their
+    calls.
     """
     main = load("phrasebook")
-    install, asked = sys.modules["install"], []
+    install, calls = sys.modules["install"], []
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/phrasebook-constraints.txt").write_text("torch==2.13.0\n")
     monkeypatch.setattr(install, "ROOT", tmp_path)
@@ -202,29 +200,29 @@ def clone(load, monkeypatch, tmp_path):
     main.use_own_environment()
 
     def make_venv():
-        asked.append("venv")
+        calls.append("venv")
         install.PYTHON.parent.mkdir(parents=True, exist_ok=True)
         install.PYTHON.touch()
 
     monkeypatch.setattr(install, "make_venv", make_venv)
-    monkeypatch.setattr(install, "pip", lambda *arguments: asked.append(arguments))
-    return main, install, asked
+    monkeypatch.setattr(install, "pip", lambda *arguments: calls.append(arguments))
+    return main, install, calls
 
 
 def test_the_environment_is_made_once_and_used_again(clone):
-    main, install, asked = clone
+    main, install, calls = clone
     main.set_up("")
     assert install.VENV.name == ".venv-phrasebook"
-    assert asked == ["venv", ("-c", str(install.CONSTRAINTS), *main.PACKAGES)]
+    assert calls == ["venv", ("-c", str(install.CONSTRAINTS), *main.PACKAGES)]
     main.set_up("")
-    assert len(asked) == 2
+    assert len(calls) == 2
     install.CONSTRAINTS.write_text("torch==2.14.0\n")
     main.set_up("https://example.org/cpu")
-    assert asked[3] == ("--index-url", "https://example.org/cpu", "torch==2.14.0")
+    assert calls[3] == ("--index-url", "https://example.org/cpu", "torch==2.14.0")
 
 
 def test_a_set_up_that_fails_ends_in_one_line_and_is_taken_up_again(clone, monkeypatch, capsys):
-    main, install, asked = clone
+    main, install, calls = clone
 
     def no_network(*arguments):
         raise install.Stop("the package index cannot be reached.")
@@ -240,9 +238,9 @@ def test_a_set_up_that_fails_ends_in_one_line_and_is_taken_up_again(clone, monke
     install.CONSTRAINTS.write_text(
         pins
     )  # what was there is half replaced by now, whatever the pins say
-    before = len(asked)
+    before = len(calls)
     main.set_up("")
-    assert asked[-1][0] == "-c" and len(asked) > before
+    assert calls[-1][0] == "-c" and len(calls) > before
 
 
 def test_a_library_that_cannot_be_imported_is_named(load, monkeypatch):

@@ -1,5 +1,5 @@
-"""The trainers' table: each cell says how it is known, it shows itself, and a cell that is not as
-seen is found.
+"""The trainers' table: each cell says how it is known, it shows itself, and a cell that is not what
+a run showed is found.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""The record of a half step: held against the same step written out,
-and against torch's own SGD.
+"""The record of a half step, compared with the same step written out,
+and with torch's own SGD.
 """
 
 import copy
@@ -56,7 +56,7 @@ def test_gradients_stand_in_the_order_of_backward_and_the_model_stays_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "factor", "lr", "died"),
+    ("inputs", "factor", "lr", "failure"),
     [
         (1.0, 1.0, 0.1, None),
         (1e6, 1.0, 0.1, ("activation", "0")),
@@ -66,12 +66,12 @@ def test_gradients_stand_in_the_order_of_backward_and_the_model_stays_as_it_was(
     ],
 )
 def test_a_real_step_dies_where_the_exercise_says(
-    model: nn.Module, inputs: float, factor: float, lr: float, died: tuple[str, str] | None
+    model: nn.Module, inputs: float, factor: float, lr: float, failure: tuple[str, str] | None
 ) -> None:
     x, y = torch.randn(6, 4) * inputs, torch.randn(6, 3)
     found = where_it_dies.judge.right(
         record_half_step(model, x, y, lambda a, b: mse_loss(a, b) * factor, lr)
     )
-    assert found == died or (
-        found and died and found[0] == died[0] and found[1].startswith(died[1])
+    assert found == failure or (
+        found and failure and found[0] == failure[0] and found[1].startswith(failure[1])
     )

@@ -1,4 +1,4 @@
-"""What runs in which dtype under custom lists: seen by a mode that stands behind the lists."""
+"""What runs in which dtype under custom lists, recorded by a mode below the lists."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from amp_course.recipes import AMP_BF16, O1, O2
 from amp_course.recipes.training.op_lists import OpLists, checked_ops, op_name
 
 
-class Seen(TorchFunctionMode):
-    """Note the dtype of the first tensor that each op is given, and whether autocast is on then."""
+class RecordedOps(TorchFunctionMode):
+    """Record the dtype of the first tensor that each op gets, and if autocast is on then."""
 
     def __init__(self):
         super().__init__()
@@ -37,11 +37,11 @@ def ops_of(recipe):
         return outputs.float().square().mean()
 
     session = recipe.prepare(Net(), lambda params: torch.optim.SGD(params, lr=0.1), loss_fn)
-    with Seen() as seen:
+    with RecordedOps() as recorded:
         loss = session.step(torch.randn(5, 4), torch.zeros(5))
     assert loss.isfinite()
     assert all(p.isfinite().all() for p in session.model.parameters())
-    return seen.ops
+    return recorded.ops
 
 
 def test_fp32_ops_run_in_fp32_with_autocast_off():

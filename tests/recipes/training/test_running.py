@@ -37,11 +37,13 @@ def test_a_record_of_a_session(overflowing):
 
 def test_accuracy_is_computed_as_the_recipe_computes():
     session = digits_resnet(CPU, batch_size=16).start(O3()).stepper
-    seen = []
-    session.model.head.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    dtypes = []
+    session.model.head.register_forward_hook(
+        lambda module, args, output: dtypes.append(output.dtype)
+    )
     session.model.train()
     assert 0 <= session.accuracy(torch.rand(4, 1, 8, 8), torch.arange(4)) <= 1
-    assert seen == [torch.float16] and session.model.training
+    assert dtypes == [torch.float16] and session.model.training
 
 
 def test_report_card_of_all_recipes():
@@ -68,12 +70,12 @@ def test_a_recipe_that_dies_is_reported_as_it_is():
         session.batches = ((inputs * 1e5, targets) for inputs, targets in session.batches)
         return session
 
-    dies = dataclasses.replace(workload, start=start)
-    card = make_report_card(CPU, workloads=[dies], recipes=[O0(), HALF_BN32()], max_seconds=60)
+    diverging = dataclasses.replace(workload, start=start)
+    card = make_report_card(CPU, workloads=[diverging], recipes=[O0(), HALF_BN32()], max_seconds=60)
     assert card.rows[1].final_loss != card.rows[1].final_loss  # NaN
     assert "nan" in card.cells()[2][-3] and "NaN" in card.paragraph()
 
 
 def test_every_recipe_has_a_colour_and_a_second_cue():
-    looks = [(COLOURS[recipe.name], HATCHES[recipe.name]) for recipe in ALL]
-    assert len({colour for colour, _ in looks}) == len({hatch for _, hatch in looks}) == len(ALL)
+    styles = [(COLOURS[recipe.name], HATCHES[recipe.name]) for recipe in ALL]
+    assert len({colour for colour, _ in styles}) == len({hatch for _, hatch in styles}) == len(ALL)

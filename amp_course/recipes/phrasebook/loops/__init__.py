@@ -1,4 +1,4 @@
-"""One training loop in each library's own words: one file a library, what a reader would paste.
+"""One training loop in each library's own words: one file a library, ready to paste.
 
 `train(model, batches, setting)` returns the loss of every step. In 16 bits it trains with SGD and
 gradient clipping, and the setting is "fp32", "bf16" or "fp16"; below 16 bits the setting is a

@@ -1,4 +1,4 @@
-"""The loop in `torch.amp`, PyTorch 2.4 and newer: the one that the others are held against."""
+"""The loop in `torch.amp`, PyTorch 2.4 and newer, with which the others are compared."""
 
 from collections.abc import Iterable
 

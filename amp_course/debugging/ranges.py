@@ -1,6 +1,4 @@
-"""Watch the ranges of activations, weights and gradients while a model trains,
-and see a run heat up before it dies.
-"""
+"""Watch the ranges of activations, weights and gradients in training, and see trouble coming."""
 
 from amp_course.watching.ranges import RangeWatch, watch_ranges
 from amp_course.watching.readings import Reading, read_range
