@@ -106,9 +106,15 @@ def texts() -> list[dict[str, Tensor]]:
 
 
 def hf_run(
-    kind: str = "fp16", *, given: bool = True, half: bool = False, fused: bool = False,
-    counts: bool = True, own: bool = False, **options: Any,
-) -> Parts:  # fmt: skip
+    kind: str = "fp16",
+    *,
+    given: bool = True,
+    half: bool = False,
+    fused: bool = False,
+    counts: bool = True,
+    own: bool = False,
+    **options: Any,
+) -> Parts:
     """Train with the Trainer. counts: the model divides by the tokens of an update; own: the loss
     is a function of ours.
     """
@@ -137,14 +143,26 @@ def hf_run(
     model.loss_function, model.accepts_loss_kwargs = models_loss, counts
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, use_cpu=True, gradient_accumulation_steps=2, max_steps=4, save_steps=4,
-            report_to="none", disable_tqdm=True, logging_strategy="no", **{kind: True}, **options,
-        )  # fmt: skip
+            folder,
+            use_cpu=True,
+            gradient_accumulation_steps=2,
+            max_steps=4,
+            save_steps=4,
+            report_to="none",
+            disable_tqdm=True,
+            logging_strategy="no",
+            **{kind: True},
+            **options,
+        )
         given_parts = (parts.optimizer, parts.schedule)
         trainer = Texts(
-            model, arguments, train_dataset=texts(), callbacks=[Flags()], optimizers=given_parts,
+            model,
+            arguments,
+            train_dataset=texts(),
+            callbacks=[Flags()],
+            optimizers=given_parts,
             compute_loss_func=our_loss if own else None,
-        )  # fmt: skip
+        )
         if scaled:
             trainer.accelerator.scaler, trainer.accelerator.native_amp = parts.scaler, True
         with parts.watched(scaled=scaled):

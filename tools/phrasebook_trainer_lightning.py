@@ -14,9 +14,14 @@ from torch import Tensor
 
 
 def fabric_run(
-    precision: str, *, clip: bool = True, error: bool | None = False, list_all: bool = False,
-    given: bool = True, **options: Any,
-) -> Parts:  # fmt: skip
+    precision: str,
+    *,
+    clip: bool = True,
+    error: bool | None = False,
+    list_all: bool = False,
+    given: bool = True,
+    **options: Any,
+) -> Parts:
     """Train with Fabric. error: what clipping is told of an overflow; list_all: save the scaler."""
     from lightning_fabric import Fabric
     from lightning_fabric.plugins import MixedPrecision
@@ -78,9 +83,13 @@ def fabric() -> Facts:
 
 
 def lightning_run(
-    precision: str, *, clip: float | None = LIMIT, interval: str = "", given: bool = True,
+    precision: str,
+    *,
+    clip: float | None = LIMIT,
+    interval: str = "",
+    given: bool = True,
     **options: Any,
-) -> Parts:  # fmt: skip
+) -> Parts:
     """Train with Lightning. clip: None leaves it at its default, and so does interval=""."""
     import pytorch_lightning as pl
     from pytorch_lightning.plugins import MixedPrecision
@@ -111,10 +120,17 @@ def lightning_run(
     more = {} if clip is None else {"gradient_clip_val": clip}
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
-            accelerator="cpu", devices=1, max_epochs=1, accumulate_grad_batches=2, logger=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
-            **setting, **more,
-        )  # fmt: skip
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            accumulate_grad_batches=2,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            **setting,
+            **more,
+        )
         loader = torch.utils.data.DataLoader(batches(), batch_size=None)  # type: ignore[arg-type]
         with parts.watched(scaled=scaled):
             trainer.fit(Module(), loader)

@@ -89,8 +89,10 @@ class Attached:
         self.record = {"updates": 0, "messages": []}
         self.call, self.init = torch.nn.Module.__call__, torch.optim.Optimizer.__init__
         self.backward, self.scale, self.scaler_step = (
-            torch.Tensor.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.step,
-        )  # fmt: skip
+            torch.Tensor.backward,
+            torch.amp.GradScaler.scale,
+            torch.amp.GradScaler.step,
+        )
         torch.nn.Module.__call__ = lambda module, *args, **kwargs: self.on_call(
             module, *args, **kwargs
         )
