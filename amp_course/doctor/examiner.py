@@ -201,19 +201,18 @@ class Examiner:
             yield finding("waiting-for-data", share_of_the_time=f"{waited / took:.0%}")
 
     def _without_gradient(self, stepped: Collection[int]) -> Iterator[str]:
-        """Name parameters that an optimizer holds and never moves, although it moves others."""
-        names = self.watchers.watch.modules.names
-        training = self.watchers.training
+        """Name parameters that get no gradient, of optimizers that move others."""
+        names, training = self.watchers.watch.modules.names, self.watchers.training
         for number in sorted(stepped):
-            held = [p for p in training.slots[number].parameters if p.requires_grad]
-            idle = [p for p in held if id(p) not in self.with_gradient]
-            if idle and len(idle) < len(held):
-                named = [f"`{names.get(p, ('', 'one without a name'))[1]}`" for p in idle[:_NAMED]]
-                listed_ones = listed([*named, *["more"] * (len(idle) > _NAMED)])
-                kind = type(training.optimizers[number]).__name__
+            trainable = [p for p in training.slots[number].parameters if p.requires_grad]
+            without = [p for p in trainable if id(p) not in self.with_gradient]
+            if without and len(without) < len(trainable):
+                named = [f"`{names[p][1]}`" for p in without if p in names]
+                shown = listed([*named[:_NAMED], *["more"] * (len(without) > _NAMED)])
                 yield (
-                    f"{len(idle)} of the {len(held)} parameters of {kind} got no gradient in any "
-                    f"update, so they never move: {listed_ones}."
+                    f"{len(without)} of the {len(trainable)} parameters of "
+                    f"{type(training.optimizers[number]).__name__} got no gradient in any update, "
+                    f"so they never moved{': ' * bool(shown)}{shown}."
                 )
 
     def _observed(self, summaries: Sequence[Summary]) -> Iterator[str]:

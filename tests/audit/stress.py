@@ -36,7 +36,7 @@ Stressed = tuple[Callable[..., Any], dict[str, Any], Probes]
 
 @dataclass(frozen=True)
 class Stress:
-    """One step, made anew by each `make()`.
+    """One step; each `make()` makes a new one.
 
     sound: a finding would be a false alarm. If False, `audit` may accuse it, or even raise, as long
            as everything stays as it was
