@@ -53,7 +53,7 @@ CHAPTERS = (
     Chapter(1, "bits", "What can 16 bits hold?", 45),
     Chapter(2, "underflow", "How do numbers die quietly?", 55),
     Chapter(3, "positions", "Why does a language model lose its place in bf16?", 45),
-    Chapter(4, "autocast", "Who decides each op's dtype, and what did it decide?", 60),
+    Chapter(4, "autocast", "Which dtype does each op run in, and who decides?", 60),
     Chapter(5, "scaler", "How does loss scaling save gradients?", 45),
     Chapter(6, "loop", "How do I write an AMP loop, and what does it buy me?", 60),
     Chapter(

@@ -1,7 +1,7 @@
 """Try `explain` and the predicted speed-up out: do the kinds add up, what does explaining cost, is
 the planted cause named first?
 
-Each of the ten planted steps is explained, and so is the same step with its cause cured: is the
+Each of the ten planted steps is explained, and so is the same step with its cause fixed: is the
 cause still named? Then both are timed without any tool, in turn. Then the three workloads: what AMP
 should buy, and what it does.
 
@@ -42,16 +42,16 @@ def threads(count: int) -> Iterator[None]:
 SHOWN = 1.05  # times as long as its cure: with less, a step hardly has the fault that was planted
 
 
-def thread_count(planted: Planted, cured: bool) -> int:
+def thread_count(planted: Planted, fixed: bool) -> int:
     """Return how many threads a step is to run with."""
-    return MANY_THREADS if planted.many_threads and not cured else torch.get_num_threads()
+    return MANY_THREADS if planted.many_threads and not fixed else torch.get_num_threads()
 
 
-def plain_seconds(planted: Planted, cured: bool, chosen: Any) -> list[float]:
+def plain_seconds(planted: Planted, fixed: bool, chosen: Any) -> list[float]:
     """Return seconds of a step, waiting for its batch included, without any tool."""
-    step, batches = planted.build(cured)
+    step, batches = planted.build(fixed)
     seconds: list[float] = []
-    with threads(thread_count(planted, cured)):
+    with threads(thread_count(planted, fixed)):
         while len(seconds) < chosen.steps + 2:
             iterator = iter(batches)
             for _ in range(len(batches)):  # type: ignore[arg-type]
@@ -63,10 +63,10 @@ def plain_seconds(planted: Planted, cured: bool, chosen: Any) -> list[float]:
     return seconds[2:]
 
 
-def explained(planted: Planted, cured: bool, seconds: float) -> Explanation:
+def explained(planted: Planted, fixed: bool, seconds: float) -> Explanation:
     """Explain a planted step, or its cure."""
-    step, batches = planted.build(cured)
-    with threads(thread_count(planted, cured)):
+    step, batches = planted.build(fixed)
+    with threads(thread_count(planted, fixed)):
         return explain(step, batches, seconds=seconds)
 
 
@@ -79,9 +79,9 @@ def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
     after = [one.cause for one in explained(planted, True, budget).advice]
     sides: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(chosen.rounds):
-        for cured, seconds in sides.items():
-            seconds += plain_seconds(planted, cured, chosen)
-    plain, cured = spread(sides[False]), spread(sides[True])
+        for fixed, seconds in sides.items():
+            seconds += plain_seconds(planted, fixed, chosen)
+    plain, fixed = spread(sides[False]), spread(sides[True])
     first = found.advice[0].cause if found.advice else None
     return {
         "expected": list(planted.causes),
@@ -89,14 +89,14 @@ def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
         "named": [one.cause for one in found.advice],
         "evidence": found.advice[0].evidence if found.advice else "",
         "first_is_planted": first in planted.causes,
-        "named_when_cured": after,
-        "cured_is_accused": any(cause in planted.causes for cause in after)
+        "named_when_fixed": after,
+        "fixed_is_accused": any(cause in planted.causes for cause in after)
         if planted.same_work
         else None,
-        "shown": not planted.same_work or plain["median"] > SHOWN * cured["median"],
+        "shown": not planted.same_work or plain["median"] > SHOWN * fixed["median"],
         "explained_seconds": found.seconds,
         "plain_seconds": plain,
-        "cured_seconds": cured,
+        "fixed_seconds": fixed,
         "kinds": found.kinds,
         "kinds_over_plain": sum(found.kinds.values()) / plain["median"],
         "recorded_over_plain": found.recorded / found.seconds,
@@ -112,15 +112,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     planted = record.data["planted"] = {}
     for one in PLANTED[: 3 if chosen.tiny else None]:
         tried = planted[one.name] = try_planted(one, chosen)
-        times = [seconds_text(tried[side]["median"]) for side in ("plain_seconds", "cured_seconds")]
+        times = [seconds_text(tried[side]["median"]) for side in ("plain_seconds", "fixed_seconds")]
         sign = "yes" if tried["first_is_planted"] else "NO" if tried["shown"] else "–"
         ratios = (
             f"kinds/step {tried['kinds_over_plain']:.2f}   recorded/step "
             f"{tried['recorded_over_plain']:.2f}"
         )
-        named, after = (", ".join(tried[key]) or "nothing" for key in ("named", "named_when_cured"))
+        named, after = (", ".join(tried[key]) or "nothing" for key in ("named", "named_when_fixed"))
         print(
-            f"{sign:4}{one.name:28}{times[0]:>8}, cured {times[1]:>8}   {ratios}   {named}; cured: "
+            f"{sign:4}{one.name:28}{times[0]:>8}, fixed {times[1]:>8}   {ratios}   {named}; fixed: "
             f"{after}"
         )
     recipe = low_recipe(chosen.device)

@@ -34,7 +34,7 @@ class Planted:
     name:   in words
     causes: what `explain` may call it
     build:  → the slow step and its batches; with True, the same without the fault
-    same_work: whether the cured step does the same; if not, their times do not compare
+    same_work: whether the fixed step does the same; if not, their times do not compare
     many_threads: whether the fault is the number of torch's threads, which the caller sets
     """
 
@@ -91,7 +91,7 @@ def _training(
     return step
 
 
-def _reads(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _reads(fixed: bool) -> tuple[Step, Iterable[Any]]:
     model = _net(128, 128, 128)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=True)
     total = torch.zeros(())
@@ -105,7 +105,7 @@ def _reads(cured: bool) -> tuple[Step, Iterable[Any]]:
         optimizer.step()
         optimizer.zero_grad()
         worst = (outputs.detach() - y).square().mean(dim=1)
-        if cured:
+        if fixed:
             total = torch.maximum(total, worst.max())
         else:
             for example in worst:
@@ -115,7 +115,7 @@ def _reads(cured: bool) -> tuple[Step, Iterable[Any]]:
     return step, _batches(128, 128, 512)
 
 
-def _casts(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _casts(fixed: bool) -> tuple[Step, Iterable[Any]]:
     width, depth = 1024, 24
     layer = nn.Linear(width, width)
     to = torch.bfloat16
@@ -129,7 +129,7 @@ def _casts(cured: bool) -> tuple[Step, Iterable[Any]]:
         hidden = x.to(to)
         weight = layer.weight.to(to)
         for _ in range(depth):
-            if not cured:
+            if not fixed:
                 weight = layer.weight.to(to)
             hidden = torch.tanh(hidden @ weight)
         F.mse_loss(hidden.float(), y).backward()
@@ -139,15 +139,15 @@ def _casts(cured: bool) -> tuple[Step, Iterable[Any]]:
     return step, _batches(width, width, 16)
 
 
-def _source(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _source(fixed: bool) -> tuple[Step, Iterable[Any]]:
     return _classifier(), DataLoader(
-        SlowSource(256, 0.0 if cured else 0.001, size=16), batch_size=16
+        SlowSource(256, 0.0 if fixed else 0.001, size=16), batch_size=16
     )
 
 
-def _transform(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _transform(fixed: bool) -> tuple[Step, Iterable[Any]]:
     data: Any = AugmentedDigits(256, size=16)
-    if cured:
+    if fixed:
         data = list(data)  # transformed once
     return _classifier(), DataLoader(data, batch_size=32)
 
@@ -166,19 +166,19 @@ def _classifier() -> Step:
     return step
 
 
-def _tiny(cured: bool) -> tuple[Step, Iterable[Any]]:
-    width = 512 if cured else 8
+def _tiny(fixed: bool) -> tuple[Step, Iterable[Any]]:
+    width = 512 if fixed else 8
     model = _net(*[width] * 25)
-    return _training(model), _batches(width, width, 256 if cured else 4)
+    return _training(model), _batches(width, width, 256 if fixed else 4)
 
 
-def _odd(cured: bool) -> tuple[Step, Iterable[Any]]:
-    width = 256 if cured else 255
+def _odd(fixed: bool) -> tuple[Step, Iterable[Any]]:
+    width = 256 if fixed else 255
     model = _net(*[width] * 7)
     return _training(model), _batches(width, width, width)
 
 
-def _island(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _island(fixed: bool) -> tuple[Step, Iterable[Any]]:
     first, middle, last = nn.Linear(768, 768), nn.Linear(768, 768), nn.Linear(768, 768)
     high = torch.float32 if low_is_fast() else torch.float64
     model = nn.ModuleList([first, middle, last])
@@ -187,7 +187,7 @@ def _island(cured: bool) -> tuple[Step, Iterable[Any]]:
     def step(x: Tensor, y: Tensor) -> None:
         with region():
             hidden = F.relu(first(x))
-            if cured:
+            if fixed:
                 hidden = middle(hidden)
             else:
                 with torch.autocast("cpu", enabled=False):
@@ -201,19 +201,19 @@ def _island(cured: bool) -> tuple[Step, Iterable[Any]]:
     return step, _batches(768, 768, 512)
 
 
-def _optimizer(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _optimizer(fixed: bool) -> tuple[Step, Iterable[Any]]:
     model = _net(*[64] * 41)
     adam = torch.optim.AdamW(
-        model.parameters(), lr=1e-4, fused=True if cured else None, foreach=None if cured else False
+        model.parameters(), lr=1e-4, fused=True if fixed else None, foreach=None if fixed else False
     )
     return _training(model, adam), _batches(64, 64, 64)
 
 
-def _logging(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _logging(fixed: bool) -> tuple[Step, Iterable[Any]]:
     model, page = _net(256, 256, 256), io.StringIO()
 
     def write(loss: Tensor) -> None:
-        if not cured:
+        if not fixed:
             page.seek(0)
             for name, parameter in model.named_parameters():
                 print(name, parameter, file=page)
@@ -221,7 +221,7 @@ def _logging(cured: bool) -> tuple[Step, Iterable[Any]]:
     return _training(model, after=write), _batches(256, 256, 256)
 
 
-def _threads(cured: bool) -> tuple[Step, Iterable[Any]]:
+def _threads(fixed: bool) -> tuple[Step, Iterable[Any]]:
     return _training(_net(*[384] * 6)), _batches(384, 384, 64)
 
 

@@ -244,19 +244,19 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
             f"`explain` named; {record['named_first']} of {len(record['planted'])} first. "
             f"Quartiles in brackets.",
             "",
-            "| planted | step | cured | named | named once cured | kinds / step | recorded / step "
+            "| planted | step | fixed | named | named once fixed | kinds / step | recorded / step "
             "|",
             "|---|---|---|---|---|---|---|",
         ]
         for name, tried in record["planted"].items():
-            times = [_milliseconds(tried[side]) for side in ("plain_seconds", "cured_seconds")]
+            times = [_milliseconds(tried[side]) for side in ("plain_seconds", "fixed_seconds")]
             times[1] = times[1] if tried["same_work"] else "(another net)"
             ratios = [
                 f"{tried[ratio]:.2f}" for ratio in ("kinds_over_plain", "recorded_over_plain")
             ]
             named = [
                 ", ".join(causes) or "–"
-                for causes in (tried["named"], tried.get("named_when_cured", ["not tried"]))
+                for causes in (tried["named"], tried.get("named_when_fixed", ["not tried"]))
             ]
             lines.append("| " + " | ".join([name, *times, *named, *ratios]) + " |")
         lines += [

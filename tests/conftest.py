@@ -54,8 +54,8 @@ TIMEOUT = 120  # seconds for each test
 WARNINGS = [
     "error",
     "ignore:Guards may run slower on Python 3.13.0",  # by torch's compiler, on that Python alone
-    # by torch 2.15's forward-mode derivatives
-    "ignore:`torch.jit.script` is deprecated:FutureWarning",
+    # by torch 2.15, whose forward-mode derivatives use it, too
+    "ignore:`torch.jit.(script|trace|trace_method)` is deprecated:FutureWarning",
 ]
 
 

@@ -64,7 +64,7 @@ CELLS = (
     Cell("avx2", "3.11", "2.13.0", "cpu", avx2=True),
     Cell("cuda", "3.11", "2.13.0", "cuda"),
     Cell("cuda-avx2", "3.12", "2.13.0", "cuda", avx2=True),
-    Cell("oldest-torch", "3.11", "2.6.0", "cuda"),
+    Cell("oldest-torch", "3.11", "2.7.0", "cuda"),
     Cell("newest-torch", "3.13", "2.15.0", "cuda"),
 )
 

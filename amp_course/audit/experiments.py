@@ -131,7 +131,7 @@ def _second_update(state: State) -> None:
     devices = {one.device for one in first.of(Region)}
     missing = sorted(device for device in devices if not has_device(device))
     if missing and devices == set(missing) and not first.called("scale"):
-        why = f"torch switched it off: it was entered for {missing[0]}, which this machine lacks"
+        why = f"every region is for {missing[0]}, which this machine lacks: none is on"
         results.leave_out("autocast", why)
     elif devices or first.called("scale"):
         results.add(judged="autocast")

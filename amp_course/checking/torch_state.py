@@ -169,7 +169,7 @@ def _set_hooks(was: tuple[Any, ...]) -> None:
 
 
 def _saved_tensor_hooks() -> Any:
-    """Return the innermost pair of hooks; torch 2.6 cannot."""
+    """Return the innermost pair of hooks; torch 2.7 cannot."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top(True) if top else None
 

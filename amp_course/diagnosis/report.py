@@ -114,6 +114,8 @@ class Report:
             doubtful |= _IS_THE_GRADIENT
         if "values" in wrong:
             doubtful.add("weights")
+        if "overflow" in wrong:  # a step with inf may have been taken
+            doubtful.add("values")
         return tuple(one for one in self.checked if one not in doubtful)
 
     @property

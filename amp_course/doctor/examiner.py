@@ -17,7 +17,7 @@ from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.report import listed
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules import training as rules
-from amp_course.diagnosis.rules.scales import check_summaries
+from amp_course.diagnosis.rules.scales import changed_while_scaled, check_summaries
 from amp_course.diagnosis.rules.updates import PairRules
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.doctor.machine import machine_facts
@@ -134,7 +134,9 @@ class Examiner:
             "regions": sorted(calls.regions),
             "missing_devices": sorted(calls.missing_devices),
             "matmuls": dict(watch.matmuls),
-            "scales": [list(one.scales_after) for one in summaries],
+            "scales": [[*scales] for one in summaries for scales in (one.scales, one.scales_after)],
+            "changed_while_scaled": "clipped-while-scaled" not in names
+            and changed_while_scaled(summaries),
             "digests": ranks.sums[:updates],
             "rank": ranks.rank,
             "joined": ranks.joined,
@@ -207,12 +209,12 @@ class Examiner:
             trainable = [p for p in training.slots[number].parameters if p.requires_grad]
             without = [p for p in trainable if id(p) not in self.with_gradient]
             if without and len(without) < len(trainable):
-                named = [f"`{names[p][1]}`" for p in without if p in names]
-                shown = listed([*named[:_NAMED], *["more"] * (len(without) > _NAMED)])
+                named = [f"`{names[p][1]}`" for p in without if p in names][:_NAMED]
+                shown = listed([*named, *["more"] * (len(without) > len(named))])
                 yield (
                     f"{len(without)} of the {len(trainable)} parameters of "
                     f"{type(training.optimizers[number]).__name__} got no gradient in any update, "
-                    f"so they never moved{': ' * bool(shown)}{shown}."
+                    f"so they never moved{f': {shown}' if named else ''}."
                 )
 
     def _observed(self, summaries: Sequence[Summary]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Run a script in this process and examine it; the doctor starts this as
 
-    python inside.py FOLDER STEPS SECONDS KEEP SCRIPT [ARGS]
+    python inside.py FOLDER STEPS END KEEP SCRIPT [ARGS]
 
-Instead of a script, `-m MODULE` runs a module.
+Instead of a script, `-m MODULE` runs a module. END is when its time is up, as `time.time` counts.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def run(examination: Examination, program: Callable[[], Any]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run a script as `python SCRIPT ARGS` does, or a module as `python -m MODULE ARGS` does."""
-    folder, steps, seconds, keep, *command = arguments
-    examination = begin(int(steps), float(seconds), Path(folder), keep)
+    folder, steps, end, keep, *command = arguments
+    examination = begin(int(steps), max(1.0, float(end) - time.time()), Path(folder), keep)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if command[0] == "-m":

@@ -200,7 +200,7 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def _without_autocast(result: dict[str, Any]) -> str:
     if missing := listed(result["missing_devices"]):
-        return f"torch switched it off: it was entered for {missing}, which this machine lacks"
+        return f"every region is for {missing}, which this machine lacks: none is on"
     return "no region was entered"
 
 
@@ -209,7 +209,7 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not trained or not trained[0]["updates"]:
         return
     one = trained[0]
-    yield from ("values", "weights", "run")
+    yield from ("values", "weights", *["run"] * (one["ended"] != "error"))
     if one["updates"] > 1:
         yield from ("backward", *["autocast"] * bool(one["regions"]), "steps", "clearing")
         yield from ("updates", "clipping", "loss scale") if one["scalers"] else ()
@@ -229,6 +229,12 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         yield "order of the calls", f"that takes two complete updates; there {there}"
     if not one["regions"]:
         yield "autocast", _without_autocast(one)
+    if one["changed_while_scaled"]:
+        yield (
+            "clipping",
+            "the script's own code changes gradients that carry the loss scale, and nothing shows "
+            "whether it allows for that; after `scaler.unscale_(optimizer)` it need not",
+        )
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"
     elif not one["stressed"]:

@@ -64,7 +64,9 @@ def run_script(
     words = [sys.executable]
     if ranks > 1:
         words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    words += [str(_INSIDE), str(folder), str(steps), str(seconds), keep, *command]
+    # Importing torch takes long on a slow disk, and our own clock does not wait for that.
+    end = time.time() + seconds
+    words += [str(_INSIDE), str(folder), str(steps), str(end), keep, *command]
     environment = os.environ | _PLAIN
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)

@@ -111,13 +111,11 @@ class Watchers:
         if self.observer is not None or not self.made.optimizers or not torch.is_grad_enabled():
             return False
         made = self.made.optimizers
-        trained = [one for one in made if any(p.requires_grad for p in weights_of(one))]
-        trained = trained or made  # all weights may be frozen
-        if any(_is_sharded(p) for one in trained for p in weights_of(one)):
+        if any(_is_sharded(p) for one in made for p in weights_of(one)):
             self.sharded = True
             return False
         scalers = [one for one in self.made.scalers if one.is_enabled()]
-        parts = trained[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
+        parts = made[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers)
         training = Training(lambda: None, [], *parts)
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()

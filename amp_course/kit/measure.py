@@ -209,9 +209,10 @@ class Timing:
     def __str__(self) -> str:
         size, unit = _seconds_unit(self.median)
         q1, q3 = (three_figures(quartile / size) for quartile in (self.q1, self.q3))
+        spread = f"quartiles {q1} to {q3}, " if len(self.samples) > 1 else ""
         steps = counted(len(self.samples), "step")
         busy = f", {self.waited:.0%} of it waiting for a CPU" if self.busy else ""
-        return f"{three_figures(self.median / size)} {unit} (quartiles {q1} to {q3}, {steps}{busy})"
+        return f"{three_figures(self.median / size)} {unit} ({spread}{steps}{busy})"
 
 
 def time_step(

@@ -146,7 +146,8 @@ def cliff_figure(
     axis.set_ylim(0, 1.1)
     axis.set_xlabel("position", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(0, 0.45))
-    title(axis, "Accuracy by position", "share of tokens repeated rightly, in bins of 32 positions")
+    note = "share of tokens repeated correctly, in bins of 32 positions"
+    title(axis, "Accuracy by position", note)
     return figure
 
 

@@ -117,7 +117,7 @@ class Machine:
         for fmt, peak in self.peaks.items():
             line = f"{fmt:10} {peak / 1e9:,.{0 if peak >= 1e10 else 2}f} GFLOP/s"
             if fmt != "fp32" and not self.busy:
-                line += f", {self.factor(fmt):.2g} times fp32's rate at the same size"
+                line += f", {self.factor(fmt):.2g} times fp32's rate at the largest size"
             lines.append(line)
         return "\n".join([*lines, self.busy]).rstrip()
 

@@ -74,10 +74,10 @@ def _compared(fp32: float, amp: float) -> str:
         return "which fp32 does not have to pay"
     if abs(fp32 / amp - 1) < 0.01:
         return f"about the same as fp32 ({seconds_text(fp32)})"
-    times, word = (fp32 / amp, "faster") if fp32 > amp else (amp / fp32, "slower")
+    times, word = (fp32 / amp, "fast") if fp32 > amp else (amp / fp32, "long")
     return (
-        f"<b>{times:.{2 if times < 1.95 else 1 if times < 99.5 else 0}f} times {word}</b> than "
-        f"fp32 ({seconds_text(fp32)})"
+        f"<b>{times:.{2 if times < 1.95 else 1 if times < 99.5 else 0}f} times as {word}</b> "
+        f"as fp32 ({seconds_text(fp32)})"
     )
 
 

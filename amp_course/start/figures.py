@@ -30,7 +30,7 @@ def taste_figure(sides: Sequence[Side]) -> Figure:
     title(axes[0], TOO_BUSY if busy else name, name if busy else note)
     title(axes[1], "Peak memory of a step", "shorter is better")
     words = "     ".join(f"{side.recipe.label}: {side.accuracy:.1%}" for side in sides)
-    figure.supxlabel(f"Accuracy on digits never seen:  {words}", fontsize=9, color=INK)
+    figure.supxlabel(f"Accuracy on held-out digits:  {words}", fontsize=9, color=INK)
     return figure
 
 

@@ -115,6 +115,7 @@ class NonfiniteOrigin:
     node:     of an op in a backward pass: autograd's name for it, "ExpBackward0"
     origins:  of the infinities among its inputs, if they were made while watched
     meant:    a constant of the program, such as a mask's −inf: no fault in itself
+    scaling:  a loss times its scale
     before:   the ops that ran before it, the last one last
     reached:  where it, or what came of it, arrived: (kind, name)
     """
@@ -132,13 +133,19 @@ class NonfiniteOrigin:
     node: str
     origins: tuple[NonfiniteOrigin, ...] = ()
     meant: bool = False
+    scaling: bool = False
     before: tuple[Frame, ...] = ()
     reached: dict[tuple[Sink, str], None] = field(default_factory=dict)
 
     @property
     def harmful(self) -> bool:
-        """Did it reach more than a GradScaler, which skips the step and lowers its scale?"""
-        return any(kind != "scaler" for kind, _ in self.reached)
+        """Did it reach more than a GradScaler, which skips the step and lowers its scale? That is
+        no remedy for what the forward pass makes before the loss is scaled.
+        """
+        forward = [one for one in self.roots() if one.phase == "forward"]
+        by_scaling = bool(forward) and all(one.scaling for one in forward)
+        harmless = {"scaler"} if not forward else {"scaler", "loss"} if by_scaling else set()
+        return any(kind not in harmless for kind, _ in self.reached)
 
     def roots(self) -> tuple[NonfiniteOrigin, ...]:
         """Return the origins without which this one would not have happened; by default itself."""

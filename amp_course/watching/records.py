@@ -63,6 +63,7 @@ class Backward(Event):
     moved: bool = False  # the weights have changed since the update began
     complete: bool = True  # `arrived` is all that it added: no hook in it stepped and cleared
     scale: float | None = None  # that the loss carries for certain; a script's observer knows it
+    scaler: int = -1  # that scaled it; −1 if unknown
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from amp_course.watching.records import (
     Step,
     Training,
     Update,
+    index_of,
 )
 from amp_course.watching.taps import Original
 from amp_course.watching.uses import steps_of
@@ -54,8 +56,10 @@ class Clip(Event):
 class StepNorms:
     """What a step used, in short: the norms of its gradients, and of what `arrived` for it.
 
-    number: of the optimizer
-    scale:  that the loss carried for certain; None if it is unknown
+    number:  of the optimizer
+    scale:   that the loss carried for certain; None if it is unknown
+    at_call: the norm when the optimizer's `step` was called, before what that does to gradients
+    line:    of the step
     """
 
     number: int
@@ -64,6 +68,8 @@ class StepNorms:
     scale: float | None
     by_scaler: bool
     unscaled: bool
+    at_call: float = 0.0
+    line: Line | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Summary:
     attempted: the optimizers that a scaler was to step; `stepped`: those that did step
     moves:     of schedulers
     divided:   each loss was divided by the number of passes
+    crossed:   a loss was scaled by one scaler, and another stepped the optimizer
     """
 
     passes: int
@@ -86,6 +93,7 @@ class Summary:
     clips: tuple[Clip, ...]
     moves: int
     divided: bool = False
+    crossed: bool = False
 
     @property
     def skipped(self) -> bool:
@@ -131,7 +139,7 @@ class ScriptObserver(Observer):
         self.complete = complete
         self.trouble: Exception | None = None
         # id → a tensor that `scale` returned, with the scale
-        self._scaled: dict[int, tuple[weakref.ref[Tensor], float]] = {}
+        self._scaled: dict[int, tuple[weakref.ref[Tensor], float, int]] = {}
         self._region_began = False  # the next backward pass belongs to its micro-batch
 
     def __enter__(self) -> ScriptObserver:
@@ -214,13 +222,22 @@ class ScriptObserver(Observer):
             losses=tuple(losses),
             scales=tuple(update.scales),
             scales_after=tuple(update.scales_after),
-            attempted=frozenset(one.number for one in update.called("scaler.step")),
+            # −1 is an optimizer that is not observed
+            attempted=frozenset(one.number for one in update.called("scaler.step")) - {-1},
             stepped=frozenset(one.number for one in update.steps()),
             uses=tuple(self._uses(update)),
             clips=tuple(update.of(Clip)),
             moves=len(update.called("scheduler")),
             divided=divided and bool(losses),
+            crossed=any(map(partial(self._crossed, update), self.training.numbers)),
         )
+
+    def _crossed(self, update: Update, number: int) -> bool:
+        """Return True if another scaler stepped an optimizer than one that scaled its loss."""
+        by = {one.scaler for one in update.called("scaler.step", number)}
+        used = [one.parts for one in steps_of(update.events, number) if not one.stale]
+        scaled = {one.scaler for parts in used for one in parts if number in one.arrived}
+        return bool(by) and -1 not in by and not scaled - {-1} <= by
 
     def _uses(self, update: Update) -> Iterator[StepNorms]:
         for number in self.training.numbers:
@@ -239,6 +256,8 @@ class ScriptObserver(Observer):
                     scale=scales.pop(),
                     by_scaler=used.step.by_scaler,
                     unscaled=bool(update.called("unscale", number)),
+                    at_call=float(used.step.at_call.values.norm()) * stride,
+                    line=used.step.line,
                 )
 
     # ---- what is watched ----
@@ -257,9 +276,9 @@ class ScriptObserver(Observer):
         with self._outside_training():
             event = super()._begin(tensors)
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        known = [self._scaled.get(id(one), (lambda: None, None)) for one in roots]
-        if known and all(scaled() is one for (scaled, _), one in zip(known, roots, strict=True)):
-            event.scale = known[0][1]
+        known = [self._scaled.get(id(one), (lambda: None, None, -1)) for one in roots]
+        if known and all(scaled() is one for (scaled, *_), one in zip(known, roots, strict=True)):
+            _, event.scale, event.scaler = known[0]
         return event
 
     def _keep_weights(self, number: int) -> None:
@@ -269,7 +288,8 @@ class ScriptObserver(Observer):
         result = self._scaler_method("scale", original, scaler, *args, **kwargs)
         if isinstance(result, Tensor) and scaler.is_enabled():
             with self.aside():
-                self._scaled[id(result)] = weakref.ref(result), float(scaler.get_scale())
+                index = index_of(scaler, self.training.scalers)
+                self._scaled[id(result)] = weakref.ref(result), float(scaler.get_scale()), index
         return result
 
     def _clip(self, original: Original, parameters: Any, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,8 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import _utils, dataloader
 
+# torch 2.7 has no other; in later versions, that one logs a warning
+_is_fx_tracing = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
 Original = Callable[..., Any]  # a function of torch's, as a listener gets it
 # Point → where its function is found
 FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
@@ -118,7 +120,7 @@ def stands_aside() -> bool:
     return bool(
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
-        or _symbolic_trace._is_fx_tracing_flag
+        or _is_fx_tracing()
         or _utils.worker._worker_info is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     )

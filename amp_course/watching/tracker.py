@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
@@ -71,6 +71,14 @@ class Tracker:
                 yield
         finally:
             self.paused -= 1
+
+    def scale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Note which origins are a loss times its scale."""
+        first = len(self.origins)
+        result = original(*args, **kwargs)
+        for origin in self.origins[first:]:
+            origin.scaling = True
+        return result
 
     # ---- what inf and NaN reach ----
 

@@ -17,12 +17,10 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,120 +30,30 @@ from typing import Any
 import torch
 
 from amp_course.kit.hardware import device_name
-from benchmarks.ward import data
+from benchmarks.ward.copies import HERE, RESULTS, STEPS, Case, cases, clone_of, path_of, prepare
 
-HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results"
-STEPS, SECONDS = 40, 150
+SECONDS = 150
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # small models: several only wait for each other
-Case = dict[str, Any]
-
-
-def cases() -> dict[str, Case]:
-    """Return name → entry of the lists in `cases`; as_written.toml explains the fields."""
-    lists = [
-        tomllib.loads(path.read_text("utf-8")) for path in sorted((HERE / "cases").glob("*.toml"))
-    ]
-    return {name: case for entries in lists for name, case in entries.items()}
-
-
-def clone_of(case: Case, folder: Path) -> Path | None:
-    """Return the git directory of a case's repository, if it is there and has the commit;
-    ours need none.
-    """
-    if "own" in case:
-        return HERE
-    here = folder / case["repository"].replace("/", "+")
-    for place in (here, here / ".git", here / "repo"):
-        found = subprocess.run(
-            ["git", f"--git-dir={place}", "cat-file", "-e", case["commit"]], capture_output=True
-        )
-        if found.returncode == 0:
-            return place
-    return None
-
-
-def prepare(case: Case, clone: Path, folder: Path) -> Path:
-    """Copy a repository as it was at the commit, make the case's edits and its data; return the
-    script's folder.
-
-    Raises ValueError if the text that an edit replaces is not there just once.
-    """
-    if "own" in case:
-        shutil.copy(HERE / case["own"], folder)
-        return folder
-    part = (
-        "" if "in" in case else case["script"].partition("/")[0]
-    )  # of a repository of many programs
-    git = ["git", f"--git-dir={clone}"]
-    names = subprocess.run(
-        [
-            *git,
-            "ls-tree",
-            "-r",
-            "-z",
-            "--name-only",
-            case["commit"],
-            *([part] if part and "/" in case["script"] else []),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in filter(None, names.stdout.split("\0")):
-        shown = subprocess.run([*git, "show", f"{case['commit']}:{name}"], capture_output=True)
-        if shown.returncode == 0:  # a clone may leave large files out
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(shown.stdout)
-    for *file, old, new in case.get("edits", ()):
-        path = folder / (file[0] if file else case["script"])
-        text = path.read_text("utf-8")
-        if text.count(old) != 1:
-            raise ValueError(
-                f"{path.name} has {text.count(old)} times what one edit replaces: {old!r}"
-            )
-        path.write_text(text.replace(old, new), "utf-8")
-    for maker, place in case.get("data", {}).items():
-        (folder / place).mkdir(parents=True, exist_ok=True)
-        getattr(data, maker)(folder / place)
-    return folder / case.get("in", os.path.dirname(case["script"]))
 
 
 def examine(case: Case, clone: Path) -> dict[str, Any]:
     """Run the doctor on a case; return its page's names and places, and what it cost."""
     with tempfile.TemporaryDirectory() as name:
         where = prepare(case, clone, Path(name))
-        script = (
-            os.path.basename(case["own"])
-            if "own" in case
-            else os.path.relpath(Path(name, case["script"]), where)
-        )
-        run = ["-m", case["module"]] if "module" in case else [script]
+        run = ["-m", case["module"]] if "module" in case else [path_of(case)]
         stand_ins = sorted((HERE / "stand_ins").iterdir())
         paths = [str(one) for one in stand_ins if importlib.util.find_spec(one.name) is None]
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
         began = time.monotonic()
-        options = [
-            f"--steps={case.get('steps', STEPS)}",
-            f"--timeout={SECONDS}",
-            f"--ranks={case.get('ranks', 1)}",
-        ]
+        command = [sys.executable, "-m", "amp_course", "doctor", "--json", f"--timeout={SECONDS}"]
+        command += [f"--steps={case.get('steps', STEPS)}", f"--ranks={case.get('ranks', 1)}"]
         ours, terminal = os.openpty()  # some ask it for its width
         with (
             open(Path(name, "ward-page"), "wb") as said,
             open(Path(name, "ward-errors"), "wb") as warned,
         ):
             ran = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "amp_course",
-                    "doctor",
-                    "--json",
-                    *options,
-                    *run,
-                    *case.get("arguments", ()),
-                ],
+                [*command, *run, *case.get("arguments", ())],
                 cwd=where,
                 env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)},
                 stdin=terminal,
@@ -156,9 +64,8 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
         ran.returncode = os.waitstatus_to_exitcode(status)
         for one in (ours, terminal):
             os.close(one)
-        texts = [
-            Path(name, one).read_text("utf-8", "replace") for one in ("ward-page", "ward-errors")
-        ]
+        pages = (Path(name, one) for one in ("ward-page", "ward-errors"))
+        texts = [page.read_text("utf-8", "replace") for page in pages]
     try:
         page = json.loads(texts[0])
     except ValueError:
@@ -177,11 +84,8 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
 
 def judge(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     """Compare a page with what is true of the script."""
-    named, advised, true = (
-        set(found.get("faults", {})),
-        set(found.get("advice", {})),
-        set(case.get("faults", ())),
-    )
+    named, advised = set(found.get("faults", {})), set(found.get("advice", {}))
+    true = set(case.get("faults", ()))
     return {
         "false": sorted(named - true),
         "missed": sorted(true - named - advised),
@@ -242,20 +146,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             present[name] = case, clone
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        results = (
-            zip(present, pool.map(examine, *zip(*present.values(), strict=True)), strict=True)
-            if present
-            else []
-        )
-        for name, found in results:
+        for name, found in zip(
+            present, pool.map(lambda pair: examine(*pair), present.values()), strict=True
+        ):
             case = present[name][0]
             judged = judge(case, found)
-            kept = {
-                key: case[key]
-                for key in ("kind", "repository", "commit", "script", "own")
-                if key in case
-            }
-            rows[name] = kept | found | judged
+            keys = "kind", "repository", "commit", "script", "own"
+            rows[name] = {key: case[key] for key in keys if key in case} | found | judged
             _show(name, found, judged)
     if absent:
         print("Left out: " + ", ".join(f"{name} ({why})" for name, why in absent.items()) + ".")
@@ -266,9 +163,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = summed_up(rows)
     print(json.dumps(summary, indent=1))
     if chosen.keep or not chosen.names:
-        before = (
-            json.loads(path.read_text("utf-8"))["scripts"] if chosen.names and path.exists() else {}
-        )
+        before = {}
+        if chosen.names and path.exists():
+            before = json.loads(path.read_text("utf-8"))["scripts"]
         rows = {name: row for name in known if (row := rows.get(name, before.get(name)))}
         record = {
             "benchmark": "ward",

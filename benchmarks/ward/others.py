@@ -20,9 +20,7 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import runpy
-import shlex
 import signal
 import subprocess
 import sys
@@ -40,32 +38,11 @@ import torch.distributed
 import torch.utils.data
 
 from amp_course.kit.hardware import device_name
-from benchmarks.ward.__main__ import HERE, RESULTS, STEPS, Case, cases, clone_of, prepare
-from benchmarks.ward.worth import ATTACHED, LEARNT_STEPS, Row, judgement, table
+from benchmarks.ward.copies import HERE, RESULTS, STEPS, Case, cases, clone_of, path_of, prepare
+from benchmarks.ward.learning import learn, paths
+from benchmarks.ward.worth import ATTACHED, Row, judgement, table
 
 SECONDS = 30  # of CPU time, for each process of a script
-LEARNING_SECONDS = 900  # and for each of TrainCheck's
-
-
-def paths(tools: Path, without: Sequence[str] = ()) -> str:
-    """Return a script's PYTHONPATH: the hooks, the stand-ins, what the user has there,
-    and the tools.
-    """
-    stand_ins = [
-        one
-        for one in sorted((HERE / "stand_ins").iterdir())
-        if importlib.util.find_spec(one.name) is None
-    ]
-    users = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    ours = [HERE / "attached", *(one for one in stand_ins if one.name not in without)]
-    return os.pathsep.join(map(str, (*ours, *users, tools)))
-
-
-def path_of(case: Case) -> str:
-    """Return the script's path from the folder in which it is started."""
-    if "own" in case:
-        return os.path.basename(case["own"])
-    return os.path.relpath(case["script"], case.get("in", os.path.dirname(case["script"])) or ".")
 
 
 def start(case: Case, where: Path) -> None:
@@ -169,100 +146,6 @@ def attach(case: Case, where: Path, tool: str, tools: Path) -> Row:
     return row
 
 
-def learn(
-    before: Case, after: Case, clones: Sequence[Path], model: str, tools: Path, folder: Path
-) -> list[Row]:
-    """Let TrainCheck learn from the fixed script; return what it says of the one before,
-    and of the fixed one again.
-    """
-    spent = 0.0
-
-    def call(*command: str) -> str:
-        nonlocal spent
-        with open(folder / "said", "wb") as said:
-            path = paths(tools, without=["traincheck"])  # the stand-in is for its own scripts alone
-            env = os.environ | {
-                "PYTHONPATH": path,
-                "OMP_NUM_THREADS": "1",
-                "POLARS_MAX_THREADS": "1",
-            }
-            limited = ["prlimit", f"--cpu={LEARNING_SECONDS}", sys.executable, "-m", *command]
-            ran = subprocess.Popen(limited, env=env, stdout=said, stderr=said, cwd=folder)
-            _, status, used = os.wait4(ran.pid, 0)
-            ran.returncode = os.waitstatus_to_exitcode(status)
-        spent += used.ru_utime + used.ru_stime
-        if status:
-            if ran.returncode == -signal.SIGXCPU:
-                raise RuntimeError(f"{command[0]} took more than {LEARNING_SECONDS} s of CPU")
-            text = re.sub(r"\x1b\[\d+m", "", (folder / "said").read_text("utf-8", "replace"))
-            lines = text.strip().splitlines()
-            raise RuntimeError(
-                next((one for one in reversed(lines) if "Error" in one), lines[-1])[:200]
-            )
-        return (folder / "said").read_text("utf-8", "replace")
-
-    def collect(name: str, case: Case, clone: Path, *more: str) -> Path:
-        (folder / name).mkdir()
-        where = prepare(case, clone, folder / name)
-        script = path_of(case)
-        ranks = case.get("ranks", 1)
-        launch = (
-            f"-m torch.distributed.run --standalone --nproc-per-node={ranks} " if ranks > 1 else ""
-        )
-        (folder / f"{name}.sh").write_text(
-            f"cd {where}\nexport WARD_TOOL=traincheck WARD_STEPS={LEARNT_STEPS} MPLBACKEND=Agg\n"
-            f"export PYTHONPATH={paths(tools, without=['traincheck'])}\n"
-            f"exec {sys.executable} -u {launch}{script} {shlex.join(case.get('arguments', ()))}\n"
-        )
-        to = folder / f"trace-{name}"
-        call(
-            "traincheck.collect_trace",
-            "--pyscript",
-            str(where / script),
-            "--shscript",
-            str(folder / f"{name}.sh"),
-            "--models-to-track",
-            model,
-            "--output-dir",
-            str(to),
-            *more,
-        )
-        return to
-
-    rows: list[Row] = []
-    try:
-        learnt = str(folder / "invariants.json")
-        call(
-            "traincheck.infer_engine", "-f", str(collect("learnt", after, clones[1])), "-o", learnt
-        )
-        for name, case, clone in (("before", before, clones[0]), ("after", after, clones[1])):
-            to = collect(name, case, clone, "--invariants", learnt)
-            said = call(
-                "traincheck.checker",
-                "-f",
-                str(to),
-                "-i",
-                learnt,
-                "-o",
-                str(folder / f"found-{name}"),
-            )
-            (summary,) = (folder / f"found-{name}").rglob("violations_summary.json")
-            found = json.loads(summary.read_text("utf-8"))["violations"]
-            sums = [
-                line for line in said.splitlines() if line.startswith("Total failed invariants")
-            ]
-            row = {"updates": LEARNT_STEPS, "cpu_seconds": round(spent, 1), "said": sums[-1]}
-            rows.append(
-                row | {"messages": {one["display_name"]: [one["occurrences"], ""] for one in found}}
-            )
-            spent = 0.0
-    except RuntimeError as error:
-        rows += [
-            {"updates": 0, "cpu_seconds": round(spent, 1), "messages": {}, "raised": str(error)}
-        ] * (2 - len(rows))
-    return rows
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is there, a line for each; put the rows into the record."""
     parser = argparse.ArgumentParser(
@@ -294,19 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found[name, tool] = attach(
                     known[name], prepare(known[name], clone, copy), tool, chosen.tools
                 )
-            if (
-                "TrainCheck" in chosen.only
-                and name in models
-                and (other := clone_of(known[after], chosen.folder))
-            ):
-                pair = learn(
-                    known[name],
-                    known[after],
-                    (clone, other),
-                    models[name],
-                    chosen.tools,
-                    Path(folder),
-                )
+            learns = "TrainCheck" in chosen.only and name in models
+            if learns and (other := clone_of(known[after], chosen.folder)):
+                clones, model = (clone, other), models[name]
+                pair = learn(known[name], known[after], clones, model, chosen.tools, Path(folder))
                 found |= zip(((name, "TrainCheck"), (after, "TrainCheck")), pair, strict=True)
         for (case, tool), row in found.items():
             rows[case, tool] = {"case": case, "kind": known[case]["kind"], "tool": tool} | row
@@ -318,12 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def importing() -> float:
     """Return the CPU's seconds that a process takes to import what a fork of this one has."""
-    command = [
-        sys.executable,
-        "-c",
-        "import numpy, torch._dynamo, torch.distributed, torch.utils.data",
-    ]
-    ran = subprocess.Popen(command)
+    code = "import numpy, torch._dynamo, torch.distributed, torch.utils.data"
+    ran = subprocess.Popen([sys.executable, "-c", code])
     _, _, used = os.wait4(ran.pid, 0)
     ran.returncode = 0
     return round(used.ru_utime + used.ru_stime, 1)

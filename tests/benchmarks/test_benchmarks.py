@@ -187,7 +187,7 @@ def test_explain_tries_planted_causes(results: Path) -> None:
         assert sum(tried["kinds"].values()) == pytest.approx(tried["explained_seconds"])
         expected = {*tried["expected"]}
         assert tried["first_is_planted"] == bool(expected & {*tried["named"][:1]})
-        assert tried["cured_is_accused"] == bool(expected & {*tried["named_when_cured"]})
+        assert tried["fixed_is_accused"] == bool(expected & {*tried["named_when_fixed"]})
     shown = tables({"explain": [found]})
     assert "Planted causes" in shown and "Predicted speed-up" in shown
 

@@ -219,7 +219,7 @@ def test_roofline_explorer(shown, page, portray):
     measure = panel.get_by_role("button", name="Measure")
     expect(verdict).to_contain_text("AMP bf16 is mostly compute-bound on this machine (cpu)")
     choose_next(page, menu(panel, "dtype"))
-    slower = re.compile(r"AMP fp16 is compute-bound.* times slower than fp32")
+    slower = re.compile(r"AMP fp16 is compute-bound.* times as long as fp32")
     expect(verdict).to_contain_text(slower)
 
     # Fewer rows: at last only the weights are moved, and then there is hardly anything to do.

@@ -50,8 +50,11 @@ class Calling:
         within(seconds, functools.partial(self.function, answer), PATIENCE)
 
 
+Make = Callable[..., Exercise]
+
+
 @pytest.fixture
-def make() -> Callable[..., Exercise]:
+def make() -> Make:
     """An exercise whose judge only calls the answer; any field can be set."""
 
     def build(**fields: Any) -> Exercise:

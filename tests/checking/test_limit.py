@@ -1,6 +1,4 @@
-"""The time limit: every kind of endless code is stopped,
-and the process's own timers go on as they were.
-"""
+"""The time limit: endless code is stopped, and the process's own timers go on as they were."""
 
 # ruff: noqa: E722, SIM105  (code that swallows all there is, is what these tests are about)
 
@@ -100,9 +98,7 @@ MAIN_THREAD = [sleeping, except_base_exception]
 
 @pytest.fixture
 def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pytest keep no record of what callbacks of the garbage collector raise:
-    the timer may on_alarm there, and in the record.
-    """
+    """Keep no record of what callbacks of the garbage collector raise: the timer may fire there."""
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
 
 
@@ -156,9 +152,7 @@ def test_endless_code_is_stopped_in_another_thread(endless: Callable[[], Any]) -
 
 
 def test_work_that_ends_with_the_exception_pending_in_another_thread() -> None:
-    """`recv` waits in C past the limit and raises: the watchdog's exception is set by then,
-    and nobody has looked.
-    """
+    """`recv` waits in C past the limit and raises, with the watchdog's exception already set."""
     left, right = socket.socketpair()
     with left, right:
         left.settimeout(0.2)

@@ -6,10 +6,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from amp_course.checking.sandbox import sandbox
 
@@ -94,3 +96,48 @@ def test_filters_of_a_library_imported_meanwhile_are_not_the_answers(
         importlib.import_module("noisy_library")
     assert left.remarks == []
     del sys.modules["noisy_library"]
+
+
+def trains() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+        optimizer = kind([weight], lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        weight.sum().backward()
+        optimizer.step()
+
+
+def saves_and_restores_precisions() -> None:
+    matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = conv
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        trains,
+        saves_and_restores_precisions,
+        lambda: (
+            torch.utils.checkpoint.checkpoint(
+                nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False
+            )
+            .sum()
+            .backward()
+        ),
+    ],
+)
+def test_ordinary_work_is_not_accused(harmless: Callable[[], Any]) -> None:
+    with sandbox() as left:
+        harmless()
+    assert left.leaks == left.remarks == []
+
+
+def test_a_sandbox_in_a_sandbox_that_found_something() -> None:
+    with sandbox() as outer:
+        with sandbox() as inner:
+            torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+    assert "default dtype" in str(inner) and not outer.leaks and "number of threads" in str(outer)

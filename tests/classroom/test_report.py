@@ -24,7 +24,7 @@ from amp_course.classroom.report_page import FLAG, index, page, table
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
 from tests.classroom.students import hand_in
-from tests.kit.test_escaping import Page
+from tests.kit.page import Page
 
 EVIL = "<script>alert(1)</script>"
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,6 +18,41 @@ def test_a_skipped_step_does_no_harm(fused):
     found = training.first(training.scaled)
     assert found.first is None and len(found.caught) >= 1
     assert training.examine(training.scaled).names == ()
+
+
+def test_an_overflow_in_the_forward_pass_is_named_though_the_scaler_skips_the_step():
+    training = SmallTraining()
+    nn.init.constant_(training.model[2].bias, 12.0)
+
+    def step(x, y):
+        with torch.autocast("cpu", dtype=torch.float16):
+            area = torch.exp(training.model(x))  # inf from 11.1 on, hidden from the loss
+            loss = (1 - 100 / (area + 100)).mean()
+        training.scaler.scale(loss).backward()
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+        return loss.detach()
+
+    found = training.first(step)
+    assert (found.first.op, found.first.phase) == ("exp", "forward")
+    assert found.reached(found.first) == (("scaler", "the GradScaler"),)
+
+
+def test_a_loss_that_only_its_scale_makes_infinite_does_no_harm():
+    training = SmallTraining(scale=2.0**20)
+
+    def step(x, y):
+        training.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = training.model(x).square().mean().view(1)  # torch scales `()` in fp32
+        assert loss.dtype == torch.float16
+        training.scaler.scale(loss).backward()
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+        return loss.detach()
+
+    found = training.first(step)
+    assert found.first is None and found.caught
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_what_is_wrong_is_never_called_right() -> None:
     wrong = {*BEHAVIOURS} - {*Report((finding("sum-not-mean"),), tuple(BEHAVIOURS)).right}
     assert wrong == {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
     assert not Report((finding("run-differs"),), ("weights", "run")).right
+    assert not Report((finding("overflow-not-skipped"),), ("values",)).right
 
 
 def test_a_consequence_is_not_counted_and_what_it_is_of_is_not_right() -> None:

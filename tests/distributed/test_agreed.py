@@ -15,7 +15,6 @@ from torch.amp import GradScaler
 
 from amp_course.distributed.agreement import AgreedGradScaler
 from amp_course.distributed.agreement.drift import KINDS, run_drift
-from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.ranks import collectives_so_far, values_on_ranks, warm_ranks
 
 INF, NAN, NONE = math.inf, math.nan, "none"
@@ -192,7 +191,7 @@ def test_state_and_copies_are_gradscalers():
 
 @pytest.mark.slow
 def test_a_real_training_parts_by_hand_and_only_there():
-    drifts = {kind: run_drift(kind, 80) for kind in KINDS if FSDP2_ON_CPU or kind != "fsdp2"}
+    drifts = {kind: run_drift(kind, 80) for kind in KINDS}
     fault = drifts.pop("by hand")
     assert fault.parted is not None and fault.skipped[0] != fault.skipped[1]
     assert max(fault.distance[: fault.parted - 1]) == 0.0 < fault.distance[-1]

@@ -13,7 +13,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from amp_course.distributed.communication import SETUPS, count_collectives, total_bytes
 from amp_course.distributed.communication.counting import CollectiveCall, _fake_group
 from amp_course.distributed.communication.setups import (
-    FSDP2_ON_CPU,
     MICRO_BATCHES,
     build_ddp,
     build_fsdp2,
@@ -22,7 +21,6 @@ from amp_course.distributed.communication.setups import (
 
 PARAMETERS = 3 * (64 * 64 + 64)  # of SimpleNet(64)
 RANKS = 64
-fsdp2 = pytest.mark.skipif(not FSDP2_ON_CPU, reason="torch 2.6 has no FSDP2 for a CPU")
 
 
 def of_step(name):
@@ -60,7 +58,6 @@ def test_ddp_all_reduces_each_parameter_once_a_backward_pass(name, dtype, times)
     assert {call.ranks for call in calls} == {RANKS}
 
 
-@fsdp2
 @pytest.mark.parametrize(
     ("name", "gathered", "reduced"),
     [
@@ -77,7 +74,6 @@ def test_fsdp2_gathers_twice_and_reduces_once_in_the_dtypes_of_its_policy(name, 
     }
 
 
-@fsdp2
 def test_clipping_a_sharded_norm_adds_one_all_reduce_of_a_norm_for_each_parameter():
     plain, clipped = summed(of_step("FSDP2, fp32")), summed(of_step("FSDP2, fp32, clipped"))
     number, elements = clipped.pop(("other", "all_reduce", "float32"))
@@ -86,7 +82,6 @@ def test_clipping_a_sharded_norm_adds_one_all_reduce_of_a_norm_for_each_paramete
     assert number in (1, 6)  # stacked first, in newer versions of torch
 
 
-@fsdp2
 def test_fsdp2_pads_each_parameter_to_equal_pieces():
     calls = count_collectives(build_fsdp2, train_step, 5)
     assert {call.elements for call in calls} == {65 * 64 + 65}  # of 64 rows, 64 numbers of the bias
@@ -100,7 +95,6 @@ def test_the_construction_of_ddp_broadcasts_the_weights():
     assert calls[: len(made)] == tuple(made)
 
 
-@fsdp2
 # torch warns of the hooks that CommDebugMode puts on modules
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_counts_are_those_of_torchs_own_comm_debug_mode():

@@ -93,10 +93,10 @@ def _in_a_group_of_its_own():
 
 ALONE = "can never complete: rank 0 returned without calling it"
 SHAPES = (
-    "rank 0's collective number 1, `all_reduce` of a float32 tensor of shape (1,), can never "
-    "complete: rank 1's number 1 is `all_reduce` of a float32 tensor of shape (2,). All ranks have"
+    "rank 0's `all_reduce` of a float32 tensor of shape (1,) can never complete: rank 1 calls "
+    "`all_reduce` of a float32 tensor of shape (2,) instead. All ranks have"
 )
-ROOTS = "can never complete: rank 1's number 1 is `broadcast` with root rank 1"
+ROOTS = "can never complete: rank 1 calls `broadcast` with root rank 1"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.launching import run_script
 
 pytestmark = pytest.mark.slow  # `make test` would take too long with it
@@ -38,7 +37,6 @@ def test_ddp_resumes_to_the_last_bit(tmp_path):
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
-@pytest.mark.skipif(not FSDP2_ON_CPU, reason="FSDP2 on a CPU needs torch 2.7")
 def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path):
     straight, broken = str(tmp_path / "straight"), str(tmp_path / "broken")
     whole = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", straight)

@@ -17,7 +17,7 @@ from amp_course.debugging.clinic.examining import KNOWN, Round
 from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.training import check_lost
 from amp_course.doctor.machine import _number
-from amp_course.doctor.reasons import reason
+from amp_course.doctor.reasons import checked, not_judged, reason
 from amp_course.doctor.running import Outcome, last_lines
 from amp_course.watching.fp32_shadow import Twin
 from tests.doctor.training import SmallTraining
@@ -134,6 +134,20 @@ def test_the_last_lines_are_those_that_a_terminal_shows() -> None:
 def test_why_there_is_nothing_to_judge(changes: dict[str, Any], words: str) -> None:
     result = {"ended": "end", "error": "", "optimizers": [], "passes": 0, "by_hand": 0}
     assert words in reason([result | {"programs": []} | changes], Outcome(3, (), late=False), 5)
+
+
+RESULT = {"updates": 9, "ended": "end", "regions": ["float16"], "scalers": 1, "stressed": True}
+
+
+def test_a_run_that_an_exception_ended_is_not_called_right() -> None:
+    assert "run" in checked([RESULT])
+    assert "run" not in checked([RESULT | {"ended": "error"}])
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_clips_that_may_know_the_scale_are_not_judged(changed: bool) -> None:
+    found = dict(not_judged([RESULT | {"changed_while_scaled": changed}]))
+    assert ("clipping" in found) == changed
 
 
 def test_ratios_are_rounded_so_that_they_hold() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from amp_course import cli
-from amp_course.doctor import examine_script
+from amp_course.doctor import examine_script, inside, running
 from amp_course.doctor.files import put_back
 from amp_course.kit.errors import CourseError
 
@@ -237,6 +237,26 @@ def test_files_that_cannot_be_examined(tmp_path: Path) -> None:
     broken.write_text("for\n")
     found = examine_script(broken)
     assert found.exit_code == 2 and "SyntaxError" in found.problem
+
+
+def test_the_time_that_imports_take_is_part_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def end(*arguments: Any, **_: Any) -> None:
+        seen.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(running, "Child", end)
+    monkeypatch.setattr(inside, "begin", end)
+    with pytest.raises(SystemExit):
+        running.run_script(["train.py"], 9, 500.0, tmp_path)
+    clock = time.time() + 300
+    monkeypatch.setattr(time, "time", lambda: clock)  # Python starts, and torch is imported
+    with pytest.raises(SystemExit):
+        inside.main(seen[0][0][2:])
+    assert 100 < seen[1][1] <= 200
 
 
 @pytest.mark.slow

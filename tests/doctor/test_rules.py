@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
+from amp_course.diagnosis.rules import updates
 from amp_course.diagnosis.rules.calls import check_precision
+from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.diagnosis.rules.micro_batches import MicroBatches
-from amp_course.diagnosis.rules.scales import check_summaries
+from amp_course.diagnosis.rules.scales import changed_while_scaled, check_summaries
 from amp_course.diagnosis.rules.training import (
     advise_16_bits,
     advise_ratio,
@@ -22,13 +28,14 @@ from amp_course.diagnosis.rules.training import (
     check_modules,
     observe_reads,
 )
+from amp_course.doctor.examiner import Examiner
 from amp_course.watching import taps
 from amp_course.watching.counting import CountingWatch
 from amp_course.watching.fp32_shadow import Twin
 from amp_course.watching.modules import CalledModules
 from amp_course.watching.origins import Line
 from amp_course.watching.process import CreatedObjects, SavedStates
-from amp_course.watching.records import Backward, Region, Training, Update
+from amp_course.watching.records import Backward, Call, Region, Training, Update
 from amp_course.watching.script import Clip, StepNorms, Summary
 
 
@@ -47,6 +54,119 @@ def test_gradients_that_were_divided_by_hand_are_not_clipped_while_scaled() -> N
     assert clipped(norm=2048.0, arrived=2048.0) == ["clipped-while-scaled"]
     assert clipped(norm=1000.0, arrived=2048.0) == ["clipped-while-scaled"]  # half of the weights
     assert clipped(norm=2.0, arrived=2048.0) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"unscaled": True}, False),
+        ({"at_call": 2.0, "norm": 0.01}, False),  # the optimizer's own step clips
+        ({"scale": None}, False),
+        ({"by_scaler": False}, False),
+    ],
+)
+def test_scaled_gradients_that_the_script_changes_itself(
+    changes: dict[str, object], expected: bool
+) -> None:
+    use = StepNorms(0, 0.01, 2048.0, 1024.0, by_scaler=True, unscaled=False, at_call=0.01)
+    ours, scales = frozenset({0}), (1024.0,)
+    one = Summary(1, (1.0,), scales, scales, ours, ours, (replace(use, **changes),), (), 0)
+    assert changed_while_scaled([one] * 3) == expected
+    clip = Clip(0, ours, 1.0, 2048.0, ours)
+    assert not changed_while_scaled([replace(one, clips=(clip,))] * 3)
+
+
+def test_an_update_that_is_missing_once_is_not_called_missing_for_ever() -> None:
+    training = Training(lambda: None, [], [torch.optim.SGD([torch.zeros(1)])], [], [])
+    before = Update([1.0], [Call(0, "unscale", 0, 0), Call(0, "scaler.step", 0, 0)])
+    error = RuntimeError("unscale_() is being called after step().")
+    last = Update([1.0], [Call(0, "unscale", 0, 0)], error=error)
+    found = check_error([before, last], training, 1)
+    assert found.name == "update-missing" and "never" not in found.cause
+
+
+def micro_batch(scaler: torch.amp.GradScaler, last: bool) -> None:
+    if last:
+        scaler.step(torch.optim.SGD([torch.zeros(1)]))
+    scaler.update()
+
+
+def forgotten_step(scaler: torch.amp.GradScaler, last: bool) -> None:
+    # scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [(micro_batch, "update-before-step"), (forgotten_step, "never-stepped")]
+)
+def test_an_update_without_a_step(step: Callable[..., None], name: str) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    with pytest.raises(AssertionError) as raised:
+        step(scaler, last=False)
+    update = Update([1.0], [Call(0, "update", scaler=0)], error=raised.value)
+    training = Training(lambda: None, [], [torch.optim.SGD([torch.zeros(1)])], [], [])
+    assert check_error([update], training, 1).name == name
+
+
+@pytest.mark.parametrize(
+    ("known", "end"), [(0, "never moved."), (2, "never moved: `p`, `p` and more.")]
+)
+def test_parameters_without_a_gradient_are_named_if_they_have_names(known: int, end: str) -> None:
+    weights = [torch.zeros(1, requires_grad=True) for _ in range(6)]
+    training = Training(lambda: None, [], [torch.optim.SGD(weights)], [], [])
+    names = {p: ("weight", "p") for p in weights[:known]}
+    modules = SimpleNamespace(names=names)
+    watchers = SimpleNamespace(watch=SimpleNamespace(modules=modules), training=training)
+    examiner = SimpleNamespace(watchers=watchers, with_gradient={id(weights[-1])})
+    (text,) = Examiner._without_gradient(cast(Any, examiner), [0])
+    assert text.endswith(end)
+
+
+def test_a_clip_counts_only_where_the_step_is_not_skipped() -> None:
+    ours = frozenset({0})
+    found = check_summaries(
+        [
+            Summary(1, (1.0,), (scale,), (scale,), ours, ours, (), (clip,), 0)
+            for scale, norm in [(2.0**30, math.inf)] * 9 + [(2.0**21, 1e6), (2.0**20, 5e5)]
+            for clip in [Clip(0, ours, 1.0, norm, ours)]
+        ]
+    )
+    assert [one.name for one in found] == ["clipped-while-scaled"]
+
+
+@pytest.mark.parametrize(("count", "falls"), [(9, False), (18, True)])
+def test_a_scale_that_may_still_be_found_is_not_called_falling(count: int, falls: bool) -> None:
+    ours, scales = frozenset({0}), [(65536.0 / 2**n,) for n in range(count + 1)]
+    found = check_summaries(
+        [
+            Summary(1, (1.0,), before, after, ours, frozenset(), (), (), 0)
+            for before, after in itertools.pairwise(scales)
+        ]
+    )
+    assert [one.name for one in found] == ["scale-keeps-falling"] * falls
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"), [([False, True], False), ([True, True], False), ([False, False], True)]
+)
+def test_gradients_are_kept_if_nothing_clears_them_before_the_step(
+    before: list[bool], kept: bool
+) -> None:
+    """In a GAN, one network's gradients may be cleared after the backward pass of the other, which
+    reaches it, too.
+    """
+    gradient = cast(Any, SimpleNamespace(finite=False))
+    passes = [
+        Backward(0, before=[cast(Any, SimpleNamespace(finite=one))], arrived={0: gradient})
+        for one in before
+    ]
+    other = Backward(0, before=[cast(Any, SimpleNamespace(finite=False))])  # reaches it not at all
+    skipped = Update([1.0], [Call(0, "scaler.step", 0)])
+    last = Update([1.0], [other, *passes, Call(0, "scaler.step", 0)], corrupted=[False])
+    names = [one.name for one in updates._skipped([skipped, last], 0)]
+    assert names == ["kept-after-skip"] * kept
 
 
 def waits(file: str, source: str, device: str, folder: Path) -> tuple[list[str], list[str]]:
@@ -116,18 +236,22 @@ def test_micro_batches_that_no_step_used(unused: int, expected: bool) -> None:
         (["trainer", "schedule"], ["scaler-not-saved"]),
     ],
 )
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("resumed", ["", "by its argument", "by its attribute"])
 def test_a_checkpoint_to_go_on_from_is_complete(
-    saved: list[str], expected: list[str], resumed: bool
+    saved: list[str], expected: list[str], resumed: str
 ) -> None:
     model, keep = nn.Linear(2, 2), SavedStates()
     made = CreatedObjects(CountingWatch(), lambda: None)
     with taps.listening({"new_scheduler": made.new_scheduler}):
         optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
-        if resumed:  # the name of the argument counts
+        if resumed == "by its argument":  # the name of it counts
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, last_epoch=-1)
         else:
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+    schedule.step()
+    if resumed == "by its attribute":
+        schedule.last_epoch = 5
     made.optimizers, made.scalers = [optimizer], [scaler]
     states = {
         "model": model.state_dict(),

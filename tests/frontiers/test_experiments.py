@@ -85,8 +85,8 @@ def test_compressed_activations_are_counted_by_the_step(fp32, few_bits):
 def test_an_optimizer_steps_at_the_rate_of_the_schedule():
     exact, *others = (train_gpt(variant, steps=3, rate=1e-3) for variant in OPTIMIZERS)
     for run in others:
-        assert run.losses == pytest.approx(exact.losses, abs=0.02) and run.losses != exact.losses
-    assert len({run.losses for run in others}) == len(others)
+        assert run.losses == pytest.approx(exact.losses, abs=0.02) and run.score != exact.score
+    assert len({run.score for run in others}) == len(others)
 
 
 def test_a_gradient_is_far_from_fp32s_by_what_was_rounded():
@@ -153,7 +153,7 @@ def test_an_imbalance_costs_more_than_what_is_lost_on_both_sides():
     assert imbalance_error(1.0, 1.0, steps=2) == 0
     # all of the gradient is a fifth too short
     assert imbalance_error(0.8, 0.8, steps=2) == pytest.approx(0.2, abs=1e-4)
-    assert imbalance_error(1.0, 0.8, steps=2) > 0.21  # which loses less
+    assert imbalance_error(1.0, 0.8, steps=20) > 0.3  # which loses less
 
 
 @pytest.mark.slow

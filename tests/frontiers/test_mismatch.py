@@ -201,7 +201,7 @@ def test_a_policy_learns_whatever_the_format(fmt):
 def test_the_mismatch_changes_a_gradient_by_far_less_than_chance(model):
     fp16, bf16 = (gradient_gap(model, fmt, sequences=16, tokens=63) for fmt in (FP16, BF16))
     assert 3 < bf16.mismatch / fp16.mismatch < 25
-    assert 0.003 < bf16.mismatch < 0.2 and 0.5 < bf16.chance < 2 and 0.5 < fp16.chance < 2
+    assert 0.003 < bf16.mismatch < 0.2 and 0.5 < bf16.chance < 4 and 0.5 < fp16.chance < 4
 
 
 # The figure

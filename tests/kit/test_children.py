@@ -2,6 +2,7 @@
 what keeps it from starting is said.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from amp_course.kit.children import Child, ChildError, family
+from amp_course.kit.children import Child, ChildError, family, run_python
 
 # A process that ignores SIGTERM and starts another in a session of its own.
 CODE = """
@@ -55,3 +56,12 @@ def test_without_psutil_its_group_is_ended(started, monkeypatch):
 def test_what_cannot_be_started_is_said():
     with pytest.raises(ChildError, match="a new process could not be started: No such file"):
         Child(["/no/such/program"])
+
+
+def test_a_child_returns_its_last_line_or_its_last_error():
+    code = "import os; print('one'); print(os.environ['X'])"
+    assert run_python(code, environment={**os.environ, "X": "y"}) == "y"
+    with pytest.raises(ChildError, match=r"^ValueError: no$"):
+        run_python("raise ValueError('no')")
+    with pytest.raises(ChildError, match="exit code 3"):
+        run_python("import os; os._exit(3)")

@@ -15,7 +15,7 @@ from amp_course.speed.experiments.levers import (
     written_out,
 )
 from amp_course.speed.experiments.workbench import drawn, training
-from tests.speed.test_experiments import CPU, SHORT, made_up, settings
+from tests.speed.made_up import CPU, SHORT, made_up, settings
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from amp_course.speed.experiments.loading import (
     read,
 )
 from amp_course.speed.experiments.workers import describe_worker_counts
-from tests.speed.test_experiments import CPU, SHORT, made_up
+from tests.speed.made_up import CPU, SHORT, made_up
 
 
 @pytest.fixture(autouse=True)

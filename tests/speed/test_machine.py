@@ -77,7 +77,7 @@ def test_a_busy_machine_shows_its_numbers_and_compares_no_formats():
     rates = (Rate("fp32", 8, 1e10), Rate("bf16", 8, 5e10))
     quiet, busy = (Machine("cpu", rates, 1e10, 1e-6, waited=waited) for waited in (0.1, 0.5))
     assert str(quiet) == "memory     10 GB/s\nlaunch     1.00 µs for one small op\n" + (
-        "fp32       10 GFLOP/s\nbf16       50 GFLOP/s, 5 times fp32's rate at the same size"
+        "fp32       10 GFLOP/s\nbf16       50 GFLOP/s, 5 times fp32's rate at the largest size"
     )
     assert "50 GFLOP/s\nThis machine was too busy to tell" in str(busy)
     assert "times fp32" not in str(busy)
@@ -146,3 +146,15 @@ def test_free_memory_is_a_number_or_unknown():
     free = free_memory(CPU)
     assert free is None or free > 0
     assert free_memory(torch.device("meta")) is None
+
+
+def test_formats_take_turns_so_that_a_busy_second_changes_no_rate(monkeypatch):
+    tried, rates = [], iter([1e9, 9e12, 5e12, 8e12, 4e12, 7e12])
+
+    def rate(device, fmt, size, budget):
+        tried.append(fmt)
+        return Rate(fmt, size, next(rates))
+
+    monkeypatch.setattr(module, "_rate", rate)
+    found = measure_rates(CPU, (64,), ("fp32", "bf16"), 1.0)
+    assert tried == ["fp32", "bf16"] * 3 and [one.flops for one in found] == [5e12, 9e12]

@@ -50,7 +50,7 @@ def test_times_are_the_rooflines(panel):
     )  # the bias's cast is a launch
     assert f"Predicted: {seconds_text(amp.seconds)}" in text_of(panel)
     assert (
-        f"{fp32.seconds / amp.seconds:.1f} times faster than fp32 ({seconds_text(fp32.seconds)})"
+        f"{fp32.seconds / amp.seconds:.1f} times as fast as fp32 ({seconds_text(fp32.seconds)})"
         in text_of(panel)
     )
     assert "Its 2 casts take 28 % of that" in text_of(panel)
@@ -167,9 +167,9 @@ def side(name="AMP bf16", seconds=1.0, measured=None, kind="linear", casts=0.0):
 @pytest.mark.parametrize(
     ("fp32", "amp", "words"),
     [
-        (8.0, 1.0, "8.0 times faster</b> than fp32"),
-        (1.0, 1.3, "1.30 times slower</b> than fp32"),
-        (1.0, 250.0, "250 times slower</b> than fp32"),
+        (8.0, 1.0, "8.0 times as fast</b> as fp32"),
+        (1.0, 1.3, "1.30 times as long</b> as fp32"),
+        (1.0, 250.0, "250 times as long</b> as fp32"),
         (1.0, 1.005, "about the same as fp32"),
     ],
 )

@@ -44,7 +44,8 @@ def scripted(parts: Parts) -> None:
 
 
 def exported(parts: Parts) -> None:
-    for strict in (False, True):
+    # in torch 2.7, a strict export fails under any global forward hook
+    for strict in (False, True)[: 1 + (torch.__version__ >= (2, 8))]:
         torch.export.export(parts.model, (parts.x,), strict=strict).module()(parts.x)
 
 

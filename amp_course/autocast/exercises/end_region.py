@@ -213,17 +213,14 @@ mistakes = [
         edits={LOSS: f"{OFF}\n    loss = loss_fn(outputs.float(), targets)"},
         violates="forward and loss run under autocast",
     ),
-    Mistake(
-        "eval mode",
-        "all layers are put into eval mode, without dropout. Leave the modes to the caller",
-        edits={LOOP: f"model.eval()\n{LOOP}"},
-        violates="all else stays as it is",
-    ),
-    Mistake(
-        "training mode",
-        "all layers are put into train mode, even one that was in eval mode. Leave the modes to "
-        "the caller",
-        edits={LOOP: f"model.train()\n{LOOP}"},
+    *(
+        Mistake(
+            name,
+            f"all layers are put into {name[:-5]} mode. Leave the modes to the caller",
+            edits={LOOP: f"model.{call}()\n{LOOP}"},
+            violates="all else stays as it is",
+        )
+        for name, call in {"eval mode": "eval", "training mode": "train"}.items()
     ),
     Mistake(
         "needs a list",

@@ -1,19 +1,16 @@
 """Exercise 2 of chapter 04: autocast as a mode, with its cache, its gradients and its exit."""
 
-import gc
 import random
-import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
+from amp_course.autocast.exercises._region import FP16, LEFT_ON, OTHER, left_on, region_cases
 from amp_course.checking import (
     Card,
     Case,
@@ -57,38 +54,15 @@ card = Card(
 )
 
 # The lists, by the functions that a mode is given; `a @ b` arrives as Tensor.matmul.
-LOWER_OPS = frozenset(
-    {
-        F.linear,
-        F.conv2d,
-        F.scaled_dot_product_attention,
-        torch.addmm,
-        torch.einsum,
-        torch.mm,
-        Tensor.mm,
-        torch.bmm,
-        Tensor.bmm,
-        torch.matmul,
-        Tensor.matmul,
-        Tensor.__matmul__,
-    }
-)
-FP32_OPS = frozenset(
-    {
-        F.mse_loss,
-        F.l1_loss,
-        F.nll_loss,
-        F.cross_entropy,
-        F.binary_cross_entropy_with_logits,
-        torch.cdist,
-        torch.prod,
-    }
-)
+LOWER_OPS = frozenset({F.linear, F.conv2d, F.scaled_dot_product_attention, torch.einsum})
+LOWER_OPS |= {torch.addmm, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
+LOWER_OPS |= {torch.matmul, Tensor.matmul, Tensor.__matmul__}
+FP32_OPS = frozenset({F.mse_loss, F.l1_loss, F.nll_loss, F.cross_entropy, torch.cdist, torch.prod})
+FP32_OPS |= {F.binary_cross_entropy_with_logits}
 WIDEST_OPS = frozenset({torch.cat, torch.stack, torch.index_copy, Tensor.index_copy})
 
-BF16, FP16 = torch.bfloat16, torch.float16
+BF16 = torch.bfloat16
 OWN = LOWER_OPS, FP32_OPS, WIDEST_OPS
-OTHER = {torch.exp}, {torch.mm}, {torch.mv}
 
 
 class MiniAutocast(TorchFunctionMode):
@@ -147,13 +121,7 @@ LINES = (
     "F.mse_loss(fp64, fp64)",
 )
 FP16_LINES = LINES[2], LINES[7], "bf16 @ bf16", "F.mse_loss(bf16, -bf16)"
-OTHER_LINES = (
-    "torch.exp(fp32)",
-    "torch.exp(weight)",
-    "fp32.exp()",
-    "fp32 @ fp32",
-    "torch.mv(low, row)",
-)
+OTHER_LINES = "torch.exp(fp32)", "torch.exp(weight)", LINES[5], "fp32 @ fp32", "torch.mv(low, row)"
 RAISING_LINES = (  # where a cast is forgotten
     "F.mse_loss(fp16, -fp16)",
     "F.linear(fp32, weight=fp32, bias=row)",
@@ -162,37 +130,12 @@ RAISING_LINES = (  # where a cast is forgotten
     "torch.index_copy(low, 1, index=classes, source=fp32)",
     "F.scaled_dot_product_attention(0 * fp32, fp32, fp32, mask)",
 )
-WITH_OTHER = " with the lists `{torch.exp}`, `{torch.mm}` and `{torch.mv}`"
 REGIONS = (
     (BF16, OWN, LINES, ""),
     (FP16, OWN, FP16_LINES, ""),
-    (BF16, OTHER, OTHER_LINES, WITH_OTHER),
+    (BF16, OTHER, OTHER_LINES, " with the lists `{torch.exp}`, `{torch.mm}` and `{torch.mv}`"),
     (BF16, OWN, RAISING_LINES, ""),
 )
-WEIGHT = "F.linear(x, weight)"
-USES = (  # in one region, in this order; whether the weight was cast before
-    (WEIGHT, " under `no_grad`", False),
-    (WEIGHT, ", its first use with a graph", False),
-    (WEIGHT, " after `x` was changed", True),
-    (WEIGHT, " under `no_grad` again", False),
-    (WEIGHT, ", used after `no_grad`", True),
-    (WEIGHT, ", after a float16 region of another object in this one", True),
-    ("torch.mm(x, weight)", ", another op with this weight", True),
-    ("F.linear(x, other)", ", where `other` is a float16 weight", False),
-    ("F.mse_loss(other, ones)", " with that weight", False),
-    ("F.linear(x, frozen)", ", with a frozen weight", False),
-    ("F.linear(x, frozen)", " after `frozen` was changed", False),
-    ("F.linear(x, leaf)", ", where `leaf` requires grad and is no `nn.Parameter`", False),
-    ("F.linear(x, leaf)", " after `x` was changed", True),
-    ("F.linear(x, leaf.T)", "", False),
-    ("F.linear(hidden, weight)", ", where `hidden` is the output of another layer", False),
-    ("F.linear(hidden, weight)", " after `hidden` was changed", False),
-    ("F.linear(x, alias)", ", with a detached `alias` of the weight", False),
-    (WEIGHT, ", used after an op that raised", True),
-    ("torch.addmm(bias, x, frozen)", ", where `bias` is a weight", False),
-    ("torch.addmm(bias, x, frozen)", " again", True),
-)
-LEFT_ON = "the number of modes that are still on after the region"
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
@@ -207,25 +150,22 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             depth = _len_torch_function_stack()
             mode = call_answer(answer, case, dtype, *lists)
             if not isinstance(mode, TorchFunctionMode):
-                raise Wrong(
-                    "`MiniAutocast` has to inherit from `TorchFunctionMode`, or PyTorch never "
-                    "calls it"
-                )
+                raise Wrong("`MiniAutocast` has to inherit from `TorchFunctionMode`")
             with mode:
                 on = _len_torch_function_stack() > depth
                 got = call_answer(eval, case, line, {"torch": torch, "F": F, **names})
-            left_on, result = _left_on(depth), read_tensor(got, case, subject="the op returned")
+            still_on, result = left_on(depth), read_tensor(got, case, subject="the op returned")
             changed = [f"`{name}`" for name in names if not alike(names[name], before[name])]
             outputs = {
                 "what was changed": (*changed, "nothing")[0],
                 "the dtype of the result": dtype_name(result.dtype),
                 "the norm of the result": result.double().norm().item(),
-                LEFT_ON: left_on,
+                LEFT_ON: still_on,
             }
             overflowed = not result.isfinite().all()
             yield Case(case, outputs, evidence={"switched on": on, "overflowed": overflowed})
     for error in (None, ZeroDivisionError()):
-        yield from _region(lambda *other: answer(*(other or (BF16, *OWN))), matrix, error)
+        yield from region_cases(lambda *other: answer(*(other or (BF16, *OWN))), matrix, error)
 
 
 def _names(matrix: Tensor, dtype: torch.dtype) -> dict[str, Any]:
@@ -248,102 +188,12 @@ def _names(matrix: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _left_on(depth: int) -> int:
-    """Switch off the modes beyond a depth; return how many there were."""
-    return len([_pop_mode() for _ in range(_len_torch_function_stack() - depth)])
-
-
-class _Copies(TorchDispatchMode):
-    """Hold weak references to what kernels make of tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        super().__init__()
-        self.memory, self.made = {one.data_ptr() for one in tensors}, list[Any]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        reads = self.memory & {one.data_ptr() for one in leaves}
-        if reads and isinstance(result, Tensor) and result.data_ptr() not in self.memory:
-            self.made.append(weakref.ref(result))
-        return result
-
-    def alive(self) -> int:
-        return sum(copy() is not None for copy in self.made)
-
-
-def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Case]:
-    """Use weights in a region, step the optimizer, and use a weight in other regions."""
-    x, ones = matrix.clone(), torch.ones(4, 4)
-    weight, first, bias = (nn.Parameter(one) for one in (matrix.T + 1, matrix - 1, matrix[1] + 3))
-    other, frozen = nn.Parameter(ones.half() + 2**-10), nn.Parameter(matrix + 2, False)
-    leaf, alias = (matrix * 2).requires_grad_(), weight.detach().requires_grad_()
-    hidden = first * 2.0
-    names = {"torch": torch, "F": F, **locals()}
-    outputs, casts, caught = list[Tensor](), [0], None
-    mode, depth = make(), _len_torch_function_stack()
-    try:
-        with _Copies(weight, leaf, bias) as copies, mode:
-            for line, words, _ in USES:
-                inner = make(FP16, *OTHER) if "another object" in words else nullcontext()
-                with suppress(RuntimeError), inner:
-                    torch.mm(x, x[:3]) if "raised" in words else None
-                with torch.set_grad_enabled("under" not in words):
-                    case = f"in one region, for `{line}`{words}"
-                    outputs.append(call_answer(eval, case, line, names))
-                casts.append(len(copies.made))
-                for changed in (x, frozen, hidden):
-                    changed.data.copy_(1.0 - changed.data)
-            if error:
-                raise error
-    except ZeroDivisionError as same:
-        caught = same
-    left_on = _left_on(depth)
-    total = torch.stack([output.float().sum() for output in outputs]).sum()
-    if total.requires_grad:
-        total.backward()
-    if copies.alive():
-        gc.collect(1)  # they may be in a cycle
-    kept = copies.alive()
-
-    for number, ((line, words, cached), output) in enumerate(zip(USES, outputs, strict=True)):
-        compared: dict[str, Any] = {"the output": output.detach()}
-        if cached:
-            again = casts[number + 1] - casts[number]
-            compared["the number of times that the weight is cast again"] = again
-        yield Case(f"in one region, for `{line}`{words}", compared)
-    leaves = {
-        "the weight of the layer before, behind `hidden`,": first,
-        "the float16 weight `other`": other,
-        "a weight that was first used under `no_grad`": weight,
-        "`leaf`, which is no `nn.Parameter`": leaf,
-        "`bias`": bias,
-        "`alias = weight.detach().requires_grad_()`": alias,
-    }
-    gradients = {
-        f"the gradient of {name}": "None" if one.grad is None else one.grad.clone()
-        for name, one in leaves.items()
-    }
-    lost = [first.grad is None, leaf.grad is None]
-    yield Case("after the region", gradients, evidence={"lost": lost})
-    case = "after an exception in the region" if error else "after the region"
-    yield Case(case, {"the exception that leaves the region": repr(caught), LEFT_ON: left_on})
-    with torch.no_grad():
-        weight.add_(1.0)
-    step = f"after an {'exception and an ' if error else ''}optimizer step"
-    for which, later in (("a new region", make()), ("a new region of the same object", mode)):
-        with later:
-            output = F.linear(x, weight)
-        _left_on(depth)
-        yield Case(f"in {which}, {step}", {"the output": output.detach()})
-    yield Case(case, {"the number of copies of the weights that are still there": kept})
-
-
 VALUES = "values = (args, kwargs or {})"
 IF_LOWER = "if func in self.lower:"
 IF_FP32 = "elif func in self.fp32 or (func in self.widest and wide):"
 TO_LOWER = "values = tree_map(lambda value: self.cast(value, self.dtype), values)"
 TO_FP32 = "values = tree_map(lambda value: self.cast(value, torch.float32), values)"
+EACH = "values = [self.cast(one, self.dtype) for one in args]"
 CALL = "func(*values[0], **values[1])"
 IS_OTHER = "if not isinstance(value, Tensor) or value.dtype not in castable:"
 IS_WEIGHT = "if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):"
@@ -353,19 +203,17 @@ LEAVE = "return super().__exit__(*error)"
 mistakes = [
     Mistake(
         "kwargs may be None",
-        "`kwargs` is None where an op has no keyword arguments. Write `func(*args, **(kwargs or "
-        "{{}}))`",
+        "`kwargs` is None where an op has no keyword arguments. Write `**(kwargs or {{}})`",
         edits={VALUES: "values = (args, kwargs)"},
     ),
     Mistake(
         "casts integers",
-        "integer tensors are cast. They are ids, masks and counts, so cast only float32 and the "
-        "16-bit dtypes",
+        "integer tensors are cast, such as ids and masks. Cast only float32 and 16-bit dtypes",
         edits={IS_OTHER: "if not isinstance(value, Tensor):"},
     ),
     Mistake(
         "casts float64",
-        "float64 is cast, but autocast leaves it alone. Cast only float32 and the 16-bit dtypes",
+        "float64 is cast, but autocast leaves it alone. Cast only float32 and 16-bit dtypes",
         edits={IS_OTHER: "if not isinstance(value, Tensor) or not value.is_floating_point():"},
     ),
     Mistake(
@@ -381,8 +229,7 @@ mistakes = [
     ),
     Mistake(
         "casts the result only",
-        "only the result is cast, so the op itself runs in float32. Cast the arguments, then call "
-        "`func`",
+        "only the result is cast, so the op runs in float32. Cast the arguments, then call `func`",
         edits={
             TO_LOWER: f"return self.cast({CALL}, self.dtype)",
             TO_FP32: f"return self.cast({CALL}, torch.float32)",
@@ -390,25 +237,20 @@ mistakes = [
     ),
     Mistake(
         "forgets keyword arguments",
-        "`F.linear(fp32, weight=fp32, bias=row)` raises. Cast keyword arguments too, with "
-        "`tree_map`",
+        "keyword arguments are not cast. Call `tree_map(cast, kwargs)`, too",
         edits={TO_LOWER: f"args = {TO_LOWER[9:-7]}args)\nvalues = args, values[1]"},
     ),
     Mistake(
         "forgets lists",
-        "tensors inside lists and tuples are not cast. `torch.utils._pytree.tree_map` reaches them",
-        edits={
-            TO_LOWER: f"values = [self.cast(one, self.dtype) for one in args], "
-            f"{TO_LOWER[9:-7]}values[1])"
-        },
+        "tensors in lists and tuples are not cast. `torch.utils._pytree.tree_map` reaches them",
+        edits={TO_LOWER: f"{EACH}, {TO_LOWER[9:-7]}values[1])"},
     ),
     Mistake(
         "casts the elements of args only",
-        "only tensors that are items of `args` are cast, and none in lists or keyword "
-        "arguments. `torch.utils._pytree.tree_map(cast, (args, kwargs))` reaches all",
+        "tensors in lists and keyword arguments are not cast. Use `tree_map(cast, (args, kwargs))`",
         edits={
-            line: f"values = [self.cast(one, {dtype}) for one in args], values[1]"
-            for line, dtype in ((TO_LOWER, "self.dtype"), (TO_FP32, "torch.float32"))
+            TO_LOWER: f"{EACH}, values[1]",
+            TO_FP32: f"{EACH.replace('self.dtype', 'torch.float32')}, values[1]",
         },
     ),
     Mistake(
@@ -419,8 +261,7 @@ mistakes = [
     ),
     Mistake(
         "no widest list",
-        "an op of the widest list gets two dtypes, and refuses them. If one tensor is float32, "
-        "cast all to float32",
+        "an op of the widest list gets two dtypes. If one tensor is float32, cast all to it",
         edits={IF_FP32: "elif func in self.fp32:"},
         violates="in the widest dtype among their tensors",
     ),
@@ -437,77 +278,63 @@ mistakes = [
     ),
     Mistake(
         "detaches activations",
-        "earlier layers get no gradient. Cast activations with `.to(dtype)` alone, neither "
-        "detached nor under `no_grad`",
+        "earlier layers get no gradient. Cast activations with an op that autograd records",
         edits={"return value.to(dtype)": "return value.detach().to(dtype)"},
     ),
     Mistake(
         "caches under no_grad",
-        "a copy made under `no_grad` has no graph. Cache copies only while "
-        "`torch.is_grad_enabled()`",
+        "a copy made under `no_grad` has no graph. Cache only while `torch.is_grad_enabled()`",
         edits={IS_WEIGHT: "if not (value.is_leaf and value.requires_grad):"},
     ),
-    Mistake(
-        "caches all leaves",
-        "an input is a leaf too, but its cached copy goes stale. Cache only leaves that require "
-        "grad",
-        edits={IS_WEIGHT: "if not (value.is_leaf and torch.is_grad_enabled()):"},
-    ),
-    Mistake(
-        "caches every tensor",
-        "every tensor is cached, inputs and activations included, so their old values are used. "
-        "Cache only leaves that require grad",
-        edits={IS_WEIGHT: "if False:"},
-    ),
-    Mistake(
-        "caches activations",
-        "an activation is cached too, so its old values are used. Cache only leaves that require "
-        "grad",
-        edits={IS_WEIGHT: "if not (value.requires_grad and torch.is_grad_enabled()):"},
+    *(
+        Mistake(
+            name,
+            "inputs or activations are cached, too, so their old values are used. Cache only "
+            "leaves that require grad",
+            edits={IS_WEIGHT: f"if not ({cached}):"},
+        )
+        for name, cached in {
+            "caches all leaves": "value.is_leaf and torch.is_grad_enabled()",
+            "caches every tensor": "True",
+            "caches activations": "value.requires_grad and torch.is_grad_enabled()",
+        }.items()
     ),
     Mistake(
         "caches nn.Parameter only",
-        "a leaf that is no `nn.Parameter` is cast at each use. Ask for `value.is_leaf and "
-        "value.requires_grad`",
+        "a leaf that is no `nn.Parameter` is cast at each use. Cache all that require grad",
         edits={IS_WEIGHT: IS_WEIGHT.replace("is_leaf", "__class__ is nn.Parameter")},
     ),
     Mistake(
         "a cache without the dtype",
-        "the weight's 16-bit copy is used where float32 is right. Use `(parameter, dtype)` as the "
-        "key",
+        "a weight's copy is used for another dtype. Use `(parameter, dtype)` as the key",
         edits={KEY: "key = value"},
     ),
     Mistake(
         "casts at each use",
-        "the weight is cast at each use. Keep the copy of a leaf that requires grad until the "
-        "region ends",
+        "the weight is cast at each use. Keep its copy until the region ends",
         edits={KEY: "return value.to(dtype)\nkey = 0"},
         violates="is cast once per region",
     ),
     Mistake(
         "never leaves",
-        "the mode is still on after its `with` block. `__exit__` has to call "
-        "`super().__exit__(*error)`",
+        "the mode stays on after its `with` block. Call `super().__exit__(*error)` in `__exit__`",
         edits={LEAVE: "return None"},
         violates="nothing is cast",
     ),
     Mistake(
         "keeps its copies",
-        "the copies outlive their region, so the next one uses old weights. Clear them in "
-        "`__exit__`",
+        "the copies outlive their region, so the next uses old weights. Clear them in `__exit__`",
         edits={"self.copies.clear()": "pass"},
         violates="nothing is kept",
     ),
     Mistake(
         "swallows exceptions",
-        "an exception in the region disappears, because `__exit__` returns a true value. Return "
-        "None",
+        "an exception in the region disappears: `__exit__` returns a true value. Return None",
         edits={LEAVE: "super().__exit__(*error)\nreturn True"},
     ),
     Mistake(
         "stays on after an exception",
-        "after an exception the mode stays on, for every later cell. Call "
-        "`super().__exit__(*error)` then, too",
+        "after an exception the mode stays on. Call `super().__exit__(*error)` then, too",
         edits={LEAVE: f"if not error[0]:\n    {LEAVE}"},
         violates="an exception ended it",
     ),
@@ -519,8 +346,5 @@ mini_autocast = Exercise(
     cases,
     mistakes,
     tolerance=5e-4,
-    messages={
-        "what was changed": "{case}, an op changes the caller's own {got}. Cast a copy, and leave "
-        "the original alone"
-    },
+    messages={"what was changed": "{case}, an op changes the caller's own {got}. Cast a copy"},
 )

@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from amp_course.bits.formats import FP16
+from amp_course.bits.scalar import decode, encode
 from amp_course.checking import (
     Card,
     Case,
@@ -99,6 +101,11 @@ def wrong_bias(name: str, bias: int, effect: str) -> Mistake:
 
 
 mistakes = [
+    Mistake(
+        "converts the int",
+        "the int itself is converted, as by `np.float16(pattern)`. Read its bits",
+        answer=lambda pattern: decode(encode(pattern, FP16), FP16),
+    ),
     wrong_bias("bias 14", 14, "your normal numbers are twice what they should be"),
     wrong_bias("bias 16", 16, "your normal numbers are half of what they should be"),
     wrong_bias("fp32's bias", 127, "your normal numbers are far too small"),
@@ -133,16 +140,18 @@ mistakes = [
         "for negative numbers your exponent field is 32 too large. Mask it with `& 0x1F`",
         edits={EXPONENT: "exponent = pattern >> 10", IF_TOP: "if exponent & 31 == 31:"},
     ),
-    Mistake(
-        "forgets subnormals",
-        "exponent field 0 has no hidden 1: the value is 2^-14 · significand/1024",
-        edits={"if exponent == 0:": "if False:"},
-        violates="the subnormals",
-    ),
-    Mistake(
-        "hidden 1 at 2^-14",
-        "your subnormals have a hidden 1. The value is 2^-14 · significand/1024",
-        edits={LOW: LOW.replace("significand", "1 + significand")},
+    *(
+        Mistake(
+            name,
+            "exponent field 0 has no hidden 1: the value is 2^-14 · significand/1024",
+            edits=edits,
+            violates="the subnormals",
+        )
+        for name, edits in {
+            "forgets subnormals": {"if exponent == 0:": "if False:"},
+            "hidden 1 at 2^-14": {LOW: LOW.replace("significand", "1 + significand")},
+            "flushes subnormals": {LOW: "return sign * 0.0"},
+        }.items()
     ),
     Mistake(
         "subnormals halved",
@@ -150,42 +159,25 @@ mistakes = [
         edits={LOW: LOW.replace("14", "15")},
     ),
     Mistake(
-        "flushes subnormals",
-        "your subnormals are zero. The value is 2^-14 · significand/1024",
-        edits={LOW: "return sign * 0.0"},
-    ),
-    Mistake(
         "loses −0",
         "the sign of zero is lost. 0x8000 is −0.0, a float: the int 0 has no sign",
         edits={LOW: f"{LOW} + 0.0"},
         violates="−0",
     ),
-    Mistake(
-        "all ones is a number",
-        "an exponent field of all ones is inf if the significand is 0, and otherwise NaN",
-        edits={IF_TOP: "if False:"},
-        violates="inf and NaN",
-    ),
-    Mistake(
-        "only inf is special",
-        "an exponent field of all ones with a significand other than 0 is NaN",
-        edits={IF_TOP: "if exponent == 31 and significand == 0:"},
-        violates="NaN",
-    ),
-    Mistake(
-        "all ones is inf",
-        "with an exponent field of all ones, only a significand of 0 is inf; others are NaN",
-        edits={TOP: "return sign * math.inf"},
-    ),
-    Mistake(
-        "all ones is NaN",
-        "with an exponent field of all ones, a significand of 0 is inf",
-        edits={TOP: "return math.nan"},
-    ),
-    Mistake(
-        "inf and NaN swapped",
-        "inf and NaN are swapped. A significand of 0 is inf; any other is NaN",
-        edits={TOP: "return sign * (math.inf if significand else math.nan)"},
+    *(
+        Mistake(
+            name,
+            "an exponent field of all ones is inf if the significand is 0, and otherwise NaN",
+            edits=edits,
+            violates="inf and NaN",
+        )
+        for name, edits in {
+            "all ones is a number": {IF_TOP: "if False:"},
+            "only inf is special": {IF_TOP: "if exponent == 31 and significand == 0:"},
+            "all ones is inf": {TOP: "return sign * math.inf"},
+            "all ones is NaN": {TOP: "return math.nan"},
+            "inf and NaN swapped": {TOP: "return sign * (math.inf if significand else math.nan)"},
+        }.items()
     ),
     Mistake(
         "inf loses its sign",

@@ -109,31 +109,22 @@ def wrong_rule(name: str, rule: str, used: str, feedback: str, violates: str = "
 
 
 mistakes = [
-    Mistake(
-        "eps halved",
-        "your eps is halved. The M stored bits make 2^M steps from 1 to 2, not 2^(M+1)",
-        edits={EPS: f"{EPS} / 2"},
-    ),
-    Mistake(
-        "eps doubled",
-        "your eps is doubled. All M stored bits come after the point: the last is 2^−M",
-        edits={EPS: f"{EPS} * 2"},
+    *(
+        Mistake(
+            f"{name} {how}", f"your {name} is {how}. It is {rule}", edits={line: f"{line} {by}"}
+        )
+        for name, line, rule in (
+            ("eps", EPS, "2^−M, since all M stored bits come after the point"),
+            ("smallest normal", NORMAL, "2^(1 − bias), and the bias is 2^(E − 1) − 1"),
+            ("smallest subnormal", SUBNORMAL, "2^−M times the smallest normal number"),
+        )
+        for how, by in {"halved": "/ 2", "doubled": "* 2"}.items()
     ),
     Mistake(
         "fp16's eps",
         "your eps is fp16's for every format. It is 2^−M, with M significand bits",
         edits={EPS: "eps = 2.0**-10"},
         violates="from the two widths",
-    ),
-    Mistake(
-        "smallest normal halved",
-        "your smallest normal number is halved. It is 2^(1 − bias), and the bias is 2^(E − 1) − 1",
-        edits={NORMAL: "smallest_normal = 2.0**-bias"},
-    ),
-    Mistake(
-        "smallest normal doubled",
-        "your smallest normal number is doubled. With a bias of 2^(E − 1) − 1, it is 2^(1 − bias)",
-        edits={NORMAL: "smallest_normal = 2.0 ** (2 - bias)"},
     ),
     Mistake(
         "fp16's bias",
@@ -147,17 +138,6 @@ mistakes = [
         "your smallest subnormal is the smallest normal number. Go M halvings further down",
         edits={SUBNORMAL: "smallest_subnormal = smallest_normal"},
         violates="`smallest_subnormal`",
-    ),
-    Mistake(
-        "subnormals halved",
-        "your smallest subnormal is halved. It is 2^(1 − bias − M), as subnormals have the "
-        "exponent of field 1",
-        edits={SUBNORMAL: f"{SUBNORMAL} / 2"},
-    ),
-    Mistake(
-        "subnormals doubled",
-        "your smallest subnormal is doubled. It is 2^−M times the smallest normal number",
-        edits={SUBNORMAL: f"{SUBNORMAL} * 2"},
     ),
     Mistake(
         "power of two",

@@ -68,16 +68,7 @@ def right(value: float) -> int:
 
 KINDS = {  # in the order in which they are best understood
     "fp16's own numbers": (
-        1.0,
-        1.5,
-        0.75,
-        1000.0,
-        3.140625,
-        65504.0,
-        2.0**-14,
-        -1.0,
-        -1.5,
-        -65504.0,
+        *(1.0, 1.5, 0.75, 1000.0, 3.140625, 65504.0, 2.0**-14, -1.0, -1.5, -65504.0),
     ),
     "numbers in between": (
         *(1 + 0.75 * 2**-10, 1 + 0.25 * 2**-10, 0.1, 3.14159, 1000.4, 1e-4, -0.1, -0.7, -1000.4),
@@ -140,16 +131,14 @@ mistakes = [
         "an intermediate result overflows to inf. Check for overflow first",
         edits={STEPS: f"steps = round(size / TINY)\n{STEPS}"},
     ),
-    Mistake(
-        "exponent field 1 too high",
-        "your exponent field is 1 too high. Is it that of 1.m · 2^e, and is the hidden 1 counted "
-        "only once?",
-        edits={PATTERN: PATTERN.replace("14", "15")},
-    ),
-    Mistake(
-        "exponent field 1 too low",
-        "your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0",
-        edits={PATTERN: PATTERN.replace("14", "13")},
+    *(
+        Mistake(
+            f"exponent field 1 too {way}",
+            f"your exponent field is 1 too {way}. For 1.m · 2^e it is e + 15, and the hidden 1 "
+            "counts only once",
+            edits={PATTERN: PATTERN.replace("14", offset)},
+        )
+        for way, offset in {"high": "15", "low": "13"}.items()
     ),
     Mistake(
         "ignores the sign",

@@ -121,14 +121,13 @@ mistakes = [
     ),
     Mistake(
         "exponent cut to an int",
-        "between powers of two below 1 your exponent is 1 too high, as if rounded towards zero, "
-        "as `int` does. Use `math.frexp`",
+        "below 1, your exponent is rounded towards zero, as `int` does. Use `math.frexp`",
         edits={EXPONENT: "exponent = int(math.log2(size))"},
     ),
     Mistake(
         "exponent rounded up",
-        "your gap is right at powers of two and doubled between them. It belongs to the power of "
-        "two below |x|, so round the exponent down, as `math.frexp(x)[1] - 1` does",
+        "between powers of two your gap is doubled. Round the exponent down, as "
+        "`math.frexp(x)[1] - 1` does",
         edits={EXPONENT: "exponent = math.ceil(math.log2(size))"},
     ),
     Mistake(
@@ -188,6 +187,11 @@ mistakes = [
         "keeps halving",
         "your gap keeps halving below the smallest normal number. Use `fmt.min_exponent`",
         edits={SIZE: "size = abs(x) or fmt.smallest_normal"},
+    ),
+    Mistake(
+        "−bias as the smallest exponent",
+        "your gap is halved for subnormals. Use `fmt.min_exponent`, which is 1 − bias",
+        edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED.replace("fmt.min_exponent", "-fmt.bias")},
     ),
     Mistake(
         "no subnormals",

@@ -193,29 +193,25 @@ LAST = {FIRST: "return found[-1] if found else None"}
 UNCHECKED = {CHECK: "if not finite(output):"}
 
 mistakes = [
-    Mistake(
-        "the last that passes it on",
-        "the last module with inf or NaN is named, and it was given them by another. Take the "
-        "first one, and only if what it was given is finite",
-        edits={**LAST, **UNCHECKED},
-    ),
-    Mistake(
-        "the last that made one",
-        "where several modules overflow, the last is named. The first entry of the list is the "
-        "module that ran first",
-        edits=LAST,
-        violates="the first module",
+    *(
+        Mistake(
+            f"the last that {does}",
+            "where several modules return inf or NaN, the last is named. Take the first that was "
+            "given none",
+            edits=edits,
+            violates="the first module",
+        )
+        for does, edits in (("passes it on", {**LAST, **UNCHECKED}), ("made one", LAST))
     ),
     Mistake(
         "the first registered",
-        "the first in the order of `named_modules()` is named, which is that of registration. "
-        "Modules run in the order in which `forward` calls them, and hooks run with them",
+        "the first in the order of `named_modules()` is named. Modules, and their hooks, run in "
+        "the order in which `forward` calls them",
         edits={FIRST: "return next((name for name, _ in leaves if name in found), None)"},
     ),
     Mistake(
         "inputs not looked at",
-        "a module is named that was already given an inf. It passes it on, and did not make it. "
-        "Look at the inputs, too",
+        "a module is named that was already given an inf. Look at the inputs, too",
         edits=UNCHECKED,
         violates="although all tensors that it was given are finite",
     ),
@@ -236,7 +232,7 @@ mistakes = [
     ),
     Mistake(
         "only the first of a tuple",
-        "an inf in the second tensor of a tuple is not found. Look at all tensors of an output",
+        "an inf in the second tensor of a tuple is not found. Look at all of them",
         edits={
             CHECK: "if finite(args) and not finite(output[:1] if isinstance(output, tuple) "
             "else output):"
@@ -245,35 +241,42 @@ mistakes = [
     ),
     Mistake(
         "modules with children",
-        "a module with children is named, for an inf that its own `forward` made. Only modules "
-        "without children count: put hooks on no others",
+        "a module with children is named. Put hooks only on modules without children",
         edits={LEAVES: "leaves = list(model.named_modules())"},
         violates="without children",
     ),
     Mistake(
         "the model itself left out",
         "a model without modules inside is not looked at. In `named_modules()` its name is ''",
-        edits={
-            LEAVES: LEAVES.replace("if not any", "if one[0] and not any"),
-        },
+        edits={LEAVES: LEAVES.replace("if not any", "if one[0] and not any")},
+    ),
+    Mistake(
+        "the last name in each hook",
+        "the name of the last module is returned. A hook that is made in a loop looks up `name` "
+        "when it runs, after the loop. Bind it, as in `def hook(…, name=name)`",
+        edits={NOTE: "found.append(leaves[-1][0])"},
+    ),
+    Mistake(
+        "children only",
+        "modules inside modules are not looked at. `named_modules()` gives all",
+        edits={LEAVES: LEAVES.replace("modules", "children")},
     ),
     Mistake(
         "the class",
-        "the class of a module is returned. `named_modules()` gives the name that leads to it",
+        "the class of a module is returned. Return its name, as `named_modules()` gives it",
         edits={NOTE: "found.append(type(module).__name__)"},
         violates="the name, as in `named_modules()`",
     ),
     Mistake(
         "two runs",
-        "the model runs twice. In training mode a second run draws other dropout masks and moves "
-        "the statistics of batch norm",
+        "the model runs twice, which moves the statistics of batch norm twice",
         edits={RUN: f"{RUN}\n{RUN}"},
         violates="runs the model once",
     ),
     Mistake(
         "hooks left",
-        "your hooks are still on the model after the call, and run with it from then on. Keep "
-        "what `register_forward_hook` returns, and call its `remove()`",
+        "your hooks are still on the model after the call. Keep what `register_forward_hook` "
+        "returns, and call its `remove()`",
         edits={REMOVE: "pass"},
         violates="No hook of yours is left behind",
     ),
@@ -292,8 +295,7 @@ mistakes = [
     ),
     Mistake(
         "all hooks removed",
-        "hooks that were on the model before the call are gone. Remove only your own, by the "
-        "handles that `register_forward_hook` returned",
+        "hooks that were on the model before the call are gone. Remove only your own",
         edits={
             "for handle in handles:": "for module in model.modules():",
             REMOVE: "module._forward_hooks.clear()",

@@ -170,9 +170,8 @@ mistakes = [
     ),
     Mistake(
         "fills with too high a number, and keeps the weights of padding",
-        "nothing but padding gives its mean, and some scores of real tokens are below the number "
-        "that stands for padding. Fill with `torch.finfo(scores.dtype).min`, and set the weights "
-        "of padding to 0",
+        "nothing but padding gives its mean, and some scores of real tokens are below those of "
+        "padding. Fill with `torch.finfo(scores.dtype).min`, and set the weights of padding to 0",
         edits={FILL: fill_with("-1e4"), WEIGHTS: SOFTMAX},
     ),
     Mistake(
@@ -203,11 +202,14 @@ mistakes = [
         "a sequence of nothing but padding attends to it. Its output has to be 0",
         edits={HIDDEN: "hidden = ~(keep | ~keep.any(dim=-1, keepdim=True))[:, None, :]"},
     ),
-    Mistake(
-        "fills with −1e9",
-        "fp16 cannot hold a number below −65504, such as −1e9. Use `torch.finfo(scores.dtype).min`",
-        edits={FILL: fill_with("-1e9")},
-        violates="fp32, fp16 and bf16",
+    *(
+        Mistake(
+            f"fills with {what}",
+            "a 16-bit dtype cannot hold so low a number. Use `torch.finfo(scores.dtype).min`",
+            edits={FILL: fill_with(number)},
+            violates="fp32, fp16 and bf16",
+        )
+        for what, number in (("−1e9", "-1e9"), ("fp32's lowest", "torch.finfo(torch.float32).min"))
     ),
     Mistake(
         "adds −1e9",
@@ -237,7 +239,7 @@ mistakes = [
     Mistake(
         "masks only after the softmax",
         "padding takes part in the softmax, so the real weights add up to less than 1. Mask the "
-        "scores as well",
+        "scores, too",
         edits={FILL: "pass"},
         violates="All else is as in `attend`",
     ),
@@ -249,8 +251,8 @@ mistakes = [
     ),
     Mistake(
         "a sum of 0",
-        "padding gives a sum of 0 to divide by, and `exp` of a large score is inf. Fill the scores "
-        "with a finite number, and let `softmax` divide",
+        "padding gives a sum of 0 to divide by. Fill the scores with a finite number, and let "
+        "`softmax` divide",
         edits={
             FILL: ADD_INF,
             WEIGHTS: "weights = scores.exp()\nweights = weights / weights.sum(-1, keepdim=True)",
@@ -258,8 +260,7 @@ mistakes = [
     ),
     Mistake(
         "exp of the scores",
-        "`exp` of a large score is inf, and of a very low one 0. Use `softmax`, which subtracts "
-        "the largest score first",
+        "`exp` of a large score is inf, and of a very low one 0. Use `softmax`",
         edits={
             FILL: "pass",
             WEIGHTS: f"weights = scores.float().exp() * ~hidden\nweights = "
@@ -283,7 +284,7 @@ mistakes = [
     ),
     Mistake(
         "float32 comes back",
-        "the values are right, but the output is in fp32. End with `.to(queries.dtype)`",
+        "the output is in fp32. End with `.to(queries.dtype)`",
         edits={RETURN: "return weights.float() @ values.float()"},
         violates="returns the dtype that it gets",
     ),

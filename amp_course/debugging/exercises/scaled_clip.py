@@ -1,5 +1,7 @@
 """Exercise 1 of chapter 11: a training run whose loss hardly moves."""
 
+import copy
+import functools
 import itertools
 import math
 import random
@@ -79,12 +81,12 @@ def right(model: Any, batches: Any) -> list[float]:
 BATCHES, UPDATES = 6, "the updates, compared with the right ones"
 
 
-def draw_training(
-    large: bool, generator: torch.Generator
-) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
+@functools.lru_cache(3)  # drawing takes longer than training
+def draw_training(large: bool, seed: int) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
     """Draw a model and batches with gradients of a norm below 0.6, or `large` ones: above 2, with
     elements up to 3.5, so that a new scaler finds its scale within half of the batches.
     """
+    generator = torch.Generator().manual_seed(seed)
     for attempt in itertools.count():
         if attempt % 50 == 0:  # not every model has such gradients
             model, batches = draw_model(generator, 12, 24, 2), list[tuple[Tensor, Tensor]]()
@@ -122,13 +124,13 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     Each update is judged on its own. Up to half of them may be skipped while the scaler finds its
     scale: how many depends on how the loss is written.
     """
-    run, generator = Runner(answer), torch.Generator().manual_seed(draw.getrandbits(31))
+    run = Runner(answer)
     for case, large, overflow in (
         ("with small gradients", False, None),
         ("with large gradients", True, None),
         ("with an overflow in the second batch", False, 1),
     ):
-        model, batches = draw_training(large, generator)
+        model, batches = copy.deepcopy(draw_training(large, draw.getrandbits(31)))
         given = [(x * 1e6 if number == overflow else x, y) for number, (x, y) in enumerate(batches)]
         right_losses: list[float] = []
 
@@ -178,15 +180,14 @@ CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 mistakes = [
     Mistake(
         "unchanged",
-        "gradients are clipped while they are scaled, so their true norm becomes 1 / 65,536. "
-        "Unscale them first",
+        "gradients are clipped while they are scaled. Unscale them first",
         answer=faulty,
         violates="a `train` without the fault",
     ),
     Mistake(
         "the limit of one scale",
-        "scaled gradients are clipped to a norm of 65,536, which is a true norm of 1 only while "
-        "the scale is 65,536. Unscale them first",
+        "gradients are clipped to a norm of 65,536, which is right only at that scale. Unscale "
+        "them first",
         edits={UNSCALE: "pass", CLIP: CLIP.replace("1.0", "65536.0")},
     ),
     Mistake(
@@ -196,7 +197,7 @@ mistakes = [
     ),
     Mistake(
         "always to max_norm",
-        "every gradient is scaled to a norm of 1, so small ones grow. Leave those unchanged",
+        "every gradient gets a norm of 1, so small ones grow. Leave those unchanged",
         edits={
             CLIP: "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
             "[p.grad.div_(norm) for p in model.parameters()]"
@@ -212,7 +213,7 @@ mistakes = [
     ),
     Mistake(
         "no scaler",
-        "nothing skips an update that has overflowed. Use the scaler for the loss and the step",
+        NO_SCALER.feedback,
         edits={**NO_SCALER.edits, UNSCALE: "pass"},
         violates="a `GradScaler`",
     ),
@@ -223,12 +224,15 @@ mistakes = [
     NO_UPDATE,
     IN_FP32,
     IN_BF16,
-    Mistake(
-        "a higher rate",
-        "gradients are clipped to 1 / 65,536 of their size, and a higher rate compensates only by "
-        "chance. Unscale them first",
-        edits={UNSCALE: "pass", OPTIMIZER: OPTIMIZER.replace("0.5", "500.0")},
-        violates="SGD with lr=0.5",
+    *(
+        Mistake(
+            f"a rate of {rate}",
+            "gradients are clipped while they are scaled, and a higher rate helps only by "
+            "chance. Unscale them first",
+            edits={UNSCALE: "pass", OPTIMIZER: OPTIMIZER.replace("0.5", rate)},
+            violates="SGD with lr=0.5",
+        )
+        for rate in ("500.0", "32768.0")
     ),
     NEVER_CLEARS,
     Mistake(

@@ -65,20 +65,26 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     if any(one.graph.low or one.graph.opaque for one in passes):
         return
     matmuls = sum(one.graph.fp32_matmuls for one in passes)
+    place = next((str(one.line or "") for one in entered if not one.enabled), "")
     if on and matmuls:
         cause = (
-            "an autocast region was entered, and nothing in it runs in 16 bits: the layers of the "
-            "model run outside of it, or in an inner region that switches autocast off"
+            "an autocast region was entered, and nothing that the backward pass uses runs in 16 "
+            "bits: the layers of the model run outside of it, or in a region that switches "
+            "autocast off"
         )
-        yield finding("no-autocast", cause, matrix_products_and_convolutions_in_fp32=matmuls)
+        counts = {"matrix_products_and_convolutions_in_fp32": matmuls}
+        yield finding("no-autocast", cause, place=place, **counts)
     elif update.called("scale") and not on:
         elsewhere = listed(sorted({one.device for one in regions if one.enabled}))
-        cause = (
-            "the loss is scaled, and nothing runs in 16 bits: autocast was entered for "
-            f"{elsewhere}, and the parameters are on {device}"
-        )
+        cause = "the loss is scaled, and nothing that the backward pass uses runs in 16 bits: "
+        if entered:
+            cause += "the region was entered with `enabled=False`"
+        elif elsewhere:
+            cause += f"autocast was entered for {elsewhere}, and the parameters are on {device}"
+        else:
+            cause = ""
         counts = {"regions_entered": len(entered), "backward_passes": len(passes)}
-        yield finding("no-autocast", cause if elsewhere else "", **counts)
+        yield finding("no-autocast", cause, place=place, **counts)
 
 
 def in_fp16_unscaled(update: Update, training: Training) -> bool:

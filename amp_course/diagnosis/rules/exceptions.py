@@ -46,7 +46,8 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
         return finding("fp16-parameters", torch_says=said)
     if "No inf checks were recorded prior to update" in message:
         if _stepped_while_scaled(updates[-1]):
-            return finding("still-scaled", torch_says=said)
+            by_hand = next(one for one in updates[-1].steps() if not one.by_scaler)
+            return finding("still-scaled", torch_says=said, place=str(by_hand.line or ""))
         return _update_alone(events, calls, accumulate, said, error)
     if "No inf checks were recorded" in message:
         return _step_of_nothing(events, training, last, said)
@@ -104,8 +105,13 @@ def _no_update(calls: Sequence[Call], said: str) -> Finding:
     """Name the step after which the scaler of the last call was not updated."""
     own = [call for call in calls if call.scaler == calls[-1].scaler]
     line = next((call.line for call in reversed(own[:-1]) if call.name == "scaler.step"), None)
-    cause = ""
-    if len(own) < len(calls) and not any(call.name == "update" for call in own):
+    # In a script, only the last updates are seen: it may have run in earlier ones.
+    cause = (
+        "`scaler.update()` did not run after a step. The scale cannot change then, and the scaler "
+        "mistakes the next update for the same one"
+    )
+    updated = {call.scaler for call in calls if call.name == "update"}
+    if updated and calls[-1].scaler not in updated:
         cause = "`update()` is never called on this step's scaler, only on another one"
     return finding("update-missing", cause, torch_says=said, place=str(line or ""))
 
@@ -150,18 +156,23 @@ def _update_alone(
         return finding("step-raises", cause)
     if accumulate > 1 and here.call % accumulate < accumulate - 1:
         return finding("update-every-micro-batch", torch_says=said)
-    name = "update-before-step" if _step_follows(error) else "never-stepped"
+    name = "update-before-step" if _has_step(error) else "never-stepped"
     return finding(name, torch_says=said)
 
 
-def _step_follows(error: BaseException) -> bool:
-    """Return True if the user's function has a step below the line that raised."""
+def _has_step(error: BaseException) -> bool:
+    """Return True if the user's function has a step below the line that raised, or a scaler's
+    above it, as in a branch for the last micro-batch.
+    """
     found = raised_in(error)
     if found is None:
         return False
     code, line = found
     last = max(number or 0 for *_, number in code.co_lines())
-    return any(".step(" in one for one in linecache.getlines(code.co_filename)[line:last])
+    lines = [one.partition("#")[0] for one in linecache.getlines(code.co_filename)[:last]]
+    above = lines[code.co_firstlineno - 1 : line]
+    scalers = any(re.search(r"scaler\w*\.step\(", one) for one in above)
+    return scalers or any(".step(" in one for one in lines[line:])
 
 
 def _scaled_by_another(events: Sequence[Event], last: Call) -> bool:

@@ -11,7 +11,7 @@ from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.watching.script import Clip, StepNorms, Summary
 
 _FEW = 6  # updates; if half of them skip, the scale keeps falling,
-_LOW = 4096.0  # and falls below this: until then a scaler may still be searching for its scale
+_LOW = 16.0  # and falls below this: sound trainings have settled at 128
 _SHARED = (
     "two optimizers have weights in common: the scaler's step of the first unscales their "
     "gradients, and that of the second unscales them again"
@@ -33,7 +33,8 @@ def check_summaries(summaries: Sequence[Summary], shared: Collection[int] = ()) 
         still = [(use, scale) for use, scale in by_hand if near(use.norm, use.arrived)]
         if 2 * len(still) > len(own):
             use, scale = still[-1]
-            yield finding("still-scaled", norm_at_the_step=use.norm, loss_scale=scale)
+            norms = {"norm_at_the_step": use.norm, "loss_scale": scale}
+            yield finding("still-scaled", place=str(use.line or ""), **norms)
             break
     for number in numbers:
         own = [(use, scale) for use, scale in scaled if use.number == number]
@@ -42,8 +43,11 @@ def check_summaries(summaries: Sequence[Summary], shared: Collection[int] = ()) 
             use, scale = twice[-1]
             cause = _SHARED if number in shared else ""
             norms = {"norm_at_the_step": use.norm, "true_norm": use.norm * scale}
-            yield finding("unscaled-twice", cause, **norms)
+            yield finding("unscaled-twice", cause, place=str(use.line or ""), **norms)
             break
+    crossed = [one for one in summaries if one.crossed]
+    if 2 * len(crossed) > len(summaries):
+        yield finding("depends-on-scale", variant="other-scaler", updates=len(crossed))
     skipped = sum(one.skipped for one in summaries)
     if len(summaries) >= _FEW and 2 * skipped > len(summaries) and summaries[-1].skipped:
         first = max(summaries[0].scales, default=0.0)
@@ -57,9 +61,10 @@ def _clipped_while_scaled(summaries: Sequence[Summary]) -> list[Finding]:
     clips: list[tuple[Clip, float]] = []
     for one in summaries:
         scale = max(one.scales, default=1.0)
-        scaled = (clip for clip in one.clips if clip.scaled)
+        # with an infinite norm, the scaler skips the step
+        scaled = (clip for clip in one.clips if clip.scaled and clip.norm < math.inf)
         clips += [(clip, scale) for clip in scaled if not _divided(clip, one, scale)]
-    cut = [(clip, scale) for clip, scale in clips if clip.limit < clip.norm < math.inf]
+    cut = [(clip, scale) for clip, scale in clips if clip.limit < clip.norm]
     fixed = len({clip.limit for clip, _ in clips}) == 1 and len({scale for _, scale in clips}) > 1
     low = all(64 * clip.limit <= scale for clip, scale in cut)
     if 2 * len(cut) <= len(clips) or not (fixed or low):
@@ -97,3 +102,21 @@ def _clipped_by_hand(summaries: Sequence[Summary]) -> list[Finding]:
             shown = {"limit": left[-1], "true_norm": use.arrived / scale, "loss_scale": scale}
             return [finding("clipped-while-scaled", **shown, norm_that_was_left=use.norm)]
     return []
+
+
+def changed_while_scaled(summaries: Sequence[Summary]) -> bool:
+    """Return True if most steps used gradients that the script's own code had changed while they
+    carried the loss scale: it may have divided its limit by the scale, or not.
+    """
+    uses = [
+        (use, any(use.number in clip.numbers for clip in one.clips), use.scale)
+        for one in summaries
+        for use in one.uses
+        if use.by_scaler and not use.unscaled and use.arrived > 0
+    ]
+    changed = [
+        use
+        for use, clipped, scale in uses
+        if scale and scale > 1 and not clipped and not near(use.at_call * scale, use.arrived)
+    ]
+    return 2 * len(changed) > len(uses)

@@ -184,8 +184,8 @@ def _falls(before: Sequence[float], after: Sequence[float]) -> bool:
 def check_kept(with_inf: Update, clean: Update, number: int) -> Findings:
     """Look for gradients with an inf that a loop keeps after it skipped the step."""
     skipped = clean.error is None and not with_inf.steps(number) and not clean.steps(number)
-    own = (one for one in clean.backwards if number in one.arrived)
-    if skipped and any(not one.before[number].finite for one in own):
+    own = [one for one in clean.backwards if number in one.arrived]
+    if skipped and own and not any(one.before[number].finite for one in own):
         yield finding("kept-after-skip", steps_after_the_skip=0)
 
 

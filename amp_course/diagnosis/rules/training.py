@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import torch
 from torch import nn
@@ -84,8 +85,15 @@ def advise_saving(states: Mapping[str, Line | None], made: CreatedObjects) -> Fi
         return
     if "scaler" not in states and any(one.is_enabled() for one in made.scalers):
         yield finding("scaler-not-saved", place=place)
-    if "schedule" not in states and made.schedulers and not made.resumed:
+    moved = made.resumed or any(map(_moved_by_hand, made.schedulers))
+    if "schedule" not in states and made.schedulers and not moved:
         yield finding("schedule-not-saved", place=place)
+
+
+def _moved_by_hand(schedule: Any) -> bool:
+    """Return True if a script has set `last_epoch` itself; a schedule may also count no steps."""
+    steps = getattr(schedule, "_step_count", 0)
+    return steps > 0 and bool(schedule.last_epoch != steps - 1)
 
 
 def check_lost(lost: Iterable[LostUpdates]) -> Findings:

@@ -151,11 +151,16 @@ def _skipped(updates: Sequence[Update], number: int) -> Findings:
     before, last = updates[0], updates[-1]
     yield from _forgotten(last, number)
     waits = before is not last and before.called("scaler.step", number) and not before.steps(number)
-    if waits and last.backwards and not last.backwards[0].before[number].finite:
+    # In a GAN, one network's gradients may be cleared after the backward pass of the other. What
+    # arrives on top of an inf is not known.
+    finite = [one.before[number].finite for one in last.backwards if number in one.arrived]
+    kept = [one for one in last.backwards if not one.before[number].finite]
+    if waits and kept and not any(finite) and last.called("scaler.step", number):
         yield finding("kept-after-skip", steps_after_the_skip=len(last.steps(number)))
-    taken = any(not one.gradient.finite for one in last.steps(number))
+    taken = [one for one in last.steps(number) if not one.gradient.finite]
     if taken and last.called("scale") and last.corrupted[number]:
-        yield finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0))
+        scale, place = max(last.scales, default=1.0), str(taken[0].line or "")
+        yield finding("overflow-not-skipped", loss_scale=scale, place=place)
 
 
 def _forgotten(update: Update, number: int) -> Findings:

@@ -22,11 +22,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_course.distributed.agreement.agreed import AgreedGradScaler
-from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.ranks import values_on_ranks
 from amp_course.distributed.scripts.tensor_parallel_amp import ParallelMLP
 from amp_course.kit.data import digits
-from amp_course.kit.errors import CourseError
 
 Kind = Literal["ddp", "fsdp2", "by hand", "agreed"]
 KINDS: dict[Kind, str] = {
@@ -62,15 +60,7 @@ class Drift:
 
 
 def run_drift(kind: Kind, steps: int = 60) -> Drift:
-    """Train on the digits for `steps` steps on two ranks.
-
-    Raises CourseError if a rank fails, or for FSDP2 with a version of torch that cannot run it on a
-    CPU.
-    """
-    if kind == "fsdp2" and not FSDP2_ON_CPU:
-        raise CourseError(
-            f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}."
-        )
+    """Train on the digits for `steps` steps on two ranks. Raises CourseError if a rank fails."""
     scales, skipped, losses, weights = zip(*values_on_ranks(_train, kind, steps), strict=True)
     distance = [float((a - b).abs().max()) for a, b in zip(*weights, strict=True)]
     return Drift(kind, scales, skipped, tuple(distance), losses)

@@ -28,8 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_course.kit.models import SimpleNet
 
 WIDTH, BATCH = 64, 2
-# torch 2.7 and newer, since pytorch#145935
-FSDP2_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 
 
 @dataclass
@@ -121,11 +119,8 @@ SETUPS = {
         build_ddp, partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True)
     ),
     "DDP, 4 with no_sync": Setup(build_ddp, partial(train_step, micro_batches=MICRO_BATCHES)),
+    "FSDP2, fp32": Setup(build_fsdp2, train_step),
+    "FSDP2, bf16, reduce fp32": Setup(partial(build_fsdp2, policy=_BF16_FP32), train_step),
+    "FSDP2, bf16, reduce bf16": Setup(partial(build_fsdp2, policy=_BF16_BF16), train_step),
+    "FSDP2, fp32, clipped": Setup(build_fsdp2, partial(train_step, clip=True)),
 }
-if FSDP2_ON_CPU:
-    SETUPS |= {
-        "FSDP2, fp32": Setup(build_fsdp2, train_step),
-        "FSDP2, bf16, reduce fp32": Setup(partial(build_fsdp2, policy=_BF16_FP32), train_step),
-        "FSDP2, bf16, reduce bf16": Setup(partial(build_fsdp2, policy=_BF16_BF16), train_step),
-        "FSDP2, fp32, clipped": Setup(build_fsdp2, partial(train_step, clip=True)),
-    }

@@ -75,14 +75,16 @@ class Stopped(BaseException):
     """The collective that this rank waits for can never complete; the message says why. Not an
     Exception, so that `except Exception` does not catch it.
 
-    case: of an exercise, if any
+    signature: the message, and which collective of the case it was
+    case:      of an exercise, if any
     """
 
     case = ""
 
-    def __init__(self, why: str, collective: Collective) -> None:
-        super().__init__(why)
+    def __init__(self, rank: int, collective: Collective, why: str, number: int) -> None:
+        super().__init__(f"rank {rank}'s {collective} can never complete: {why}")
         self.collective = collective
+        self.signature = f"collective number {number}: {self}"
 
 
 class CollectiveWatch(TorchDispatchMode):

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -158,7 +157,6 @@ class _Watch:
         self.connections = connections
         self.waiting: dict[int, Collective] = {}
         self.stopped: set[int] = set()  # ranks whose collective can never complete
-        self.calls: Counter[int] = Counter()  # rank → collectives asked for
         self.ended: dict[int, Report] = {}
 
     def reports(self, until: float) -> list[Report]:
@@ -188,7 +186,6 @@ class _Watch:
                 message = replace(message, failure=replace(failure, kind="stopped"))
             self.ended[rank] = message
         else:
-            self.calls[rank] += message.name != RETURNED
             self.waiting[rank] = message
 
     def _decide(self) -> None:
@@ -200,8 +197,7 @@ class _Watch:
                     self._answer(other, "go")
         for rank, why in {rank: self._obstacle(rank) for rank in self.waiting}.items():
             if why:
-                mine = f"rank {rank}'s collective number {self.calls[rank]}, {self.waiting[rank]}"
-                self._answer(rank, f"{mine}, can never complete: {why}")
+                self._answer(rank, why)
                 del self.waiting[rank]
                 self.stopped.add(rank)
 
@@ -219,7 +215,7 @@ class _Watch:
                 f"rank {other} returned without calling it. All ranks of the group have to call "
                 f"it, even one that has nothing to add"
             )
-        return f"rank {other}'s number {self.calls[other]} is {theirs}. {_ALIKE}" if theirs else ""
+        return f"rank {other} calls {theirs} instead. {_ALIKE}" if theirs else ""
 
     def _answer(self, rank: int, message: str) -> None:
         with contextlib.suppress(OSError):  # it has just ended, which `_receive` will notice

@@ -59,7 +59,7 @@ class Rank:
     def __init__(self, rank: int, size: int, connection: Connection, folder: str) -> None:
         self.rank, self.size, self.folder = rank, size, folder
         self.connection = connection
-        self.groups = 0
+        self.groups = self.asked = 0
         self.stopped: Stopped | None = None
 
     def join(self) -> None:
@@ -91,16 +91,19 @@ class Rank:
 
     def ask(self, collective: Collective) -> None:
         """Wait until all ranks call this collective. Raises Stopped if they never will."""
+        self.asked += 1
         self.connection.send(collective)
         answer = self.connection.recv()
         if answer != "go":
-            self.stopped = Stopped(answer, collective)
+            self.stopped = Stopped(self.rank, collective, answer, self.asked)
             raise self.stopped
+        if collective.name == RETURNED:
+            self.asked = 0
 
     def run(self, work: bytes, seconds: float) -> Report:
         """Run a pickled function with its arguments, and report."""
         printed = io.StringIO()
-        value, failure, self.stopped = None, None, None
+        value, failure, self.stopped, self.asked = None, None, None, 0
         before = set(dist.distributed_c10d._world.pg_map)
         with (
             contextlib.redirect_stdout(printed),
@@ -148,9 +151,9 @@ def _failure(error: BaseException, seconds: float) -> Failure:
     if isinstance(error, Stopped):
         if error.collective.name == RETURNED:
             text = f"your code returned, but the ranks did not get there together: {error}"
-            return Failure(text, str(error), "returned", error.case)
+            return Failure(text, error.signature, "returned", error.case)
         text = f"your code would wait forever{where(error)}: {error}"
-        return Failure(text, str(error), "stopped", error.case)
+        return Failure(text, error.signature, "stopped", error.case)
     if isinstance(error, TimeUp):
         text = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
         return Failure(text, "time", "time")

@@ -1,6 +1,6 @@
-"""For exercise 5 of chapter 12: calls the two functions of an answer as autograd does."""
+"""For exercise 5 of chapter 12: what the two functions of an answer do, case by case."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,9 +8,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from amp_course.checking import Case, Wrong, call_answer, read_pair, read_tensor
-from amp_course.frontiers.exercises._shared import held_tensors
+from amp_course.frontiers.exercises._shared import bytes_of, held_tensors
 
-GROUP = 64
+GROUP, COPIES = 64, 2000
+FULL = "for 512 float32 numbers, whose groups have ranges from 1e-9 to 300"
+RANGES = (1.0, 1e-9, 300.0, 0.01, 2.0, 1e-4, 40.0, 1.0)
+STARTS = (0.0, 0.0, 0.0, -5.0, 7.0, 1e-4, -3.0, 1.0)
+ERROR = "the largest error, in steps of its group,"
 
 
 class Hooks:
@@ -49,6 +53,82 @@ class Hooks:
                 "the tensor": "unchanged" if torch.equal(given, tensor) else "changed",
             },
         )
+
+
+def mean(hooks: Hooks, numbers: torch.Generator) -> Case:
+    """Pack many copies of one group with levels at -2, 0, 2 and 4; compare what comes back."""
+    case = f"for {COPIES:,} copies of one group"
+    counts = {-1: 21, 0: 21, 1: 20}  # in steps of 2
+    parts = [torch.linspace(0.05, 0.94, many) + level for level, many in counts.items()]
+    row = 2 * torch.cat([torch.tensor([-1.0, 2.0]), *parts])
+    row = row[torch.randperm(GROUP, generator=numbers)]
+    got = hooks.round_trip(case, row.repeat(COPIES, 1))[0].double()
+    share = row.double() / 2 % 1
+    off = (got.mean(0) - row) / (12 * (share * (1 - share) / COPIES).sqrt() + 1e-5)
+    worst = int(off.abs().argmax())
+    levels = sorted({round(one, 4) + 0.0 for one in got.unique().tolist()})
+    moved = ((got - row) / 2)[:, (row > 0) & (row < 2)]  # in steps, from the middle interval
+    same = bool((got == got[0]).all())
+    return Case(
+        case,
+        {
+            "the levels that come back": levels if len(levels) <= 4 else f"{len(levels):,} numbers",
+            "the mean": "right" if off.abs().max() <= 1 else "wrong",
+        },
+        {"seen": f"{row[worst]:.3f} comes back as {got.mean(0)[worst]:.3f} on average"},
+        {
+            "moves": [
+                round(float(one.mean()), 1) + 0.0 for one in (moved, (moved.abs() > 1).double())
+            ],
+            "copies": same,
+            "one copy": [round(one, 4) + 0.0 for one in got[0].tolist()] if same else [],
+        },
+    )
+
+
+def groups(hooks: Hooks, numbers: torch.Generator) -> Case:
+    """Compare what comes back of full groups of many ranges, and what is kept of them."""
+    rows = torch.rand(len(RANGES), GROUP, generator=numbers) * torch.tensor(RANGES)[:, None]
+    rows += torch.tensor(STARTS)[:, None]
+    back, kept, outputs = hooks.round_trip(FULL, rows.view(2, 4, GROUP))
+    bits = 8 * bytes_of(held_tensors(kept)) / rows.numel()
+    outputs["the kept bits a number"] = "at most 3" if bits <= 3 else bits
+    slack = rows.abs().amax(1) * 2.0**-21  # the rounding of float32, in a group far from 0
+    far = (back.reshape(rows.shape) - rows).abs().amax(1) - slack
+    errors = (far / (rows.amax(1) - rows.amin(1)) * 3).nan_to_num(torch.inf)
+    outputs[ERROR] = "at most 1" if errors.max() <= 1.001 else "more than 1"
+    within = {"groups": (errors <= 1.001).tolist()}
+    return Case(FULL, outputs, {"far": f"{errors.max():.3g}"}, within)
+
+
+def tensors(hooks: Hooks, numbers: torch.Generator) -> Iterator[Case]:
+    """Compare what comes back of tensors of other dtypes, shapes and strides."""
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=numbers)
+
+    given = {
+        "for a bf16 tensor": values(4, 32).bfloat16(),
+        "for an fp16 tensor": values(2, 64).half(),
+        "for a tensor of shape (3, 47)": values(3, 47),
+        "for a tensor of shape ()": values(1)[0],
+        "for a transposed tensor": values(48, 16).mT,
+        "for 128 equal numbers": torch.full((2, 64), 0.71),
+        "for 128 zeros": torch.zeros(128),
+        "for a tensor of int64": torch.randint(0, 1000, (2, 64), generator=numbers),
+        "for a mask": torch.rand((2, 64), generator=numbers) > 0.5,
+    }
+    for case, tensor in given.items():
+        back, _, outputs = hooks.round_trip(case, tensor)
+        if tensor.is_floating_point() and tensor.unique().numel() > 1:
+            ends = torch.stack([*tensor.aminmax(), tensor.new_zeros(())]).double()  # or the padding
+            error = float((back.double() - tensor.double()).abs().max() / (ends.max() - ends.min()))
+            outputs["the largest error, as a share of the range,"] = (
+                "at most 1/3" if error < 0.34 else round(error, 3)
+            )
+        else:
+            outputs["what comes back"] = back
+        yield Case(case, outputs)
 
 
 def independence(answer: Callable[..., Any], model: nn.Module, seed: int) -> Case:

@@ -5,12 +5,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import pad
 
 from amp_course.checking import Card, Case, Exercise, Mistake, families
-from amp_course.frontiers.exercises._hooks import GROUP, Hooks, independence, layers
-from amp_course.frontiers.exercises._shared import bytes_of, held_tensors
+from amp_course.frontiers.exercises._hooks import (
+    ERROR,
+    Hooks,
+    groups,
+    independence,
+    layers,
+    mean,
+    tensors,
+)
 from amp_course.frontiers.packing import pack as pack_codes
 from amp_course.frontiers.packing import unpack as unpack_codes
 
@@ -81,13 +88,6 @@ def right(model: Any, generator: Any) -> Any:
     return pack_hook, unpack_hook
 
 
-COPIES = 2000
-FULL = "for 512 float32 numbers, whose groups have ranges from 1e-9 to 300"
-RANGES = (1.0, 1e-9, 300.0, 0.01, 2.0, 1e-4, 40.0, 1.0)
-STARTS = (0.0, 0.0, 0.0, -5.0, 7.0, 1e-4, -3.0, 1.0)
-ERROR = "the largest error, in steps of its group,"
-
-
 def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Means over many copies of a group, groups of many ranges, other tensors, and a linear layer.
 
@@ -99,83 +99,11 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     for p in model.parameters():
         p.data = torch.randn(p.shape, generator=numbers)
     hooks = Hooks(answer, model, seed)
-    yield _mean(hooks, numbers)
-
-    rows = torch.rand(len(RANGES), GROUP, generator=numbers) * torch.tensor(RANGES)[:, None]
-    rows += torch.tensor(STARTS)[:, None]
-    back, kept, outputs = hooks.round_trip(FULL, rows.view(2, 4, GROUP))
-    bits = 8 * bytes_of(held_tensors(kept)) / rows.numel()
-    outputs["the kept bits a number"] = "at most 3" if bits <= 3 else bits
-    slack = rows.abs().amax(1) * 2.0**-21  # the rounding of float32, in a group far from 0
-    far = (back.reshape(rows.shape) - rows).abs().amax(1) - slack
-    errors = (far / (rows.amax(1) - rows.amin(1)) * 3).nan_to_num(torch.inf)
-    outputs[ERROR] = "at most 1" if errors.max() <= 1.001 else "more than 1"
-    groups = (errors <= 1.001).tolist()
-    yield Case(FULL, outputs, {"far": f"{errors.max():.3g}"}, {"groups": groups})
-
+    yield mean(hooks, numbers)
+    yield groups(hooks, numbers)
     yield independence(answer, model, seed)
-    for case, tensor in _tensors(numbers).items():
-        back, _, outputs = hooks.round_trip(case, tensor)
-        if tensor.is_floating_point() and tensor.unique().numel() > 1:
-            ends = torch.stack([*tensor.aminmax(), tensor.new_zeros(())]).double()  # or the padding
-            error = float((back.double() - tensor.double()).abs().max() / (ends.max() - ends.min()))
-            outputs["the largest error, as a share of the range,"] = (
-                "at most 1/3" if error < 0.34 else round(error, 3)
-            )
-        else:
-            outputs["what comes back"] = back
-        yield Case(case, outputs)
+    yield from tensors(hooks, numbers)
     yield Case("", layers(hooks, model, numbers))
-
-
-def _mean(hooks: Hooks, numbers: torch.Generator) -> Case:
-    """Pack many copies of one group with levels at -2, 0, 2 and 4; compare what comes back."""
-    case = f"for {COPIES:,} copies of one group"
-    counts = {-1: 21, 0: 21, 1: 20}  # in steps of 2
-    parts = [torch.linspace(0.05, 0.94, many) + level for level, many in counts.items()]
-    row = 2 * torch.cat([torch.tensor([-1.0, 2.0]), *parts])
-    row = row[torch.randperm(GROUP, generator=numbers)]
-    got = hooks.round_trip(case, row.repeat(COPIES, 1))[0].double()
-    share = row.double() / 2 % 1
-    off = (got.mean(0) - row) / (12 * (share * (1 - share) / COPIES).sqrt() + 1e-5)
-    worst = int(off.abs().argmax())
-    levels = sorted({round(one, 4) + 0.0 for one in got.unique().tolist()})
-    moved = ((got - row) / 2)[:, (row > 0) & (row < 2)]  # in steps, from the middle interval
-    same = bool((got == got[0]).all())
-    return Case(
-        case,
-        {
-            "the levels that come back": levels if len(levels) <= 4 else f"{len(levels):,} numbers",
-            "the mean": "right" if off.abs().max() <= 1 else "wrong",
-        },
-        {"seen": f"{row[worst]:.3f} comes back as {got.mean(0)[worst]:.3f} on average"},
-        {
-            "moves": [
-                round(float(one.mean()), 1) + 0.0 for one in (moved, (moved.abs() > 1).double())
-            ],
-            "copies": same,
-            "one copy": [round(one, 4) + 0.0 for one in got[0].tolist()] if same else [],
-        },
-    )
-
-
-def _tensors(numbers: torch.Generator) -> dict[str, Tensor]:
-    """Return tensors of other dtypes, shapes and strides: the case in words → the tensor."""
-
-    def values(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=numbers)
-
-    return {
-        "for a bf16 tensor": values(4, 32).bfloat16(),
-        "for an fp16 tensor": values(2, 64).half(),
-        "for a tensor of shape (3, 47)": values(3, 47),
-        "for a tensor of shape ()": values(1)[0],
-        "for a transposed tensor": values(48, 16).mT,
-        "for 128 equal numbers": torch.full((2, 64), 0.71),
-        "for 128 zeros": torch.zeros(128),
-        "for a tensor of int64": torch.randint(0, 1000, (2, 64), generator=numbers),
-        "for a mask": torch.rand((2, 64), generator=numbers) > 0.5,
-    }
 
 
 PARAMETERS = "weights = {p.untyped_storage().data_ptr() for p in model.parameters()}"
@@ -204,8 +132,7 @@ CHANGED = "{case}, your function changes the tensor that autograd saves. Make ne
 mistakes = [
     Mistake(
         "rounds to nearest",
-        "numbers always round to the nearest level: {seen}. Add noise from 0 to 1, then take the "
-        "floor",
+        "numbers go to the nearest level: {seen}. Add noise from 0 to 1, then take the floor",
         edits={CODES: CODES.replace(" + noise).floor()", ").round()")},
         violates="at random",
     ),
@@ -216,15 +143,13 @@ mistakes = [
     ),
     Mistake(
         "noise and nearest",
-        "noise from 0 to 1 followed by rounding to nearest adds half a step: {seen}. Take the "
-        "floor instead",
+        "noise from 0 to 1, then rounding to nearest adds half a step: {seen}. Take the floor",
         edits={CODES: CODES.replace("floor", "round")},
         violates="so that the mean is right",
     ),
     Mistake(
         "noise of mean 0 and floor",
-        "noise around 0 followed by the floor takes half a step away: {seen}. Use noise from 0 to "
-        "1",
+        "noise around 0, then the floor takes half a step away: {seen}. Add noise from 0 to 1",
         edits={CODES: CODES.replace("+ noise", "+ noise - 0.5")},
     ),
     Mistake(
@@ -259,8 +184,7 @@ mistakes = [
     ),
     Mistake(
         "one scale for all",
-        "all groups share one smallest value and one step, which is too coarse for groups of "
-        "small numbers. Compute both for each row",
+        "all groups share one smallest value and one step. Compute both for each row",
         edits={
             LEAST: "least = rows.amin().repeat(len(rows), 1)",
             STEP: "step = (rows.amax().repeat(len(rows), 1) - least) / 3",
@@ -277,14 +201,12 @@ mistakes = [
     ),
     Mistake(
         "no smallest value",
-        "the levels start at 0, so all negative numbers become 0. Start at the smallest number of "
-        "the group",
+        "the levels start at 0, so negative numbers become 0. Start at the group's smallest number",
         edits={LEAST: "least = torch.zeros(len(rows), 1)"},
     ),
     Mistake(
         "divides by 4",
-        "the levels do not reach the largest number of a group. 4 levels have 3 steps between "
-        "them, so divide the range by 3",
+        "the levels do not reach a group's largest number. 4 levels have 3 steps: divide by 3",
         edits={STEP: STEP.replace("/ 3", "/ 4")},
         violates="a third of its range",
     ),
@@ -307,8 +229,7 @@ mistakes = [
     ),
     Mistake(
         "keeps the rows",
-        "the uncompressed numbers are kept next to the packed ones. Keep only what you need to "
-        "unpack",
+        "the uncompressed numbers are kept, too. Keep only what you need to unpack",
         edits={KEEP: KEEP.replace("return ", "return rows, "), SAVED: f"_, {SAVED}"},
     ),
     Mistake(
@@ -320,9 +241,8 @@ mistakes = [
     ),
     Mistake(
         "knows parameters by their type",
-        "parameters are left alone, but not views of them. A linear layer saves its weight "
-        "transposed, which is another tensor on the same memory. Compare "
-        "`untyped_storage().data_ptr()`",
+        "parameters are left alone, but not views of them, such as the transposed weight that a "
+        "linear layer saves. Compare `untyped_storage().data_ptr()`",
         edits={IS_PARAMETER: "if isinstance(tensor, nn.Parameter):"},
         violates="and views of them",
     ),
@@ -354,8 +274,7 @@ mistakes = [
     ),
     Mistake(
         "a smallest value in bf16",
-        "the smallest value of a group is rounded to bf16, which shifts all levels. Keep it in "
-        "float32",
+        "a group's smallest value is rounded, which shifts all levels. Keep it in float32",
         edits={LEAST: f"{LEAST}.bfloat16().float()"},
         violates="groups of equal numbers come back exactly",
     ),
@@ -409,20 +328,18 @@ compressed_hooks = Exercise(
         "what is kept": ATTACHED,
         "the tensor": CHANGED,
         "the mean": "{seen}",
-        ERROR: "{case}, the largest error of a group is {far} of its steps. No number may move "
-        "further than to the next level, one step",
-        "two calls": "two calls give the same result. Each has to draw new numbers from the "
-        "generator",
-        "the same seed": "with a generator of the same seed, the result differs. Draw from that "
-        "generator alone",
+        ERROR: "{case}, a number moves by {far} of its group's steps. It may move by one at most",
+        "two calls": "two calls give the same result. Draw new numbers for each",
+        "the same seed": "a generator of the same seed gives another result. Draw from it alone",
         "the spread": "the number of elements of a group that go up varies {got} from group to "
         "group. Draw for each element, independently of the others",
-        "the gradient of a linear layer's input": "the gradient of a linear layer's input is "
-        "wrong. It depends only on the weight, which is saved transposed, as a view of the "
-        "parameter. Leave views alone, too",
-        "what comes back of a part of a parameter": "a part of a parameter, `p[1:]`, comes back "
-        "changed. Leave views of parameters alone, too",
-        "the gradient of what a parameter is multiplied by": "the gradient of what a parameter is "
-        "multiplied by is wrong. Leave parameters, and views of them, alone",
+        **{
+            what: f"{what} is wrong. Leave parameters, and views of them, alone"
+            for what in (
+                "the gradient of what a parameter is multiplied by",
+                "the gradient of a linear layer's input",
+                "what comes back of a part of a parameter",
+            )
+        },
     },
 )

@@ -112,9 +112,7 @@ def make(answer: Callable[..., Any], length: int) -> Any:
 
 
 def make_x(amax: float, generator: torch.Generator, draw: random.Random) -> Tensor:
-    """Return a tensor with a given amax, in any order; inf and NaN are among numbers up to
-    1,000.
-    """
+    """Return a tensor with a given amax, in any order; inf and NaN are among numbers to 1,000."""
     x = make_tensor(amax if math.isfinite(amax) else 1000.0, (12,), generator)
     if not math.isfinite(amax):
         x[5] = amax
@@ -148,15 +146,11 @@ CURRENT = "current = x.abs().nan_to_num(0, 0, 0).max().item()"
 TAKE_NAN = {SCALE: "scale = largest / 448 if largest else 1.0"}
 # The cast gave NaN in torch before 2.13 or so
 CAST_SATURATES = torch.tensor([1000.0]).to(torch.float8_e4m3fn).float().item() < torch.inf
-CURRENT_ALONE = "the scale comes from x itself, not from the history: that is current scaling"
 INF_RECORDED = (
     "an amax of inf or NaN is recorded, so one overflow, whose step the scaler skips anyway, makes "
     "the next scales unusable. Record only what is finite"
 )
-SHARED = (
-    "two objects share their history. Make it in `__init__`, as an attribute of `self`, not of the "
-    "class"
-)
+SHARED = "two objects share their history. Make it in `__init__`, as an attribute of `self`"
 
 mistakes = [
     Mistake(
@@ -166,14 +160,14 @@ mistakes = [
         edits={LARGEST: f"{AMAX}\n{FINITE}\n    {RECORD}\n{LARGEST}", FINITE: "if False:"},
         violates="the amax of x is recorded only after that",
     ),
-    Mistake(
-        "the current amax alone", CURRENT_ALONE, edits={LARGEST: "largest = x.abs().max().item()"}
-    ),
-    Mistake(
-        "the current amax alone, even NaN",
-        CURRENT_ALONE,
-        edits={LARGEST: "largest = x.abs().max().item()", **TAKE_NAN},
-    ),
+    *[
+        Mistake(
+            f"the current amax alone{words}",
+            "the scale comes from x itself, not from the history: that is current scaling",
+            edits={LARGEST: "largest = x.abs().max().item()", **more},
+        )
+        for words, more in {"": {}, ", even NaN": TAKE_NAN}.items()
+    ],
     Mistake(
         "the larger of both",
         "you take the amax of x where it is larger than the history. That takes a pass over x, "
@@ -185,8 +179,7 @@ mistakes = [
     ),
     Mistake(
         "only the latest",
-        "only the latest amax decides, so a large one saturates after every small one. Take the "
-        "largest of the latest {length}",
+        "only the latest amax decides. Take the largest of the latest {length}",
         edits={LARGEST: "largest = self.history[-1] if self.history else 0.0"},
         violates="the largest of the latest `length` amaxes",
     ),
@@ -207,8 +200,7 @@ mistakes = [
     ),
     Mistake(
         "never forgets",
-        "no amax is ever dropped, so after one outlier all later scales are too large, and small "
-        "numbers become 0. Keep the latest {length} amaxes",
+        "no amax is dropped, so an outlier makes later scales too large. Keep the latest {length}",
         edits={HISTORY: "self.history = deque[Any]()"},
     ),
     Mistake(
@@ -223,8 +215,7 @@ mistakes = [
     ),
     Mistake(
         "drops the newest",
-        "once {length} amaxes are recorded, no new one enters, as with `pop()`, which drops the "
-        "newest. Drop the oldest, as `pop(0)` or a deque with `maxlen` does",
+        "once {length} amaxes are recorded, no new one enters, as with `pop()`. Drop the oldest",
         edits={
             HISTORY: "self.history, self.length = [], length",
             RECORD: f"if len(self.history) < self.length:\n    {RECORD}",
@@ -247,8 +238,7 @@ mistakes = [
     ),
     Mistake(
         "zeros are not recorded",
-        "an amax of 0 is not recorded, so older ones stay in the history too long. Leave out only "
-        "inf and NaN",
+        "an amax of 0 is not recorded, so older ones stay too long. Leave out only inf and NaN",
         edits={FINITE: "if 0 < amax < torch.inf:"},
     ),
     Mistake(
@@ -259,8 +249,7 @@ mistakes = [
     ),
     Mistake(
         "the scale from x after zeros",
-        "at the first step, and while all that is recorded is 0, the scale comes from x itself. "
-        "The task asks for 1",
+        "until an amax above 0 is recorded, the scale comes from x itself. The task asks for 1",
         edits={LARGEST: f"{CURRENT}\n{LARGEST} or current"},
     ),
     Mistake(
@@ -290,8 +279,7 @@ mistakes = [
     ),
     Mistake(
         "0 for inf",
-        "0 is recorded for an amax that is not finite, and pushes an older amax out. Record "
-        "nothing",
+        "0 is recorded for an amax that is not finite, and drops an older one. Record nothing",
         edits={FINITE: "amax = amax if amax < torch.inf else 0.0\nif True:"},
     ),
     Mistake(
@@ -301,18 +289,12 @@ mistakes = [
     ),
     Mistake(
         "records what comes back",
-        "you record the amax of q, after rounding and saturation, which never exceeds 448 times "
-        "the scale, so the scale cannot grow. Record the amax of x",
+        "you record the amax of q, which never exceeds 448 times the scale, so the scale cannot "
+        "grow. Record the amax of x",
         edits={AMAX: "amax = (q.float().abs().max() * scale).item()"},
     ),
-    Mistake(
-        *families.LARGEST_NOT_MAGNITUDE,
-        edits={AMAX: "amax = x.max().item()"},
-    ),
-    Mistake(
-        *families.INVERTS_THE_SCALE,
-        edits={RETURN: "return q, 1 / scale"},
-    ),
+    Mistake(*families.LARGEST_NOT_MAGNITUDE, edits={AMAX: "amax = x.max().item()"}),
+    Mistake(*families.INVERTS_THE_SCALE, edits={RETURN: "return q, 1 / scale"}),
     Mistake(
         *families.MULTIPLIES_BY_THE_SCALE,
         edits={SCALED: "scaled = x * scale"},
@@ -362,8 +344,5 @@ delayed_scale = Exercise(
     cases,
     mistakes,
     tolerance=1e-6,
-    messages={
-        "x": "{case}, `quantize` changes x. Work on a copy",
-        "history": SHARED,
-    },
+    messages={"x": "{case}, `quantize` changes x. Work on a copy", "history": SHARED},
 )

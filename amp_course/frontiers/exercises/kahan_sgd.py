@@ -161,8 +161,8 @@ mistakes = [
     Mistake(
         "reset at each step",
         "the buffer is 0 after each step, so nothing reaches the next one. Is it reset, is what "
-        "was lost assigned to a name instead of copied into the buffer (`lost.copy_(…)`), or is "
-        "the sum itself in bf16, which leaves nothing over?",
+        "was lost assigned to a name instead of copied (`lost.copy_(…)`), or is it computed all in "
+        "bf16, or from a sum that is not yet rounded?",
         edits={REMEMBER: "lost.zero_()"},
     ),
     Mistake(
@@ -255,8 +255,7 @@ mistakes = [
     ),
     Mistake(
         "changes the gradients",
-        "the gradient is changed, as `mul_` does it. Make a new tensor, and leave clearing it to "
-        "`zero_grad`",
+        "the gradient is changed or cleared. Make a new tensor, and leave clearing to `zero_grad`",
         edits={UPDATE: "update = p.grad.mul_(self.lr).float()"},
         violates="Gradients stay as they are",
     ),

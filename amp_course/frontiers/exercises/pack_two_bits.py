@@ -169,15 +169,13 @@ mistakes = [
         "after the shift, the bits of later codes are still there. Keep the lowest two with `& 3`",
         {CODES: "codes = fields"},
     ),
-    mistake(
-        "a mask of 2",
-        "`& 2` keeps only the second bit. Keep both lowest bits with `& 3`, which is 0b11",
-        {CODES: "codes = fields & 2"},
-    ),
-    mistake(
-        "a mask of 1",
-        "`& 1` keeps only the lowest bit. Keep both lowest bits with `& 3`, which is 0b11",
-        {CODES: "codes = fields & 1"},
+    *(
+        mistake(
+            f"a mask of {bit}",
+            f"`& {bit}` keeps only one bit of a code. Keep both with `& 3`, which is 0b11",
+            {CODES: f"codes = fields & {bit}"},
+        )
+        for bit in (2, 1)
     ),
     mistake(
         "the tail is lost",
@@ -204,16 +202,17 @@ mistakes = [
             CUT: "return codes.flatten()[codes.numel() - count :]",
         },
     ),
-    mistake(
-        "pads with 3",
-        "the rest of the last byte is not filled with zeros",
-        {PADDED: "padded = pad(small, (0, -len(small) % 4), value=3)"},
-        "What is left over in the last byte is 0",
-    ),
-    mistake(
-        "pads with the last code",
-        "the rest of the last byte is filled with the last code. Fill it with zeros",
-        {PADDED: "padded = torch.cat([small, small[-1:].repeat(-len(small) % 4)])"},
+    *(
+        mistake(
+            f"pads with {what}",
+            "the rest of the last byte is not filled with zeros",
+            {PADDED: f"padded = {padded}"},
+            "What is left over in the last byte is 0",
+        )
+        for what, padded in (
+            ("3", "pad(small, (0, -len(small) % 4), value=3)"),
+            ("the last code", "torch.cat([small, small[-1:].repeat(-len(small) % 4)])"),
+        )
     ),
     mistake(
         "the padding comes back",
@@ -223,7 +222,7 @@ mistakes = [
     ),
     mistake(
         "rows stay rows",
-        "`unpack` returns rows of four. Flatten them, and cut after `count` codes",
+        "`unpack` returns rows of four. Flatten them first",
         {CUT: "return codes[: -(-count // 4)]"},
         "flat, in uint8",
     ),
@@ -235,6 +234,12 @@ mistakes = [
         "four neighbours share a byte",
     ),
     mistake(
+        "unpacks a quarter apart",
+        "`unpack` returns the first codes of all bytes, then the second ones. Neighbours share a "
+        "byte, so stack the four fields along `dim=1`",
+        {CODES: "codes = (fields & 3).T"},
+    ),
+    mistake(
         "one code to a byte",
         "each code takes its own byte. Four have to share one",
         {
@@ -244,19 +249,15 @@ mistakes = [
             FIELDS: "fields = packed",
         },
     ),
-    mistake(
-        "int64 comes back",
-        "the bytes come back in int64, which takes eight bytes for each. Convert the codes to "
-        "uint8 first",
-        {SMALL: "small = codes.long()"},
-        "returns a flat uint8 tensor",
-    ),
-    mistake(
-        "keeps the dtype",
-        "the bytes have the dtype of the codes, and in int64 each takes eight bytes. Convert to "
-        "uint8 first",
-        {SMALL: "small = codes"},
-        "uint8 or int64",
+    *(
+        mistake(
+            name,
+            "the bytes come back in int64, which takes eight bytes for each. Convert the codes to "
+            "uint8 first",
+            {SMALL: f"small = {codes}"},
+            "returns a flat uint8 tensor",
+        )
+        for name, codes in (("int64 comes back", "codes.long()"), ("keeps the dtype", "codes"))
     ),
     mistake(
         "int8",

@@ -50,46 +50,24 @@ def numbers(*given: float) -> dict[str, float]:
 
 
 mistakes = [
-    Mistake(
-        "fp32: the weight alone",
-        f"4 bytes in fp32 hold one number, and {FOUR}",
-        answer=numbers(4),
-        violates="its gradient included",
+    *(
+        Mistake(
+            f"fp32: {what}",
+            f"{size} bytes in fp32 hold {what}, and {FOUR}",
+            answer=numbers(size),
+            violates="its gradient included",
+        )
+        for size, what in {4: "one number", 8: "two numbers", 12: "three numbers"}.items()
     ),
-    Mistake(
-        "fp32: three numbers",
-        f"12 bytes in fp32 hold three numbers, and {FOUR}",
-        answer=numbers(12),
-    ),
-    Mistake(
-        "fp32: two numbers",
-        f"8 bytes in fp32 hold two numbers, and {FOUR}",
-        answer=numbers(8),
-    ),
-    Mistake(
-        "AMP halves everything",
-        "8 bytes would be four numbers of 16 bits. Under AMP, weights, gradients and Adam's "
-        "averages stay fp32",
-        answer=numbers(16, 8),
-        violates="under AMP",
-    ),
-    Mistake(
-        "AMP: two of four in fp32",
-        "12 bytes under AMP would put two of the four numbers into 16 bits. Weight, gradient and "
-        "both averages stay fp32",
-        answer=numbers(16, 12),
-    ),
-    Mistake(
-        "AMP: three of four in fp32",
-        "14 bytes under AMP would put one of the four numbers into 16 bits. The gradient has its "
-        "parameter's dtype, which is fp32, and so have both averages",
-        answer=numbers(16, 14),
-    ),
-    Mistake(
-        "AMP: only the weight in fp32",
-        "10 bytes under AMP would put three of the four numbers into 16 bits. Weight, gradient and "
-        "both averages stay fp32",
-        answer=numbers(16, 10),
+    *(
+        Mistake(
+            f"AMP: {many} of four in 16 bits",
+            f"{size} bytes under AMP would put {many} of the four numbers into 16 bits. Weight, "
+            "gradient and both averages stay fp32",
+            answer=numbers(16, size),
+            violates="under AMP",
+        )
+        for size, many in {14: "one", 12: "two", 10: "three", 8: "all"}.items()
     ),
     Mistake(
         "AMP: copies kept",

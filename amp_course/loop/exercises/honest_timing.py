@@ -164,19 +164,29 @@ mistakes = [
         edits={LOAD: "pass", STEP: "step(next_batch())"},
         violates="leave out the loading of batches",
     ),
-    Mistake(
-        "one clock around all steps",
-        "this is the time of all steps together, loading included, divided by their number. Take "
-        "one sample for each step, with the batch loaded before the clock starts, and return the "
-        "median",
-        edits={
-            SAMPLES: f"synchronize()\n{START}",
-            IDLE: "pass",
-            START: "pass",
-            DONE: "pass",
-            SAMPLE: "pass",
-            RETURN: "synchronize()\nreturn (clock() - start) / repeats",
-        },
+    *(
+        Mistake(
+            f"one clock around all steps{name}",
+            "this is the time of all steps together, divided by their number. Take one sample for "
+            "each step, with the batch loaded before the clock starts, and return the median",
+            edits={
+                SAMPLES: f"{first}synchronize()\n{START}",
+                LOAD: load,
+                IDLE: "pass",
+                START: "pass",
+                DONE: "pass",
+                SAMPLE: "pass",
+                RETURN: "synchronize()\nreturn (clock() - start) / repeats",
+            },
+        )
+        for name, first, load in (
+            ("", "", LOAD),
+            (
+                ", loaded before",
+                "all = [next_batch() for _ in range(repeats)]\n",
+                "batch = all.pop()",
+            ),
+        )
     ),
     Mistake(
         "warm-up among the samples",
@@ -203,16 +213,13 @@ mistakes = [
         "`repeats` that count",
         edits={RETURN: "return statistics.median(samples[1:])"},
     ),
-    Mistake(
-        "the upper of two",
-        "the median of 6 samples is the mean of the middle two, and this is the larger one",
-        edits={RETURN: "return statistics.median_high(samples)"},
-    ),
-    Mistake(
-        "the lower of two",
-        "the median of 6 samples is the mean of the middle two, and this is the smaller one, which "
-        "`torch.median` gives",
-        edits={RETURN: "return statistics.median_low(samples)"},
+    *(
+        Mistake(
+            f"the {which} of two",
+            f"the median of 6 samples is the mean of the middle two, and this is the {which} one",
+            edits={RETURN: f"return statistics.median_{word}(samples)"},
+        )
+        for which, word in {"upper": "high", "lower": "low"}.items()
     ),
     Mistake(
         "the fastest step",

@@ -161,7 +161,7 @@ mistakes = [
     Mistake(
         "leaves out what overflows",
         "a micro-batch that overflowed was left out, and its group stepped without it. Call "
-        "`backward()` on every loss, and let the scaler skip the step",
+        "`backward()` on every loss",
         edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
         violates="If a micro-batch overflows, its group is skipped",
     ),
@@ -206,15 +206,13 @@ mistakes = [
         *families.CLIPS_IN_PARTS,
         edits={CLIP: "[clip_grad_norm_([*m.parameters()], max_norm) for m in model.children()]"},
     ),
-    Mistake(
-        "tail not cleared",
-        "the short last group's gradients were kept, and the next pass adds to them. Clear after "
-        "every group",
-        edits={CLEAR: f"if len(group) == every:\n    {CLEAR}"},
-    ),
-    Mistake(
-        *families.NEVER_CLEARS,
-        edits={CLEAR: "pass"},
+    *(
+        Mistake(name, families.NEVER_CLEARS[1], edits=edits)
+        for name, edits in (
+            ("never clears", {CLEAR: "pass"}),
+            ("clears only at first", {CLEAR: "pass", LOOP: f"{CLEAR}\n{LOOP}"}),
+            ("tail not cleared", {CLEAR: f"if len(group) == every:\n    {CLEAR}"}),
+        )
     ),
     Mistake(
         "clears only after a step",

@@ -133,8 +133,8 @@ mistakes = [
     Mistake(
         "tests the gradients, not the norm",
         "an optimizer stepped where each gradient is finite and only their norm is inf. "
-        "`clip_grad_norm_` makes such gradients 0, and momentum still moves the weights, so step "
-        "only if the norm is finite",
+        "Clipping makes such gradients 0, and momentum still moves the weights, so step only if "
+        "the norm is finite",
         edits={
             CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}",
             IF: "if good:",
@@ -143,21 +143,21 @@ mistakes = [
     ),
     Mistake(
         "poisons the clean one",
-        "an optimizer stepped although the norm was not finite, with gradients that clipping by "
-        "it had made NaN or 0. Step only if the norm is finite",
+        "an optimizer stepped although the norm was not finite. Clipping by it makes clean "
+        "gradients NaN or 0, so step only if it is finite",
         edits={IF: "if True:"},
         violates="If it is not finite, neither optimizer may step",
     ),
     Mistake(
         "misses inf",
-        "with a norm of inf, though not with NaN, an optimizer stepped on gradients that clipping "
-        "had made 0. Step only if `norm.isfinite()`",
+        "with a norm of inf, though not with NaN, an optimizer stepped. Step only if "
+        "`norm.isfinite()`",
         edits={IF: "if not norm.isnan():"},
     ),
     Mistake(
         "steps by hand",
-        "both optimizers stepped although the norm was not finite, even the one whose own "
-        "gradients hold the NaN or inf. Step only if the norm is finite",
+        "both optimizers stepped although the norm was not finite, even the one with the "
+        "NaN or inf. Step only if it is finite",
         edits={IF: "if True:", STEP: "one.step()"},
     ),
     Mistake(
@@ -188,8 +188,8 @@ mistakes = [
     Mistake(
         "clips the first only, and always steps",
         "only the first optimizer's gradients were clipped, by their own norm, and the optimizers "
-        "stepped whatever that is. Clip the parameters of both in one call, and step if the norm "
-        "is finite",
+        "stepped whatever that is. Clip the parameters of both in one call, and step if it is "
+        "finite",
         edits={GROUPS: "groups = optimizers[0].param_groups", IF: "if True:"},
     ),
     Mistake(
@@ -213,11 +213,12 @@ mistakes = [
             name,
             "the gradients were still scaled when you clipped them. Call `scaler.unscale_` for "
             "both optimizers first",
-            edits={UNSCALE: "pass", CLIP: f"{CLIP}{then}"},
+            edits={UNSCALE: "pass", CLIP: f"{CLIP[:-1]}{then}"},
         )
         for name, then in (
-            ("never unscales", ""),
-            ("unscales after clipping", "\n[scaler.unscale_(one) for one in optimizers]"),
+            ("never unscales", ")"),
+            ("unscales after clipping", ")\n[scaler.unscale_(one) for one in optimizers]"),
+            ("divides the norm", " * scaler.get_scale()) / scaler.get_scale()"),
         )
     ),
     Mistake(

@@ -82,7 +82,8 @@ def _train(answer: Any, draw: random.Random, init_scale: float, size: float) -> 
             warnings.filterwarnings("ignore", message=".*create_graph=True")
             call_answer(answer, case, *given)
         evidence = {"passes": [*passes], "values": [one.value for one in update.backwards]}
-        yield Case(case, scene.outputs(update), evidence=evidence)
+        # A step may be skipped before its second pass, or after it.
+        yield Case(case, scene.outputs(update), evidence={} if number == 2 else evidence)
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
@@ -128,8 +129,8 @@ mistakes = [
     ),
     Mistake(
         "penalty not scaled",
-        "the penalty's part of the gradient is too small by the scale, by which `scaler.step` "
-        "divides everything. Scale the whole sum, `scaler.scale(total)`",
+        "the penalty's part of the gradient is too small by the scale. Divide by it once, before "
+        "the norm, and scale the whole sum, `scaler.scale(total)`",
         edits={BACKWARD: "(scaler.scale(loss) + weight * penalty).backward()"},
     ),
     Mistake(
@@ -138,17 +139,14 @@ mistakes = [
         edits={TOTAL: "total = weight * penalty"},
         violates="a step on loss + weight",
     ),
-    Mistake(
-        "no graph",
-        "the penalty has no effect, as its gradients have no graph. Call `autograd.grad(…, "
-        "create_graph=True)`",
-        edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
-    ),
-    Mistake(
-        "graph freed",
-        "the first pass freed its graph, and its gradients have none. Call `autograd.grad(…, "
-        "create_graph=True)`",
-        edits={GRAD: GRAD.replace(", create_graph=True", "")},
+    *(
+        Mistake(
+            name,
+            "the first pass made no graph of its gradients. Call `autograd.grad(…, "
+            "create_graph=True)`",
+            edits={GRAD: GRAD.replace(", create_graph=True", instead)},
+        )
+        for name, instead in (("no graph", ", retain_graph=True"), ("graph freed", ""))
     ),
     Mistake(
         "detached",

@@ -179,11 +179,6 @@ mistakes = [
         edits={LOSSES: f"{LOSSES}\nlosses = [loss / 2 for loss in losses]"},
     ),
     Mistake(
-        "scales only the first loss",
-        "the second loss was not scaled, so the body adds up gradients of two scales. Scale both",
-        edits={SECOND: "losses[1].backward()"},
-    ),
-    Mistake(
         "loss not scaled",
         "the gradients were divided by the scale once too often. Scale both losses, and let only "
         "the scaler divide",
@@ -192,12 +187,19 @@ mistakes = [
             SECOND: "losses[1].backward()",
         },
     ),
-    Mistake(
-        "a scaler for each",
-        "the second loss has another scale, so the body adds up gradients of two scales. Scale "
-        "both with the one scaler",
-        edits={SECOND: "torch.amp.GradScaler('cpu').scale(losses[1]).backward()"},
-        violates="one scaler",
+    *(
+        Mistake(
+            name,
+            "the losses have two scales, and the body adds up gradients of both. Scale both losses "
+            "with the one scaler",
+            edits=edits,
+            violates="one scaler",
+        )
+        for name, edits in (
+            ("scales only the first loss", {SECOND: "losses[1].backward()"}),
+            ("scales only the second loss", {FIRST: "losses[0].backward(retain_graph=True)"}),
+            ("a scaler for each", {SECOND: f"torch.amp.GradScaler('cpu'){SECOND[6:]}"}),
+        )
     ),
     *(
         Mistake(
@@ -224,8 +226,7 @@ mistakes = [
     Mistake(
         "calls step for neither",
         "one optimizer's overflow stopped both, and `scaler.update()` raised an error, as no "
-        "`scaler.step` had run. Call it for both in every iteration: it skips only the optimizer "
-        "whose own gradients hold inf or NaN",
+        "`scaler.step` had run. Call it for both, whatever was found",
         edits={STEP: f"if {FINITE}:\n    {STEP}"},
     ),
     Mistake(

@@ -111,8 +111,8 @@ def _verdict(
             torch.manual_seed(0), random.seed(0), np.random.seed(0)
             got = answer(rope)
     except AssertionError as error:
-        message = " ".join(str(error).split())[:80]
-        return "fails", f"fails{message and f', with “{message}”,'} {name}"
+        message = str(error).split("\n")[0][:80]
+        return "fails", f"fails {name}{message and f' (“{message}”)'}"
     except Exception as error:
         if is_right or isinstance(error, (AttributeError, NameError, TypeError, LookupError)):
             raise Failed(f"for {name}") from error

@@ -214,17 +214,17 @@ mistakes = [
         edits={IN_BINADE: IN_BINADE.replace("round", "int")},
         violates="values the positions 0 … n−1 have in a format",
     ),
-    Mistake(
-        "half up",
-        "a tie goes to the neighbour whose significand is even, not always up. `round` of a "
-        "Fraction does that",
-        edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},
-    ),
-    Mistake(
-        "half down",
-        "a tie is not always rounded down. It goes to the neighbour whose significand is even, as "
-        "`round` of a Fraction does",
-        edits={IN_BINADE: "in_binade = -((Fraction(1, 2) - steps) // 1) - exact // 2"},
+    *(
+        Mistake(
+            f"half {way}",
+            f"a tie goes to the neighbour whose significand is even, not always {way}. `round` of "
+            "a Fraction does that",
+            edits={IN_BINADE: f"in_binade = {rounded} - exact // 2"},
+        )
+        for way, rounded in {
+            "up": "int(steps + Fraction(1, 2))",
+            "down": "-((Fraction(1, 2) - steps) // 1)",
+        }.items()
     ),
     Mistake(
         "counts position n too",
@@ -243,9 +243,7 @@ mistakes = [
         "through float32",
         "rounding twice, to float32 first, can make a tie of a number next to one. Round n − 1 "
         "only once",
-        edits={
-            LAST: LAST.replace("n - 1", "int(torch.tensor(float(n - 1)).item())"),
-        },
+        edits={LAST: LAST.replace("n - 1", "int(torch.tensor(float(n - 1)).item())")},
     ),
     Mistake(
         "every position has its own id",

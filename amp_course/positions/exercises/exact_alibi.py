@@ -101,23 +101,19 @@ DISTANCE = "distance = queries[:, None] - keys[None, :]"
 IDS = "distance = queries.{0}[:, None] - keys.{0}[None, :]"
 
 mistakes = [
-    Mistake(
-        "position ids in bf16",
-        "the positions were rounded to bf16 before they were subtracted. Subtract the integers",
-        edits={DISTANCE: IDS.format("bfloat16().float()")},
-        violates="positions up to a million",
-    ),
-    Mistake(
-        "casts position ids to fp16",
-        "the positions were rounded to fp16 (inf past 65,519) before they were subtracted. "
-        "Subtract the integers",
-        edits={DISTANCE: IDS.format("half().float()")},
-    ),
-    Mistake(
-        "position ids as the slopes",
-        "the positions were cast to the dtype of the slopes, where neighbours become one. "
-        "Subtract the integers",
-        edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format("to(dtype)")},
+    *(
+        Mistake(
+            name,
+            "the positions were rounded to 16 bits before they were subtracted, so neighbours "
+            "became one. Subtract the integers",
+            edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format(cast)},
+            violates="positions up to a million",
+        )
+        for name, cast in {
+            "position ids in bf16": "bfloat16().float()",
+            "casts position ids to fp16": "half().float()",
+            "position ids as the slopes": "to(dtype)",
+        }.items()
     ),
     Mistake(
         "position ids and product as the slopes",
@@ -125,20 +121,17 @@ mistakes = [
         "up to 256. Subtract the integers, and multiply by `slopes.float()`",
         edits={START: "pass", DISTANCE: IDS.format("to(slopes.dtype)")},
     ),
-    Mistake(
-        "casts the distance to bf16",
-        "the distance was rounded to bf16, which holds every integer only up to 256. Keep it an "
-        "integer",
-        edits={DISTANCE: f"{DISTANCE}\ndistance = distance.bfloat16().float()"},
-    ),
-    Mistake(
-        "casts the distance to the dtype of the slopes",
-        "for bf16 slopes the distance was rounded to bf16 too, so neighbours share it past 256. "
-        "Multiply `slopes.float()` by the integers",
-        edits={
-            START: f"dtype = slopes.dtype\n{START}",
-            DISTANCE: f"{DISTANCE}\ndistance = distance.to(dtype)",
-        },
+    *(
+        Mistake(
+            f"casts the distance to {name}",
+            "the distance was rounded to bf16, which holds every integer only up to 256. Keep it "
+            "an integer",
+            edits={
+                START: f"dtype = slopes.dtype\n{START}",
+                DISTANCE: f"{DISTANCE}\ndistance = distance.to({dtype}).float()",
+            },
+        )
+        for name, dtype in {"bf16": "torch.bfloat16", "the dtype of the slopes": "dtype"}.items()
     ),
     Mistake(
         "casts the bias to bf16",

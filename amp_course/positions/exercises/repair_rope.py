@@ -113,12 +113,18 @@ SPLIT = "first, second = x.float().chunk(2, dim=-1)"
 ROTATE = "result = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)"
 
 mistakes = [
-    Mistake(
-        "as given",
-        "positions, frequencies and angles are as in the given RoPE. Compute them in float32, "
-        "without a matmul, and cast last",
-        edits={**LOW_FREQUENCIES, ANGLES: MATMUL.replace("float()", "to(x.dtype)")},
-        violates="float32, bf16 and fp16",
+    *(
+        Mistake(
+            name,
+            "positions, frequencies and angles are in the dtype of x. Compute them in float32, "
+            "without a matmul, and cast last",
+            edits={**LOW_FREQUENCIES, ANGLES: angles},
+            violates="float32, bf16 and fp16",
+        )
+        for name, angles in {
+            "as given": MATMUL.replace("float()", "to(x.dtype)"),
+            "only the matmul is replaced": LOW_ANGLES,
+        }.items()
     ),
     Mistake(
         "a matmul",
@@ -127,11 +133,17 @@ mistakes = [
         edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
         violates="under bf16 autocast",
     ),
-    Mistake(
-        "casts the position ids",
-        "the position ids are cast to the dtype of x, where neighbours become one. Use "
-        "`positions.float()`",
-        edits={ANGLES: LOW_ANGLES},
+    *(
+        Mistake(
+            name,
+            "position ids are cast to 16 bits, where neighbours become one. Use "
+            "`positions.float()`",
+            edits={ANGLES: angles},
+        )
+        for name, angles in {
+            "casts the position ids": LOW_ANGLES,
+            "positions in bf16": ANGLES.replace("float()", "bfloat16()"),
+        }.items()
     ),
     Mistake(
         "computes the frequencies in the dtype of x",
@@ -146,12 +158,6 @@ mistakes = [
         edits={FREQUENCIES: LOW_FREQUENCIES[FREQUENCIES] + ".float()"},
     ),
     Mistake(
-        "positions in bf16",
-        "position ids are cast to bf16, even for float32 x, and neighbours become one. Use "
-        "`positions.float()`",
-        edits={ANGLES: ANGLES.replace("float()", "bfloat16()")},
-    ),
-    Mistake(
         "casts the angles",
         "the angles are cast before cos and sin, so thousands of radians lose the fraction of a "
         "turn. Cast after them",
@@ -162,12 +168,6 @@ mistakes = [
         "{case}, digits are missing, as if angles below 2π had been cast before cos and sin. Cast "
         "after them",
         edits={ANGLES: f"{ANGLES}\nangles = (angles % 6.283185307179586).to(x.dtype)"},
-    ),
-    Mistake(
-        "only the matmul is replaced",
-        "positions, frequencies and angles are still in the dtype of x. Compute them in float32 "
-        "and cast last",
-        edits={**LOW_FREQUENCIES, ANGLES: LOW_ANGLES},
     ),
     Mistake(
         "returns float32",

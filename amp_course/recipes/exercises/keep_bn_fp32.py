@@ -190,8 +190,7 @@ mistakes = [
     Mistake(
         "everything in half",
         "the batch norms are fp16. `.half()` on a module casts all of its children, too, as does "
-        "casting what `parameters()` gives, so leave the batch norms out. If you reload their "
-        "values afterwards, call `bn.float()` first",
+        "casting what `parameters()` gives, so leave the batch norms out",
         edits={NORMS: "if False:"},
         violates="every batch norm keeps its float32 parameters and statistics",
     ),
@@ -242,17 +241,20 @@ mistakes = [
         f"anything. {KINDS}",
         edits={NORMS: 'if "BatchNorm" in type(module).__name__:'},
     ),
-    Mistake(
-        "every norm",
-        "norms of all kinds stayed in float32. Only batch norms should",
-        edits={NORMS: 'if "Norm" in type(module).__name__:'},
-        violates="every other",
-    ),
-    Mistake(
-        "instance norms too",
-        "an InstanceNorm stayed in float32, but is no batch norm. `_NormBase` is the base of both, "
-        "`_BatchNorm` of batch norms alone",
-        edits={NORMS: "if isinstance(module, nn.modules.batchnorm._NormBase):"},
+    *(
+        Mistake(
+            name,
+            "a norm of another kind stayed in float32, as InstanceNorm does if you test for "
+            "`_NormBase`. Only batch norms should",
+            edits={NORMS: f"if {test}:"},
+            violates="every other",
+        )
+        for name, test in (
+            ("every norm", '"Norm" in type(module).__name__'),
+            ("instance norms too", "isinstance(module, nn.modules.batchnorm._NormBase)"),
+            ("layer norms too", "isinstance(module, (_BatchNorm, nn.LayerNorm))"),
+            ("two more", "isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm))"),
+        )
     ),
     Mistake(
         "buffers forgotten",
@@ -263,8 +265,7 @@ mistakes = [
     ),
     Mistake(
         "whole numbers in half",
-        "a buffer of whole numbers became fp16, and counters must stay integers. Cast only where "
-        "`buffer.is_floating_point()`",
+        "a buffer of whole numbers became fp16. Cast only where `buffer.is_floating_point()`",
         edits={BUFFERS: "if True:"},
         violates="floating-point",
     ),
@@ -276,14 +277,14 @@ mistakes = [
     ),
     Mistake(
         "outermost modules only",
-        "only what the outermost modules hold themselves became fp16, neither what the model holds "
-        "itself nor what is nested deeper. Loop over `model.modules()`, which gives all of them",
+        "only what the outermost modules hold themselves became fp16. Loop over "
+        "`model.modules()`, which gives the model and all that is nested in it",
         edits={"for module in model.modules():": "for module in model.children():"},
     ),
     Mistake(
         "a copy",
-        "you return a copy of the model. An optimizer still has the parameters of the model that "
-        "you were given, so convert that in place and return it",
+        "you return a copy. An optimizer still has the parameters of the model that you were "
+        "given: convert that",
         answer=lambda model: right(copy.deepcopy(model)),
         violates="no copy",
     ),

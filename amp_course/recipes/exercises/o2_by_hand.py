@@ -218,11 +218,14 @@ mistakes = [
         edits={BACKWARD: "(loss.half() * scale).backward()"},
         violates="the loss in float32",
     ),
-    Mistake(
-        "not unscaled",
-        "the gradients were not unscaled. Divide them by the scale, in float32",
-        edits={UNSCALE: "master.grad = p.grad.float()"},
-        violates="unscales the gradients",
+    *(
+        Mistake(
+            name,
+            "the gradients were not divided by the scale. Do that in float32",
+            edits={UNSCALE: f"master.grad = p.grad.float(){times}"},
+            violates="unscales the gradients",
+        )
+        for name, times in (("not unscaled", ""), ("multiplies by the scale", " * scale"))
     ),
     Mistake(
         "unscaled in fp16",
@@ -233,7 +236,7 @@ mistakes = [
     Mistake(
         "not cleared after a skipped step",
         "after a skipped step, later ones are skipped too. Clear the model's gradients in each "
-        "step, skipped or not, and keep no flag from step to step",
+        "step, and keep no flag from step to step",
         edits={CLEAR: f"if finite:\n    {CLEAR}"},
     ),
     Mistake(
@@ -244,8 +247,7 @@ mistakes = [
     ),
     Mistake(
         "not cleared after a step that is taken",
-        "gradients of a step that was taken are added to those of the next. Clear them in each "
-        "step, skipped or not",
+        "gradients of a step that was taken are added to those of the next. Clear them in each",
         edits={CLEAR: f"if not finite:\n    {CLEAR}"},
     ),
     Mistake(
@@ -262,8 +264,7 @@ mistakes = [
     ),
     Mistake(
         "never skips",
-        "a step was taken with gradients that are inf or NaN, so the masters are too. Test every "
-        "gradient first",
+        "a step was taken with gradients that are inf or NaN. Test every gradient first",
         edits={FINITE: "finite = True"},
         violates="skips the update",
     ),
@@ -295,7 +296,7 @@ mistakes = [
     ),
     Mistake(
         "looks at the first gradient only",
-        "inf is missed in the bias's gradient. Test the gradients of all parameters",
+        "inf is missed in the bias's gradient. Test all gradients",
         edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
         violates="any gradient",
     ),
@@ -320,8 +321,8 @@ mistakes = [
     ),
     Mistake(
         "float32 weights",
-        "after the step the model's weights are in float32, as with `p.data = master`. Write "
-        "`p.copy_(master)`, which keeps their dtype",
+        "after the step the model's weights are in float32. Write `p.copy_(master)`, which keeps "
+        "their dtype",
         edits={"p.copy_(master)": "p.data = master"},
     ),
     Mistake(

@@ -153,9 +153,7 @@ mistakes = [
         edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
     ),
     Mistake(
-        "no update",
-        "`scaler.unscale_` ran twice with no `scaler.update()` in between. Update after each "
-        "step, skipped or not",
+        *families.NO_UPDATE,
         edits={UPDATE: "pass"},
     ),
     Mistake(
@@ -240,6 +238,14 @@ mistakes = [
         "the norm that you return carries the scale. Return that of the true gradients, before "
         "clipping",
         edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
+    ),
+    Mistake(
+        "the scale after the update",
+        "the norm is divided by the scale that `update()` left. Read the scale before",
+        edits={
+            STEP: f"norm *= scaler.get_scale()\n{STEP}",
+            "return norm": "return norm / scaler.get_scale()",
+        },
     ),
     Mistake(
         *families.RETURNS_THE_NORM_AFTER_CLIPPING,

@@ -1,27 +1,13 @@
 """Exercise 4 of chapter 05: the whole scaler, step by step and to the last bit."""
 
-import math
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
-from amp_course.checking import (
-    Card,
-    Case,
-    Exercise,
-    Mistake,
-    Wrong,
-    call_answer,
-    families,
-    is_blank,
-    read_number,
-    read_tensor,
-)
-from amp_course.scaler.exercises._shared import gradients, watch_steps
-from amp_course.watching.scene import flat
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, families, is_blank
+from amp_course.scaler.exercises._run import LEFT, Run
 
 card = Card(
     chapter="scaler",
@@ -108,107 +94,14 @@ class MyScaler:
 
 
 OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
-METHODS = ("scale", "step", "update", "get_scale", "state_dict", "load_state_dict")
-BAD = {  # in a row of steps → in words, and in a gradient; 4 / 2 of the last is inf
-    "i": ("inf", math.inf),
-    "-": ("-inf", -math.inf),
-    "n": ("NaN", math.nan),
-    "h": ("huge finite numbers", 1.5 * 2.0**127),
-}
 ROWS = ".. .. .. .. .. .. i. .. .n _. .. ._ -N .. .. .. I. .. h."  # at the last, the scale is 1/2
-LEFT = "the gradients after the step"
-
-
-class _Run:
-    """A training of two optimizers with momentum, two groups and an idle parameter each."""
-
-    def __init__(self, name: str, answer: Any, draw: random.Random, **options: float) -> None:
-        self.name, self.number = name, 0
-        self.generator = torch.Generator().manual_seed(draw.getrandbits(31))
-        start = torch.rand(2, 9, generator=self.generator) + 0.5
-        self.parameters = [[nn.Parameter(part) for part in one.split((4, 2, 3))] for one in start]
-        groups = [[{"params": one[:2]}, {"params": one[2:]}] for one in self.parameters]
-        self.optimizers = [torch.optim.SGD(two, lr=0.05, momentum=0.9) for two in groups]
-        self.used = [watch_steps(one) for one in self.optimizers]
-        self.scaler = call_answer(answer, "while making a scaler", **options)
-        if missing := [f"`{one}`" for one in METHODS if not hasattr(self.scaler, one)]:
-            raise Wrong(f"the scaler has no method {' and no '.join(missing)}")
-
-    def cases(self, rows: str, unscaled: bool = False) -> Iterator[Case]:
-        """Train on rows like "iN": inf in the first optimizer's first gradient, NaN in the other's
-        last; an optimizer with "_" rests.
-        """
-        names = "first", "second"
-        for row in rows.split():
-            self.number += 1
-            active = [place for place in (0, 1) if row[place] != "_"]
-            bad = " and ".join(
-                f"{BAD[row[place].lower()][0]} in the {names[place]} optimizer's gradients"
-                for place in active
-                if row[place] != "."
-            )
-            case = f"{self.name}at step {self.number}, with {bad or 'finite gradients'}"
-            if len(active) == 1:
-                case += f" and a step of the {names[active[0]]} optimizer only"
-            losses, scaled = [], []
-            for place in active:
-                first, _, last = self.parameters[place]
-                first.grad = last.grad = None
-                self.used[place].clear()
-                # Products of these are exact
-                values = torch.randint(2**14, 2**16, (7,), generator=self.generator) / 2**20
-                if (mark := row[place]) != ".":
-                    where = slice(4) if mark == "h" else 5 if mark.isupper() else 2
-                    values[where] = BAD[mark.lower()][1]
-                losses.append((torch.cat([first, last]) * values).sum())
-                loss = call_answer(self.scaler.scale, case, losses[-1])
-                subject = "`scale(loss)` returned"
-                scaled.append(read_tensor(loss, case, shape=(), subject=subject).float())
-                call_answer(loss.backward, case)
-            plain = [one.detach() for one in losses]
-            outputs: dict[str, Any] = {
-                "the scaled loss": scaled,
-                "the loss given to `scale`": plain,
-            }
-            for place in active if unscaled else ():
-                if place == 0 or self.number % 2:  # else `step` has to unscale
-                    call_answer(self.scaler.unscale_, case, self.optimizers[place])
-                    name = f"the {names[place]} optimizer's gradient"
-                    outputs[name] = gradients(self.optimizers[place])
-                    # This makes an inf finite
-                    nn.utils.clip_grad_value_(self.parameters[place][::2], 0.03)
-            for place in active if self.number % 3 else active[::-1]:
-                call_answer(self.scaler.step, case, self.optimizers[place])
-            call_answer(self.scaler.update, case)
-            used = [self.used[place] for place in active]
-            weights = [flat(one) for one in self.parameters]
-            outputs |= {
-                "the number of optimizer steps": [len(one) for one in used],
-                "the gradient at the step": [one for steps in used for one in steps],
-                "the weights": weights,
-                "the scale": self.scale(case),
-                LEFT: sum(bool(gradients(one).any()) for one in self.optimizers),
-            }
-            finite = [bool(one.isfinite().all()) for one in weights]
-            yield Case(case, outputs, evidence={"finite": finite})
-
-    def scale(self, case: str) -> float:
-        return read_number(call_answer(self.scaler.get_scale, case), case, "`get_scale()` returned")
-
-    def save(self) -> Any:
-        return call_answer(self.scaler.state_dict, "while saving")
-
-    def load(self, state: Any, answer: Any, **options: float) -> None:
-        """Go on with another scaler that loads a state."""
-        self.scaler = call_answer(answer, "while making a scaler", **options)
-        call_answer(self.scaler.load_state_dict, "while loading", state)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """A run with a save and load, two at the ends of float32, and one with `unscale_`."""
     usual = dict(zip(OPTIONS, (8.0, 4.0, 0.125, 3), strict=True))
     other = dict(zip(OPTIONS, (2.0**127, 2.0, 0.5, 2), strict=True))
-    run = _Run("", answer, draw, **usual)
+    run = Run("", answer, draw, **usual)
     yield from run.cases(f"{ROWS} n- .. .n ..")
     state, scale = run.save(), run.scale("while saving")
     if state is None:
@@ -219,7 +112,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         "after loading the state a second time",
     ):
         # The scaler trains on, and the state must not change with it
-        list(_Run("", lambda: run.scaler, draw).cases("ii .. .."))
+        list(Run("", lambda: run.scaler, draw).cases("ii .. .."))
         run.name = "after a save and load, "
         run.load(state, answer, **other)
         now = run.scale(case)
@@ -228,13 +121,13 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     yield from run.cases(".. .. .i .. .. .. .. N. .I")
     for power in (127, -126):
         options = {**other, "init_scale": 2.0**power}
-        run = _Run(f"with a saved scale of 2^{power}, ", answer, draw, **options)
+        run = Run(f"with a saved scale of 2^{power}, ", answer, draw, **options)
         run.load(run.save(), answer, **usual)
         for one in run.cases("i. .. .. .. .. .. i. .. .."):
             yield Case(one.name, {f"{output} in this run": x for output, x in one.outputs.items()})
     if is_blank(getattr(run.scaler, "unscale_", ...)):
         answer = MyScaler
-    run = _Run("in a run with clipping, ", answer, draw, **usual)
+    run = Run("in a run with clipping, ", answer, draw, **usual)
     for one in run.cases(f"{ROWS} .n ..", unscaled=True):
         # Other names, as before: an answer may have another mistake here, or no `unscale_`
         outputs = {f"{output} after `unscale_`": value for output, value in one.outputs.items()}
@@ -274,14 +167,8 @@ mistakes = [
         "`step` or before it",
         edits={"parameter.grad.div_(self._scale)": "pass"},
     ),
-    Mistake(
-        *families.A_GRADIENT_IS_NONE,
-        edits={THERE: "if True:"},
-    ),
-    Mistake(
-        *families.FIRST_GROUP_ONLY,
-        edits={GROUPS: GROUPS.replace("_groups", "_groups[:1]")},
-    ),
+    Mistake(*families.A_GRADIENT_IS_NONE, edits={THERE: "if True:"}),
+    Mistake(*families.FIRST_GROUP_ONLY, edits={GROUPS: GROUPS.replace("_groups", "_groups[:1]")}),
     Mistake(
         "one flag for all",
         "only one of the two optimizers gets unscaled gradients. Remember for each whether it is "
@@ -310,7 +197,7 @@ mistakes = [
     ),
     Mistake(
         *families.JUDGES_BY_THE_NORM,
-        edits={CHECK: "found = found or not math.isfinite(parameter.grad.norm())"},
+        edits={CHECK: "found = found or not parameter.grad.norm().isfinite()"},
     ),
     Mistake(
         "never steps",
@@ -351,10 +238,7 @@ mistakes = [
         "something",
         edits={ANY: "found = list(self._found.values())[-1]"},
     ),
-    Mistake(
-        *families.KEEPS_THE_STREAK_AFTER_GROWTH,
-        edits={RESTART: "pass"},
-    ),
+    Mistake(*families.KEEPS_THE_STREAK_AFTER_GROWTH, edits={RESTART: "pass"}),
     Mistake(
         "grows on and on",
         "after its first growth the scale grows at every clean step. Set the streak to 0 when it "
@@ -370,15 +254,15 @@ mistakes = [
     Mistake(
         "looks at the gradients again",
         "`step` skips by what the gradients are now, after clipping. Keep what `unscale_` found",
-        edits={IF: "if gradients(optimizer).isfinite().all():"},
+        edits={
+            IF: "now = [p.grad for group in optimizer.param_groups for p in group['params']]\n"
+            "if all(one is None or one.isfinite().all() for one in now):"
+        },
     ),
-    Mistake(
-        *families.KEEPS_THE_STREAK_AFTER_A_SKIP,
-        edits={STREAK: "self._streak += not found"},
-    ),
+    Mistake(*families.KEEPS_THE_STREAK_AFTER_A_SKIP, edits={STREAK: "self._streak += not found"}),
     Mistake(
         *families.GROWS_TO_INF,
-        edits={"self._scale = grown if fits else self._scale": ("self._scale = grown")},
+        edits={"self._scale = grown if fits else self._scale": "self._scale = grown"},
         violates="to the last bit",
     ),
     Mistake(

@@ -118,6 +118,7 @@ MISSES = {
     "NaN, which is neither inf nor above a limit,": "g.isinf().any()",
     "inf, which is not NaN,": "g.isnan().any()",
     "−inf": "(g == INF).any() or g.isnan().any()",
+    "the −inf next to a finite maximum": "not g.max().isfinite()",
     "NaN or −inf, neither of which equals inf,": "(g == INF).any()",
     "one bad element among good ones": "not g.isfinite().any()",
 }
@@ -137,17 +138,26 @@ mistakes = [
         edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
         violates="divide every gradient",
     ),
-    Mistake(
-        "returns before the rest",
-        "gradients after an inf or NaN are not divided. No `return`, `break`, `or` or `any(…)` "
-        "may skip them",
-        edits={FIND: "if not parameter.grad.isfinite().all():\n    return True"},
-    ),
-    Mistake(
-        "skips what is not finite",
-        "a gradient with inf or NaN in it still carries the scale. Unscale that one as well",
-        edits={DIVIDE: f"if parameter.grad.isfinite().all():\n    {DIVIDE}"},
-    ),
+    *[
+        Mistake(
+            name,
+            "after an inf or NaN, gradients still carry the scale. No `if`, `return`, `break`, "
+            "`or` or `any(…)` may skip the division",
+            edits=edits,
+        )
+        for name, edits in {
+            "returns before the rest": {
+                FIND: "if not parameter.grad.isfinite().all():\n    return True"
+            },
+            "skips what is not finite": {
+                DIVIDE: f"if parameter.grad.isfinite().all():\n    {DIVIDE}"
+            },
+            "skips all": {
+                **finds("not g.isfinite().all()"),
+                DIVIDE: f"if not found:\n    {DIVIDE}",
+            },
+        }.items()
+    ],
     Mistake(
         *families.FIRST_GROUP_ONLY,
         edits={LOOP: LOOP.replace(":", "[:1]:")},
@@ -167,7 +177,7 @@ mistakes = [
         Mistake(
             f"misses {what.split(',')[0]}",
             f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN "
-            f"alike",
+            "alike",
             edits=finds(test),
             violates="contains inf or NaN",
         )
@@ -192,12 +202,6 @@ mistakes = [
             },
         }.items()
     ],
-    Mistake(
-        "looks at the maximum",
-        "−inf was missed, as the largest element next to it is finite. "
-        "`torch.isfinite(gradient).all()` looks at all of them",
-        edits=finds("not g.max().isfinite()"),
-    ),
     Mistake(
         "the last gradient decides",
         "only the last gradient counts. Keep what an earlier one has found: `found = found or …`",

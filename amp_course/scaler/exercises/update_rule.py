@@ -161,16 +161,20 @@ mistakes = [
         )
         for where, always in ((" after a skip", False), ("", True))
     ],
-    Mistake(
-        "always halves",
-        "the scale backs off by a factor other than the `backoff` that was passed in",
-        answer=lambda s, k, f, g, b, n: reference(s, k, f, g, 0.5, n),
-    ),
-    Mistake(
-        "always doubles",
-        "the scale grows by a factor other than the `growth` that was passed in",
-        answer=lambda s, k, f, g, b, n: reference(s, k, f, 2.0, b, n),
-    ),
+    *[
+        Mistake(
+            name,
+            "the scale changes by a factor other than the `growth` or `backoff` that was passed in",
+            answer=lambda s, k, f, g, b, n, own=own: reference(
+                s, k, f, own[0] or g, own[1] or b, n
+            ),
+        )
+        for name, own in {
+            "always halves": (None, 0.5),
+            "always doubles": (2.0, None),
+            "always halves or doubles": (2.0, 0.5),
+        }.items()
+    ],
 ]
 
 update_rule = Exercise(card, reference, cases, mistakes)

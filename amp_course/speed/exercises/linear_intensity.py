@@ -120,17 +120,22 @@ mistakes = [
         edits={MOVED: "moved = itemsize * (x + weight)"},
         violates="and writes its result",
     ),
-    Mistake(
-        "forgets the weight",
-        "the bytes of the weight are missing. They are read from memory too, and for a small "
-        "batch they are most of the bytes",
-        edits={MOVED: "moved = itemsize * (x + y)"},
-        violates="reads both of its operands",
+    *(
+        Mistake(
+            f"forgets the {what}",
+            f"the bytes of the {what} are missing: they are read from memory too",
+            edits={MOVED: f"moved = itemsize * ({counted})"},
+            violates="reads both of its operands",
+        )
+        for what, counted in (("weight", "x + y"), ("input", "weight + y"))
     ),
-    Mistake(
-        "forgets the input",
-        "the bytes of x are missing: its batch · inputs elements are read from memory too",
-        edits={MOVED: "moved = itemsize * (weight + y)"},
+    *(
+        Mistake(
+            f"itemsize of {one}",
+            f"only {one} is multiplied by `itemsize`: put the sum of the three into parentheses",
+            edits={MOVED: f"moved = {moved}"},
+        )
+        for one, moved in (("x", "itemsize * x + weight + y"), ("y", "x + weight + y * itemsize"))
     ),
     Mistake(
         "always 4 bytes",
@@ -143,15 +148,13 @@ mistakes = [
         "these are elements, not bytes: multiply by `itemsize`",
         edits={MOVED: "moved = x + weight + y"},
     ),
-    Mistake(
-        "bits instead of bytes",
-        "these are bits: `itemsize` is in bytes already, so there is no factor of 8",
-        edits={MOVED: "moved = 8 * itemsize * (x + weight + y)"},
-    ),
-    Mistake(
-        "itemsize taken for bits",
-        "these are bytes divided by 8: `itemsize` is in bytes, not in bits",
-        edits={MOVED: "moved = itemsize * (x + weight + y) / 8"},
+    *(
+        Mistake(
+            name,
+            "`itemsize` is in bytes, not in bits: leave out the factor of 8",
+            edits={MOVED: f"moved = {factor} * itemsize * (x + weight + y)"},
+        )
+        for name, factor in (("bits instead of bytes", 8), ("itemsize taken for bits", 1 / 8))
     ),
     Mistake(
         "counts a bias",
@@ -178,8 +181,8 @@ mistakes = [
     ),
     Mistake(
         "twice in backward",
-        "your backward pass has twice the intensity of the forward pass. It moves twice as many "
-        "bytes for twice as many FLOPs, so both have the same",
+        "your backward pass has twice the intensity of the forward pass, but it moves twice as "
+        "many bytes, too",
         edits={RETURN: RETURN.replace("/ moved_back", "/ moved")},
     ),
     Mistake(
@@ -196,14 +199,12 @@ mistakes = [
     ),
     Mistake(
         "backward with the forward pass",
-        "these are the FLOPs of forward and backward together: count the two matmuls of the "
-        "backward pass alone",
+        "these are the FLOPs of forward and backward together: count the backward pass alone",
         edits={FLOPS_BACK: "flops_back = 3 * flops"},
     ),
     Mistake(
         "four times in backward",
-        "these are the FLOPs of four matmuls. Only double the forward FLOPs, which already include "
-        "the factor 2 of a multiply-add",
+        "these are the FLOPs of four matmuls: double the forward FLOPs only once",
         edits={FLOPS_BACK: "flops_back = 4 * flops"},
     ),
     Mistake(

@@ -96,8 +96,8 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
 
 
 def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
-    """Return a step that takes as long, with few or many kernels and reads, so that no count
-    reveals its `kind`: three short kernels become one, or each becomes three.
+    """Return such a step with few or many kernels and reads, so that no count reveals its `kind`:
+    three short kernels become one, or each becomes three. Each step waits for data for a while.
     """
     limit = max(time for _, time in step.kernels) / 5
     kernels = [one for one in step.kernels if one[1] >= limit]
@@ -108,7 +108,7 @@ def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
     draw.shuffle(kernels)
     reads = draw.randint(*((40, 60) if not few else (6, 9) if kind == SYNC else (1, 3)))
     return Step(
-        step.load_ms,
+        max(step.load_ms, 1.8),
         tuple(kernels),
         step.launch_ms * len(step.kernels) / len(kernels),
         # Early, so that the queue fills later.
@@ -133,13 +133,11 @@ def _swapped(one: str, other: str) -> Callable[[Trace], str]:
     return lambda trace: {one: other, other: one}.get(reference(trace), reference(trace))
 
 
-REASONS = "a GPU can be idle for three reasons, but you always name the same one. Here {why}"
-
 mistakes = [
     Mistake(
         "takes the longest kernel for the cause",
-        "you name the kind of the longest kernel, but its {longest:.1f} ms say little about a "
-        "step of {trace.step_ms:.1f} ms: {why}",
+        "you name the kind of the longest kernel, which takes {longest:.1f} ms of "
+        "{trace.step_ms:.1f}: {why}",
         answer=_of_longest_kernel,
         violates="shorten the step the most",
     ),
@@ -149,23 +147,18 @@ mistakes = [
         "kernels of a kind: {why}",
         answer=_busy_means(_of_longest_kernel),
     ),
-    Mistake(
-        "calls every idle GPU data loading",
-        REASONS,
-        answer=_idle_means("data"),
-        violates="'data' (batches arrive too late)",
-    ),
-    Mistake(
-        "calls every idle GPU launch-bound",
-        REASONS,
-        answer=_idle_means("launch"),
-        violates="'launch' (the host launches too slowly)",
-    ),
-    Mistake(
-        "calls every idle GPU synchronisation",
-        REASONS,
-        answer=_idle_means("sync"),
-        violates="'sync' (it reads values too often)",
+    *(
+        Mistake(
+            f"calls every idle GPU {words}",
+            "a GPU can be idle for three reasons, but you always name the same one. Here {why}",
+            answer=_idle_means(name),
+            violates=violates,
+        )
+        for name, words, violates in (
+            ("data", "data loading", "'data' (batches arrive too late)"),
+            ("launch", "launch-bound", "'launch' (the host launches too slowly)"),
+            ("sync", "synchronisation", "'sync' (it reads values too often)"),
+        )
     ),
     Mistake(
         "confuses launch and sync",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_course.checking import Card, Case, Exercise, Mistake, call_answer, read_number
-from amp_course.speed.exercises.host_reads import CONDITION, SHAPE, TEXT, VALUE, HostReads
+from amp_course.speed.exercises.host_reads import HostReads
 
 card = Card(
     chapter="speed",
@@ -94,18 +94,10 @@ class Training:
 STEPS, WHEN = "the number of steps", "the steps after which you log"
 WAITS, READS = "what makes the host wait between two lines", "the number of waits for a line"
 GRAPHS = "the old graphs that are still in memory"
-KINDS = {
-    VALUE: "reading values",
-    CONDITION: "a condition",
-    TEXT: "printing",
-    SHAPE: "a shape that depends on values",
-}
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
-    """Run finite losses, with steps left over; negative and infinite ones; a line for every
-    step.
-    """
+    """Run finite losses, with steps left over; negative and infinite ones; a line a step."""
     high = [draw.uniform(1.0, 3.0) for _ in range(27)]
     low = [draw.uniform(-3.0, -1.0) for _ in range(20)]
     high[2], low[2] = 3.5, -0.5  # the largest are in the first window
@@ -130,7 +122,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             "the means in the log": [line[1] for line in lines],
             "the largest losses in the log": [line[2] for line in lines],
             "the counts of bad losses in the log": [_whole(line[3]) for line in lines],
-            WAITS: " and ".join(sorted({KINDS[read.kind] for read in between})) or "nothing",
+            WAITS: " and ".join(sorted({read.kind for read in between})) or "nothing",
             READS: f"{most}" if most > 6 else "at most 6",
             # The variables `loss` and `previous` may hold one each.
             GRAPHS: "some" if training.alive > 2 else "none",
@@ -138,13 +130,10 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         facts = {
             "steps": _steps(read.place for read in between),
             "calls": " and ".join(dict.fromkeys(f"`{read.call}`" for read in between)),
-            "lines": len(lines),
-            "logged": _steps(logged),
+            "logged": f"{len(lines)} times, after {_steps(logged)}",
             "due": _steps(range(every, training.steps + 1, every)),
-            "taken": training.steps,
-            "batches": len(losses),
+            "taken": f"{training.steps} times, but there are {len(losses)} batches",
             "graphs": training.alive,
-            "reads": most,
         }
         yield Case(case, outputs, facts)
 
@@ -169,8 +158,12 @@ MEAN, LARGEST, BAD = "sum(finite) / len(finite)", "max(finite)", "len(losses) - 
 LOG, START = f"log(number, {MEAN}, {LARGEST}, {BAD})", "window: list[Tensor] = []"
 
 
-def _log(mean: str = MEAN, largest: str = LARGEST, bad: str = BAD) -> dict[str, str]:
-    return {LOG: f"log(number, {mean}, {largest}, {bad})"}
+def _log(
+    mean: str = MEAN, largest: str = LARGEST, bad: str = BAD, start: str = "", add: str = ""
+) -> dict[str, str]:
+    """Return the edits that log other values; `start` runs once, `add` for each line."""
+    log = f"log(number, {mean}, {largest}, {bad})"
+    return {LOG: log, START: f"{START}\n{start}", FINITE: f"{FINITE}\n{add}"}
 
 
 def _late(step: Any, batches: Any, every: int, log: Any) -> None:
@@ -195,8 +188,7 @@ mistakes = [
     ),
     Mistake(
         "logs after the last step",
-        "you log all lines after the last step, too late to watch the run: call `log` as soon as "
-        "a line is due",
+        "you log all lines after the last step: call `log` as soon as a line is due",
         answer=_late,
         violates="at the same steps",
     ),
@@ -241,18 +233,13 @@ mistakes = [
     *(
         Mistake(
             f"the sum of the run, over {what}",
-            "your sum of the losses goes on from line to line, so the mean includes earlier "
-            "steps: start it, and whatever else you count, again after each line",
-            edits={
-                START: f"{START}\ntotal, bad = 0.0, 0",
-                FINITE: f"{FINITE}\ntotal += sum(finite)\nbad += len(losses) - len(finite)",
-                **_log(mean=f"total / {number}"),
-            },
+            "your sum of the losses goes on from line to line: start it again after each line",
+            edits=_log(mean, start="total = bad = 0", add=f"total += sum(finite)\nbad += {BAD}"),
         )
-        for what, number in {
-            "the finite ones of a line": "len(finite)",
-            "a line without the bad ones of the run": "(every - bad)",
-            "all of a line": "every",
+        for what, mean in {
+            "the finite ones of a line": "total / len(finite)",
+            "a line without the bad ones of the run": "total / (every - bad)",
+            "all of a line": "total / every",
         }.items()
     ),
     Mistake(
@@ -274,15 +261,11 @@ mistakes = [
     Mistake(
         "multiplies by a mask",
         "NaN · 0 and inf · 0 are NaN, so multiplying by a mask removes no loss: use `torch.where`",
-        edits={
-            FINITE: f"{FINITE}\nmasked = [one * math.isfinite(one) for one in losses]",
-            **_log(mean="sum(masked) / len(finite)"),
-        },
+        edits=_log("sum(one * math.isfinite(one) for one in losses) / len(finite)"),
     ),
     Mistake(
         "replaces what is not finite",
-        "`nan_to_num` turns NaN into 0 and infinities into ±3.4e38, and your mean includes both: "
-        "leave those losses out",
+        "your mean includes 0 for NaN and ±3.4e38 for infinities: leave those losses out",
         edits={LOSSES: "losses = torch.stack(window).nan_to_num().tolist()"},
     ),
     Mistake(
@@ -292,18 +275,13 @@ mistakes = [
     ),
     Mistake(
         "the largest starts at 0",
-        "the largest loss in your log is 0, but all losses are negative. Use `-math.inf` as the "
-        "starting value, and in place of a loss that is not finite",
+        "the largest loss in your log is 0, but all are negative. Use `-math.inf`, not 0",
         edits=_log(largest="max(0.0, *finite)"),
     ),
     Mistake(
         "the largest of the run",
         "your largest loss covers all steps so far: start again after each line",
-        edits={
-            START: f"{START}\nrun = []",
-            FINITE: f"{FINITE}\nrun += finite",
-            **_log(largest="max(run)"),
-        },
+        edits=_log(largest="max(run)", start="run = []", add="run += finite"),
     ),
     Mistake(
         "counts the finite ones",
@@ -314,40 +292,32 @@ mistakes = [
     Mistake(
         "counts bad losses of the run",
         "your count of bad losses covers all steps so far: start again after each line",
-        edits={
-            START: f"{START}\nbad = 0",
-            FINITE: f"{FINITE}\nbad += len(losses) - len(finite)",
-            **_log(bad="bad"),
-        },
+        edits=_log(bad="bad", start="bad = 0", add=f"bad += {BAD}"),
     ),
     Mistake(
         "the loop unchanged",
-        "the host still waits in {steps}, because of {calls}. An `if` on a loss reads it, just as "
-        "`.item()` does",
+        "the host waits in {steps}, because of {calls}. An `if` reads a loss as `.item()` does",
         edits={LOSS: f"{LOSS}\nif loss.isfinite():\n    loss.item()"},
     ),
     Mistake(
         "reads each loss",
-        "the host reads the loss in {steps}, because of {calls}: keep it as a tensor until a line "
-        "is due",
+        "the host reads the loss in {steps}, by {calls}: keep it as a tensor until a line is due",
         edits={LOSS: "loss = torch.tensor(step(batch).item())"},
         violates="nothing may make the host wait for a value",
     ),
     Mistake(
         "a condition on each loss",
-        "a condition on the loss makes the host wait in {steps}, since an `if` needs the value. "
-        "Test it when a line is due, or use `torch.where` and `torch.maximum` on the device",
+        "a condition on the loss makes the host wait in {steps}: use `torch.where` on the device",
         edits={LOSS: f"{LOSS}\nif loss > 1e9:\n    pass"},
     ),
     Mistake(
         "prints each loss",
-        "printing or formatting the loss makes the host wait in {steps}, since it needs the value",
+        "printing or formatting the loss makes the host wait in {steps}",
         edits={LOSS: f"{LOSS}\nstr(loss)"},
     ),
     Mistake(
         "one item at a time",
-        "the host waits {reads} times for a line, once for each value: "
-        "`torch.stack(window).tolist()` reads all of them in one copy",
+        "the host waits for each value of a line: `torch.stack(window).tolist()` waits once",
         edits={LOSSES: "losses = [one.item() for one in window]"},
         violates="at most 6 times",
     ),
@@ -366,14 +336,13 @@ no_sync = Exercise(
     mistakes,
     tolerance=1e-4,
     messages={
-        STEPS: "{case}, `step` was called {taken} times, but there are {batches} batches",
-        WHEN: "{case}, you log {lines} times, after {logged}: log once after each of {due}",
+        STEPS: "{case}, `step` was called {taken}",
+        WHEN: "{case}, you log {logged}: log once after each of {due}",
         WAITS: "{case}, the host waits in {steps}, because of {calls}: until a line is due, use "
         "only operations that stay on the device",
         READS: "{case}, the host waits {got} times for one line. A mask such as `values[finite]` "
-        "waits too, for the size of its result. Put what you need into one tensor, and read it "
-        "with one `.tolist()`",
-        GRAPHS: "{case}, the graphs of {graphs} earlier steps are still in memory, because the "
-        "losses that you store hold them. Store `loss.detach()`",
+        "waits too, for the size of its result. Read all in one tensor, with one `.tolist()`",
+        GRAPHS: "{case}, the graphs of {graphs} earlier steps are still in memory, held by the "
+        "losses that you store. Store `loss.detach()`",
     },
 )

@@ -1,19 +1,28 @@
 """Exercise 4 of chapter 09: pad the vocabulary of a head, and compare it with the old head."""
 
 import copy
-import math
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer, read_tensor
+from amp_course.checking import Card, Case, Exercise, Mistake, Wrong, call_answer
 from amp_course.kit.dtypes import dtype_name
-from amp_course.speed.counting import MATMUL, count_ops
+from amp_course.speed.exercises._padded import (
+    BIAS,
+    DTYPES,
+    HOLDS,
+    PROBABILITY,
+    REAL,
+    SHAPE,
+    FillsWithNaN,
+    forward,
+    parameters,
+    training,
+)
 
 card = Card(
     chapter="speed",
@@ -70,14 +79,6 @@ CASES = (
     (100, 16, 64, True, (6,), torch.bfloat16, ", in bfloat16"),
     (70, 20, 32, True, (6,), torch.float32, FAR),
 )
-SHAPE, DTYPES, HOLDS, REAL, BIAS, PROBABILITY = (
-    "the shape of the weight",
-    "the dtype of the parameters",
-    "what the weight holds",
-    "the rows of the real tokens",
-    "the bias of the real tokens",
-    "the probability of padded tokens",
-)
 
 
 def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
@@ -102,104 +103,16 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
             padded.eval()
         rows = vocabulary + -vocabulary % multiple
         facts = dict(multiple=multiple, vocabulary=vocabulary, features=features, rows=rows)
-        parameters = _parameters(padded, old)
-        yield Case(case, parameters, facts)
-        if parameters[SHAPE] != (rows, features) or parameters[DTYPES] != dtype_name(dtype):
+        outputs = parameters(padded, old)
+        yield Case(case, outputs, facts)
+        if outputs[SHAPE] != (rows, features) or outputs[DTYPES] != dtype_name(dtype):
             return  # the module may not even run
-        forward = _forward(padded, case, vocabulary, inputs)
-        yield Case(case, forward, facts)
+        outputs = forward(padded, case, vocabulary, inputs)
+        yield Case(case, outputs, facts)
         exact = shape and dtype == torch.float32 and special != FAR
-        if exact and forward.get(PROBABILITY) == "none":
+        if exact and outputs.get(PROBABILITY) == "none":
             targets = torch.randint(0, vocabulary, shape, generator=generator)
-            yield Case(case, _training(padded, case, vocabulary, inputs, targets), facts)
-
-
-class FillsWithNaN(TorchFunctionMode):
-    """Fill new, empty tensors with NaN, so that no result depends on what was in memory."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the function."""
-        out = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if name in ("empty", "empty_like", "new_empty") and out.is_floating_point():
-            out.detach().fill_(torch.nan)
-        return out
-
-
-def _matrix(module: nn.Module) -> Tensor | None:
-    """Return the largest matrix among the parameters."""
-    matrices = (one for one in module.parameters() if one.dim() == 2)
-    return max(matrices, key=Tensor.numel, default=None)
-
-
-def _parameters(padded: nn.Module, old: nn.Linear) -> dict[str, Any]:
-    weight, vocabulary, parameters = _matrix(padded), old.out_features, [*padded.parameters()]
-    if weight is None:
-        return {SHAPE: "unknown, as no parameter is a matrix"}
-    first, last = (
-        torch.equal(rows.float(), old.weight.float())
-        for rows in (weight[:vocabulary], weight[-vocabulary:])
-    )
-    outputs: dict[str, Any] = {
-        SHAPE: tuple(weight.shape),
-        DTYPES: " and ".join(sorted({dtype_name(p.dtype) for p in parameters})),
-        "the number of trained parameters": sum(p.requires_grad for p in parameters),
-        REAL: "those of the head" if first else "the last ones" if last else "others",
-        HOLDS: "numbers" if weight.isfinite().all() else "NaN or inf",
-    }
-    biases = [one[:vocabulary].float() for one in parameters if one.dim() == 1]
-    none = old.bias is None  # the output is there anyway, so that it precedes the logits
-    same = none or any(torch.equal(one, old.bias.float()) for one in biases)
-    outputs[BIAS] = "that of the head" if same else "another"
-    return outputs
-
-
-def _forward(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor) -> dict[str, Any]:
-    with torch.no_grad(), count_ops() as counter:
-        got = call_answer(padded, case, inputs.clone())
-    logits = read_tensor(got, case, "logits", subject="your module returned").float()
-    outputs: dict[str, Any] = {}
-    if inputs.dim() > 1:  # the third size of a matmul, besides features and tokens, is its rows
-        known = inputs.shape[-1], inputs.numel() // inputs.shape[-1]
-        matmuls = [call.shapes for call in counter.calls if call.kind == MATMUL]
-        sizes = [[size for shape in shapes for size in shape[-2:]] for shapes in matmuls]
-        rows = [next((size for size in one if size not in known), 0) for one in sizes]
-        outputs["the number of rows in the matmul"] = rows[0] if len(rows) == 1 else rows
-    fits = logits.shape[:-1] == inputs.shape[:-1] and logits.shape[-1] >= vocabulary
-    outputs["the shape of the logits"] = "one row for each token" if fits else tuple(logits.shape)
-    if not fits:
-        return outputs
-    if inputs.dtype == torch.float32:
-        outputs["the logits of real tokens"] = logits[..., :vocabulary]
-    taken = float(logits.softmax(dim=-1)[..., vocabulary:].sum(dim=-1).mean())
-    outputs[PROBABILITY] = (
-        "NaN" if math.isnan(taken) else "some probability" if taken > 1e-6 else "none"
-    )
-    return outputs
-
-
-def _training(
-    padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, targets: Tensor
-) -> dict[str, Any]:
-    """Return the gradients of the first step, and the losses of two."""
-    optimizer = torch.optim.SGD(padded.parameters(), lr=0.5, weight_decay=0.01)
-    outputs: dict[str, Any] = {}
-    losses = []
-    for _ in range(2):
-        features = inputs.clone().requires_grad_()
-        logits = call_answer(padded, case, features)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        weight = _matrix(padded)
-        gradient = None if weight is None or weight.grad is None else weight.grad[:vocabulary]
-        outputs = outputs or {
-            "the gradient of the inputs": features.grad,
-            "the gradient of the real rows": gradient,
-        }
-        optimizer.step()
-        losses.append(loss.item())
-    return {**outputs, "the losses of two steps": losses}
+            yield Case(case, training(padded, case, vocabulary, inputs, targets), facts)
 
 
 EXTRA, OUT = "extra = -vocabulary % multiple", "head.out_features = vocabulary + extra"
@@ -228,8 +141,7 @@ mistakes = [
     ),
     Mistake(
         "a multiple more",
-        "no row is missing here, but you add a whole multiple. `-vocabulary % multiple` is 0 in "
-        "this case",
+        "no row is missing, but you add a whole multiple: `-vocabulary % multiple` is 0 here",
         edits={EXTRA: "extra = multiple - vocabulary % multiple"},
         violates="rounded up to a multiple",
     ),
@@ -277,8 +189,7 @@ mistakes = [
     ),
     Mistake(
         "not a parameter",
-        "the padded weight is not a parameter, so no optimizer updates it: wrap it in "
-        "`nn.Parameter`",
+        "the padded weight is not a parameter, so it is not trained: wrap it in `nn.Parameter`",
         edits={
             WEIGHT: "weight = F.pad(head.weight.detach(), (0, 0, 0, extra))\ndel head.weight\n"
             "head.weight = weight"
@@ -287,8 +198,7 @@ mistakes = [
     ),
     Mistake(
         "float32 always",
-        "some of your parameters are float32, but the head's are bfloat16: keep the dtype of "
-        "`head.weight` and `head.bias`",
+        "some of your parameters are float32, but the head's are bfloat16: keep the dtype",
         edits=_weight(old="head.weight.float()"),
         violates="keep their dtype",
     ),
@@ -299,8 +209,8 @@ mistakes = [
     ),
     Mistake(
         "rows not filled",
-        "the padded rows hold NaN or inf (`torch.empty` contains whatever was in memory). Fill "
-        "them with zeros: 0 · NaN is NaN, so even unused rows make gradients NaN",
+        "the padded rows hold NaN or inf, as after `torch.empty`. Fill them with zeros: 0 · NaN "
+        "is NaN, so even unused rows make gradients NaN",
         edits={
             WEIGHT: "new = head.weight.detach().new_empty(vocabulary + extra, head.in_features)\n"
             "new[:vocabulary] = head.weight.detach()\nhead.weight = nn.Parameter(new)"
@@ -353,8 +263,7 @@ mistakes = [
     ),
     Mistake(
         "cuts before the matmul",
-        "the matmul has {vocabulary} rows again: run it with the padded weight, then cut the "
-        "logits",
+        "the matmul has {vocabulary} rows again: multiply by all rows, then cut the logits",
         edits={CUT: f"head.forward = lambda x: {LINEAR}"},
         violates="The matmul runs over all of them",
     ),
@@ -369,10 +278,7 @@ mistakes = [
             f"a bias of {value} hides them",
             "a bias can hide the padded tokens only where the head has one, and this head has "
             "none: set their logits to -inf in the forward pass, or cut them off",
-            edits={
-                OLD_BIAS: OLD_BIAS.replace("extra)", f"extra), value={value}"),
-                CUT: "pass",
-            },
+            edits={OLD_BIAS: OLD_BIAS.replace("extra)", f"extra), value={value}"), CUT: "pass"},
         )
         for value in ("-torch.inf", "-1e4")
     ),
@@ -384,15 +290,13 @@ mistakes = [
     ),
     Mistake(
         "cuts the second dimension",
-        "`[:, :vocabulary]` cuts the second dimension, but the logits are in the last one: use "
-        "`[..., :vocabulary]`",
+        "this cuts the second dimension, but the logits are in the last: use `[..., :vocabulary]`",
         edits={CUT: CUT.replace("...", ":")},
         violates="For inputs with any number of dimensions",
     ),
     Mistake(
         "a finite constant",
-        "the logits of padded tokens are low, but not low enough when real ones are around "
-        "-20,000: use `-math.inf`",
+        "padded logits are not low enough when real ones are around -20,000: use `-math.inf`",
         edits={
             CUT: CUT.replace("logits[...", "torch.cat([logits[...").replace(
                 "y])", "y], logits[..., vocabulary:] - 1e4], dim=-1))"
@@ -401,8 +305,7 @@ mistakes = [
     ),
     Mistake(
         "a trained bias of -inf",
-        "the -inf are trained, and weight decay turns them into NaN (-inf + inf). Keep them in a "
-        "buffer",
+        "the -inf are trained, and weight decay makes them NaN (-inf + inf). Use a buffer",
         edits={
             OLD_BIAS: OLD_BIAS.replace("(0, extra)", "(0, extra), value=-torch.inf"),
             CUT: f"if head.bias is None:\n    {CUT}",

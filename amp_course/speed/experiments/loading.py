@@ -88,7 +88,7 @@ class Pace:
         if share < WAITS:
             bottleneck = "the step is the bottleneck, and a faster step makes a faster loop"
         return self.waiting.busy or sentences(
-            f"the loop waits for its batches {share:.0%} of the time "
+            f"after the first batch, the loop waits {share:.0%} of the time "
             f"({seconds_text(self.waiting.median)} of waiting and "
             f"{seconds_text(self.computing.median)} of computing a step): {bottleneck}"
         )

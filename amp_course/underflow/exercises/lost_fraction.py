@@ -110,20 +110,19 @@ def _numbers(fmt: FloatFormat, draw: random.Random, dtype: torch.dtype = torch.f
 THERE, SIZE = "there = tensor[tensor != 0]", "size = round_to(there, fmt).abs()"
 LOST, SUBNORMAL = "lost = size == 0", "subnormal = (size > 0) & (size < fmt.smallest_normal)"
 COUNT, OVERFLOW = "count = there.numel()", "overflow = size.isinf()"
+ZEROS = "zeros are counted as lost: leave them out first, with `tensor[tensor != 0]`"
 RETURN = "return {zone: mask.sum().item() / count for zone, mask in masks.items()}"
 
 mistakes = [
     Mistake(
         "counts zeros that were zero before",
-        "numbers that were zero before are counted too, as lost: leave them out with "
-        "`tensor[tensor != 0]`",
+        ZEROS,
         edits={THERE: "there = tensor.flatten()"},
         violates="not zero before",
     ),
     Mistake(
         "takes zeros for lost",
-        "numbers that were zero before are counted as lost: leave them out with `tensor[tensor != "
-        "0]`",
+        ZEROS,
         edits={LOST: "lost = round_to(tensor, fmt) == 0"},
     ),
     Mistake(
@@ -157,11 +156,16 @@ mistakes = [
         "negative numbers are not counted as overflow: take their size with `.abs()`",
         edits={OVERFLOW: "overflow = round_to(there, fmt) == torch.inf"},
     ),
-    Mistake(
-        "negative numbers are not subnormal",
-        "negative numbers are not counted as subnormal: take the absolute values first, with "
-        "`.abs()`",
-        edits={SUBNORMAL: f"{SUBNORMAL} & (there > 0)"},
+    *(
+        Mistake(
+            f"{which} negative numbers are subnormal",
+            f"{which} negative numbers are counted as subnormal: take their size with `.abs()`",
+            edits={SUBNORMAL: edit},
+        )
+        for which, edit in {
+            "no": f"{SUBNORMAL} & (there > 0)",
+            "all": f"{SUBNORMAL} | (size > 0) & (there < 0)",
+        }.items()
     ),
     Mistake(
         "lost numbers are subnormal",

@@ -120,7 +120,6 @@ WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.f
 TOP, EXP = "top = x.amax(dim=-1, keepdim=True)", "e = torch.exp(x - top)"
 SHARES = "shares = e / e.sum(dim=-1, keepdim=True)"
 LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
-MASKED = {FILL: "pass", EXP: "e = torch.exp(x - top) * mask"}
 OVERFLOW = (
     "exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's "
     "maximum"
@@ -129,7 +128,7 @@ AS_ZERO = (
     "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
 )
 
-no_maximum = [
+nan = [
     Mistake(
         "exp overflows in fp16",
         "exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's "
@@ -141,35 +140,29 @@ no_maximum = [
         "exp overflows in float32", OVERFLOW, edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}
     ),
     Mistake("no maximum", OVERFLOW, edits={EXP: "e = torch.exp(x)"}),
-]
-mistakes = [
-    *no_maximum,
-    *(
-        Mistake(
-            f"{one.name}, and NaN becomes 0",
-            one.feedback.replace("is NaN", "is NaN, for which you return 0"),
-            edits={**one.edits, RETURN: RETURN.replace("shares", "shares.nan_to_num()")},
-        )
-        for one in no_maximum
-    ),
     Mistake(
         "one maximum for all rows",
-        "a row far below the others becomes 0 / 0: subtract each row's own maximum, "
+        "every exp in a row far below the others is 0: subtract each row's own maximum, "
         "`x.amax(dim=-1, keepdim=True)`",
         edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
         violates="of each row",
     ),
     Mistake(
         "maximum of what is masked",
-        "you get NaN where the largest logit of a row is masked: mask the logits before the "
+        "every visible exp in a row is 0 where a masked logit is far larger: fill it before the "
         "maximum and exp",
-        edits=MASKED,
+        edits={FILL: "pass", EXP: "e = torch.exp(x - top) * mask"},
     ),
-    Mistake(
-        "masked, but it counts",
-        "a row becomes 0 where a masked logit is far larger than the rest: fill it before the "
-        "maximum and exp",
-        edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
+]
+mistakes = [
+    *nan,
+    *(
+        Mistake(
+            f"{one.name}, and NaN becomes 0",
+            one.feedback.replace("is NaN", "is NaN, for which you return 0"),
+            edits={**one.edits, RETURN: RETURN.replace("shares", "shares.nan_to_num()")},
+        )
+        for one in nan
     ),
     Mistake(
         "NaN in an empty row",

@@ -125,7 +125,9 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         tuple((call(GRID, torch.ones_like(GRID), generator) > GRID).tolist())
         for _ in range(60 if set(values.values()) == {SAME} else 0)
     }
-    yield Case("", outputs, {"seen": seen, "odd": odd}, {"way": ways if len(ways) == 1 else set()})
+    far = bool(((rows - torch.tensor([*numbers])[:, None]).abs() > 2).any())
+    evidence = {"way": ways if len(ways) == 1 else set(), "far": far}
+    yield Case("", outputs, {"seen": seen, "odd": odd}, evidence)
 
 
 def _values(row: Tensor, number: float) -> str:
@@ -161,6 +163,8 @@ BELOW = "below = torch.floor(steps)"
 STEPS, NOISE = "steps = x / spacing", "noise = torch.rand(x.shape, generator=generator)"
 UP, ROUNDED = "up = noise < steps - below", "rounded = below + up"
 RETURN = "return rounded * spacing"
+MULTIPLES = "the results are not multiples of the spacing: divide by it, round, multiply by it"
+FLOOR = "Use `floor` for the lower neighbour, and `steps - floor(steps)` as the chance to go up"
 
 mistakes = [
     Mistake(
@@ -197,15 +201,13 @@ mistakes = [
     Mistake(
         "a negative fraction",
         "a negative number goes the same way in every draw, as its fraction is negative after "
-        "`trunc` or `frac`. Use `torch.floor(steps)`, and `steps - torch.floor(steps)` as the "
-        "chance to go up",
+        f"`trunc` or `frac`. {FLOOR}",
         edits={BELOW: "below = torch.trunc(steps)"},
     ),
     Mistake(
         "goes up from above",
         "a negative number may go up past both neighbours, since `trunc` gives the upper one "
-        "already. Use `torch.floor(steps)`, and `steps - torch.floor(steps)` as the chance to go "
-        "up",
+        f"already. {FLOOR}",
         edits={BELOW: "below = torch.trunc(steps)", UP: "up = noise < (steps - below).abs()"},
     ),
     Mistake(
@@ -221,16 +223,19 @@ mistakes = [
         edits={ROUNDED: "rounded = torch.round(steps + noise)"},
     ),
     Mistake(
+        "noise of another width",
+        "the noise is not one spacing wide: add it to `x / spacing`, not to x",
+        edits={ROUNDED: "rounded = torch.floor((x + noise) / spacing)"},
+    ),
+    Mistake(
         "no rounding",
-        "many different numbers come out: divide by the spacing, round to a whole number, then "
-        "multiply by the spacing",
+        MULTIPLES,
         edits={RETURN: "return x + (noise - 0.5) * spacing"},
         violates="to a multiple of its spacing",
     ),
     Mistake(
         "ignores the spacing",
-        "this does not round to multiples of the spacing: divide by it first, and multiply by it "
-        "at the end",
+        MULTIPLES,
         edits={STEPS: "steps = x", RETURN: "return rounded"},
         violates="its spacing",
     ),

@@ -34,6 +34,7 @@ WRONG = {
         None,
     ),
     "an odd sign": (lambda pattern: -by_digits(pattern), "-1 ** sign"),
+    "a cast": (lambda pattern: torch.tensor(float(pattern)).half(), "converts the int"),
     "reads bf16": (
         lambda pattern: torch.tensor(pattern, dtype=torch.uint16).view(torch.bfloat16).item(),
         None,

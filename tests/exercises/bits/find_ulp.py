@@ -36,6 +36,10 @@ WRONG = {
         lambda x, fmt: by_hex(max(abs(x), 2.0 ** (2 - 2 ** (fmt.exponent_bits - 1))), fmt),
         None,
     ),
+    "the bias": (
+        lambda x, fmt: 2.0 ** (max(math.frexp(x)[1] - 1, -fmt.bias) - fmt.significand_bits),
+        "−bias as the smallest exponent",
+    ),
     "in float32": (lambda x, fmt: np.float32(by_hex(x, fmt)), None),
     "log2, rounded up": (
         lambda x, fmt: 2.0 ** -(fmt.significand_bits - math.ceil(math.log2(abs(x) or 1.0))),

@@ -99,6 +99,10 @@ WRONG = {
     ),
     "an empty string for nothing": (edited(by_name, {RETURN: "return (bad or [''])[0]"}), None),
     "all of them": (edited(by_name, {RETURN: "return bad"}), None),
+    "one name for all": (
+        edited(by_name, {"bad.append(names[module])": "bad.append([*names.values()][-1])"}),
+        "the last name in each hook",
+    ),
     "swallows": (swallows, "exception lost"),
 }
 SIBLINGS = {

@@ -60,7 +60,7 @@ WRONG = {
     "no emax": (edited(from_bits, {SCALE: SCALE.replace(" / 4", "")}), "forgets emax"),
     "a share of 6": (
         edited(by_table, {EXPONENT: "exponent = math.log2(largest / 6) if largest else 0"}),
-        None,
+        "no power of two",
     ),
     "ceil of a sixth": (
         edited(

@@ -97,6 +97,10 @@ WRONG = {
         )(),
         None,
     ),
+    "place by place": (
+        edited(strided, {TAKE: TAKE.replace("[place::4]", ".view(4, -1)[place]")})(),
+        "unpacks a quarter apart",
+    ),
     "all of it": (edited(strided, {CUT: "return result"})(), "the padding comes back"),
     "no remainder": (edited(strided, {TAKE: "result[place::4] = packed // 4**place"})(), "no mask"),
     "floor": (

@@ -16,7 +16,7 @@ RIGHT = {
 WRONG = {
     "16-bit gradients under AMP": (
         {"fp32": 16, "amp": 4 + 2 + 8, "half": 8},
-        "AMP: three of four in fp32",
+        "AMP: one of four in 16 bits",
     ),
     "a gradient forgotten": ({"fp32": 12, "amp": 12, "half": 6}, "fp32: three numbers"),
     "Adam's averages in fp32": (
@@ -25,7 +25,7 @@ WRONG = {
     ),
     "one average under AMP": (
         {"fp32": 16, "amp": np.float32(12), "half": 6},
-        "AMP: two of four in fp32",
+        "AMP: two of four in 16 bits",
     ),
     "a master copy": ({"fp32": 16, "amp": 16, "half": 20}, None),
     "strings": ({"fp32": "16", "amp": 16, "half": 8}, None),

@@ -44,6 +44,12 @@ def in_one_go(step, load, wait, clock, warmup, repeats):
 
 WRONG = {
     "in one go": (in_one_go, "one clock around all steps"),
+    "all loaded, in one go": (
+        lambda step, load, *more: in_one_go(
+            step, iter([load() for _ in range(20)]).__next__, *more
+        ),
+        "one clock around all steps, loaded before",
+    ),
     "idle after the step only": (
         edited(plain, {"wait()  # idle": "if times: wait()"}),
         "busy without warm-up",

@@ -96,5 +96,12 @@ WRONG = {
         edited(on_scaled_gradients, {"if norm.isfinite():": "if not norm.isinf():"}),
         None,
     ),
+    "unscales nothing": (
+        edited(
+            on_scaled_gradients,
+            {"scaler.unscale_(optimizer)": "pass", "optimizer.step()": "scaler.step(optimizer)"},
+        ),
+        "divides the norm",
+    ),
     "clears": (lambda *a: (on_scaled_gradients(*a), [o.zero_grad() for o in a[0]])[0], "clears"),
 }

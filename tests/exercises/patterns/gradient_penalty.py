@@ -59,5 +59,9 @@ WRONG = {
         edited(plain, {NORM: NORM.replace(".norm()", ".square().sum()")}),
         None,
     ),
+    "leaves after the second pass": (
+        edited(plain, {"scaler.unscale_(optimizer)": "if not norm.isfinite():\n    return"}),
+        "no update when skipped",
+    ),
     "early return": (edited(plain, {BACKWARD: f"{RETURN}\n{BACKWARD}"}), "no update when skipped"),
 }

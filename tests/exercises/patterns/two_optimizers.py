@@ -31,6 +31,7 @@ OFF = torch.autocast("cpu", enabled=False)
 LAZY = {"losses = [*map(loss_fn, outputs, targets)]": "losses = map(loss_fn, outputs, targets)"}
 AUTOGRAD, FINITE_TESTS = edited(plain, {BACKWARD: GRAD}), edited(plain, {STEP: FINITE})
 RIGHT = {"one sum": plain, "own finite tests": FINITE_TESTS, "autograd.grad": AUTOGRAD}
+BOTH = "losses[0].backward(retain_graph=True)\nscaler.scale(losses[1]).backward()"
 FINITE_SUM = f"if torch.isfinite(sum(losses)):\n    {BACKWARD}"
 LEAVE = """if all(p.grad.isfinite().all() for p in optimizer.param_groups[0]["params"]):
     scaler.step(optimizer)
@@ -60,6 +61,7 @@ WRONG = {
     ),
     "unscales, steps by hand": (edited(plain, OWN), "unscales, own steps"),
     "bad sum left out": (edited(plain, {BACKWARD: FINITE_SUM}), None),
+    "scales one of two": (edited(plain, {BACKWARD: BOTH}), "scales only the second loss"),
     "the mean of both": (
         edited(plain, {BACKWARD: BACKWARD.replace("))", ") / 2)")}),
         "averages the losses",

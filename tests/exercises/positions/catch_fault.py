@@ -53,7 +53,13 @@ def with_and_without_autocast(rope):
     torch.testing.assert_close(under, rope(x, positions), atol=1e-3, rtol=0)
 
 
+def with_a_table(rope):
+    x, positions = torch.ones(2, 8), torch.tensor([0, 1])
+    torch.testing.assert_close(rope(x, positions), x)
+
+
 SIBLINGS = {
+    "a table": (with_a_table, "fails them all", "close! M"),
     "the norm": (keeps_the_norm, None, "the same positions"),
     "with and without autocast": (with_and_without_autocast, None, "Do not test"),
 }

@@ -68,6 +68,10 @@ WRONG = {
         lambda model: applied(model, nn.BatchNorm2d),
         "BatchNorm2d only",
     ),
+    "all but layers": (
+        lambda m: takes_floats(applied(m, (BatchNorm, nn.LayerNorm, nn.GroupNorm))),
+        "two more",
+    ),
     "new statistics": (lambda m: [n.reset_running_stats() for n in norms_of(m)] and right(m), None),
     "in a wrapper": (lambda model: nn.Sequential(right(model)), None),
     "each module": (

@@ -101,6 +101,7 @@ WRONG = {
         "rounds the masters after the step",
     ),
     "shares the data": (edited(Plain, {COPY: "p.data = master.data.clone()"}), "float32 weights"),
+    "times the scale": (edited(Plain, {MOVE: MOVE.replace("1 / ", "")}), "multiplies by the scale"),
     "clears masters": (
         edited(Plain, {CLEAR: "self.optimizer.zero_grad()"}),
         "model's gradients never cleared",

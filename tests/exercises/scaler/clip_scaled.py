@@ -71,6 +71,10 @@ WRONG = {
         edited(scaled_norm, {"scale = scaler.get_scale()": "scale = 1.0"}),
         "clips before unscaling",
     ),
+    "the scale too late": (
+        edited(scaled_norm, {"return (norm / scale).item()": "return norm / scaler.get_scale()"}),
+        "the scale after the update",
+    ),
     "each group": (in_groups, "clips in parts"),
     "the first group": (
         edited(

@@ -51,11 +51,15 @@ WRONG = {
     ),
     "the maximum": (
         lambda o, s: foreach(o, s, lambda g: not g.max().isfinite()),
-        "looks at the maximum",
+        "misses the −inf next to a finite maximum",
     ),
     "in fp16": (
         lambda o, s: foreach(o, s, lambda g: not g.half().isfinite().all()),
         "looks for inf in fp16",
+    ),
+    "divides if all is well": (
+        lambda o, s: any(not g.isfinite().all() for g in gradients(o)) or bool(foreach(o, s)),
+        "skips all",
     ),
     "any, early": (
         lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)),

@@ -53,6 +53,10 @@ WRONG = {
         lambda s, k, f, g, b, n: (math.floor(s * b), 0) if f else branches(s, k, f, g, b, n),
         None,
     ),
+    "torch's defaults": (
+        lambda s, k, f, g, b, n: branches(s, k, f, 2.0, 0.5, n),
+        "always halves or doubles",
+    ),
     "late": (
         lambda s, k, f, g, b, n: (s * b, 0) if f else (s, k + 1) if k < n else (s * g, 0),
         "grows late or never",

@@ -79,6 +79,12 @@ WRONG = {
         lambda *sizes: [(*one[:2], one[2] * sizes[-1]) for one in nested(*sizes)],
         "FLOPs per element",
     ),
+    "no parentheses": (
+        lambda b, i, o, s: [
+            (n * 2 * b * i * o, n * (s * b * i + i * o + b * o), 1) for n in (1, 2)
+        ],
+        "itemsize of x",
+    ),
     "whole numbers": (whole, "whole division"),
     "grad_y kept in a cache": (perfect_cache, "grad_y read once"),
     "in thousands": (

@@ -76,6 +76,12 @@ WRONG = {
     "the host first": (by_host, "asks the host alone"),
     "always data": (lambda trace: "data", None),
     "a synonym": (lambda trace: "loader" if trace.load_ms > 10 else shares(trace), None),
+    "a small wait for data": (
+        lambda trace: (
+            "data" if 10 * trace.load_ms > trace.step_ms > 2 * trace.busy_ms else shares(trace)
+        ),
+        None,
+    ),
     "idle means data": (
         lambda trace: "data" if trace.busy_ms < trace.step_ms / 2 else shares(trace),
         "calls every idle GPU data loading",

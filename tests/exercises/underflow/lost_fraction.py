@@ -27,6 +27,12 @@ def remembered(x, fmt, known={}):  # noqa: B006
     return known.setdefault((x.shape, fmt.name), one_by_one(x, fmt))
 
 
+def signed(x, fmt):
+    r = round_to(x[x != 0], fmt)
+    masks = r == 0, (r != 0) & (r < fmt.smallest_normal), r > 0, r.isinf()
+    return {zone: mask.double().mean() for zone, mask in zip(KEYS, masks, strict=True)}
+
+
 RIGHT = {
     "one by one": one_by_one,
     "the package's": lambda x, fmt: vars(zone_fractions(x, fmt)),
@@ -49,6 +55,7 @@ WRONG = {
         None,
     ),
     "positive ones only": (lambda x, fmt: one_by_one(x.relu(), fmt), None),
+    "with their signs": (signed, "all negative numbers are subnormal"),
     "float32 first": (lambda x, fmt: one_by_one(x.float(), fmt), None),
     "a cast": (
         lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype)),

@@ -35,6 +35,14 @@ WRONG = {
         lambda x, m: (e := x.exp() * m).div(e.sum(-1, True)).nan_to_num(),
         "exp overflows in fp16, and NaN becomes 0",
     ),
+    "one maximum": (
+        lambda x, m: (
+            (e := ((x := x.float().where(m, -1e9)) - x.max()).exp())
+            .div(e.sum(1, True).clamp_min(1e-30))
+            .half()
+        ),
+        "one maximum for all rows, and NaN becomes 0",
+    ),
     "fills with −1e30": (
         lambda x, m: x.masked_fill(~m, -1e30).softmax(-1) * m,
         "fills past fp16's range",

@@ -35,6 +35,10 @@ WRONG = {
         lambda x, s, g: with_noise(torch.rand)(x, s, g).div(s).long(),
         "not multiplied back",
     ),
+    "noise on x itself": (
+        lambda x, s, g: ((x + torch.rand(x.shape, generator=g)) / s).floor() * s,
+        "noise of another width",
+    ),
     "round of the sum": (with_noise(torch.rand, torch.round), "noise, then to nearest"),
     "ceil of the sum": (with_noise(torch.rand, torch.ceil), "one spacing too high"),
     "trunc and frac": (
