@@ -78,8 +78,8 @@ def test_clipping_a_sharded_norm_adds_one_all_reduce_of_a_norm_for_each_paramete
     plain, clipped = summed(of_step("FSDP2, fp32")), summed(of_step("FSDP2, fp32, clipped"))
     number, elements = clipped.pop(("other", "all_reduce", "float32"))
     assert clipped == plain
-    assert elements == 6  # three weights, three biases
-    assert number in (1, 6)  # stacked first, in newer versions of torch
+    # three weights, three biases; newer versions of torch stack them first, and 2.7 adds them up
+    assert (number, elements) in {(6, 6), (1, 6), (1, 1)}
 
 
 def test_fsdp2_pads_each_parameter_to_equal_pieces():
