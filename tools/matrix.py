@@ -250,6 +250,8 @@ def run_tests(tree: Path, parts: list[str], environment: dict[str, str]) -> tupl
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
+            if line.startswith("== once more"):  # only what fails again has failed
+                totals[1] = failed_before
             if re.match(r"=*\s*\d+ (passed|failed|skipped|error)", line):
                 for index, word in enumerate(("passed", "(?:failed|errors?)", "skipped")):
                     totals[index] += sum(map(int, re.findall(rf"(\d+) {word}\b", line)))

@@ -36,8 +36,8 @@ card = Card(
     ),
     why="`torch.where` selects values. Its backward pass still runs both branches, one of them "
     "with a gradient of 0.",
-    alternative="`torch.exp(x.clamp(max=0))`. At a tie, the derivative of `clamp` is 1, and that "
-    "of `torch.minimum` 1/2.",
+    alternative="`torch.exp(x.masked_fill(x > 0, 0))`. At a tie, the derivative of `torch.minimum` "
+    "is 1/2, and that of `clamp` 1 in torch 2.13, but 0 in 2.15.",
 )
 
 
@@ -132,8 +132,9 @@ mistakes = [
     ),
     Mistake(
         "a ReLU",
-        "at x = 0 no gradient comes through the curve. The derivatives of `relu` and `abs` are 0 "
-        "there, and so is that of a constant in place of x. Replace x only where x > 0",
+        "at x = 0 no gradient comes through the curve. The derivatives of `relu`, `abs` and, in "
+        "torch 2.15, `clamp` are 0 there, and so is that of a constant in place of x. Replace x "
+        "only where x > 0",
         edits={SAFE: "safe = -torch.relu(-x)"},
     ),
     Mistake(
@@ -144,7 +145,7 @@ mistakes = [
     Mistake(
         "a sum of two clamps",
         "at x = 0 the gradients of both branches add up to 1 + alpha. Let `torch.where` choose one",
-        edits={RETURN: "return x.clamp(min=0) + curve"},
+        edits={RETURN: "return torch.where(x >= 0, x, 0.0) + curve"},
     ),
     Mistake(
         "leaves out the curve",

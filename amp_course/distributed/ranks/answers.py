@@ -86,7 +86,7 @@ def _raise_first(failures: dict[int, Failure]) -> NoReturn:
     if failure.kind == "refused":
         raise Wrong(failure.message if both else f"{place}, {failure.message}")
     case = f"{place}, {failure.case}" if failure.case else place
-    raise Failed(case) from Explained(failure.message, f"{place}: {failure.signature}")
+    raise Failed(case) from Explained(failure.message, f"{case}: {failure.signature}")
 
 
 def _print_lines(rank: int, report: Report) -> None:

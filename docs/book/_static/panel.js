@@ -4,6 +4,7 @@
   const base = new URL(".", document.currentScript.src);
   let started; // a promise of live.py's Page
   const waiting = []; // what was touched before Python was there
+  const typing = new WeakSet(); // fields with a text that was not sent yet
 
   async function start(root) {
     if (location.protocol === "file:") {
@@ -82,7 +83,8 @@
     const [old, made] = [[...from.childNodes], [...to.childNodes]];
     made.forEach((child, place) => (old[place] ? morph(old[place], child) : from.append(child)));
     old.slice(made.length).forEach((child) => child.remove());
-    if (from.nodeName === "INPUT" && from.value !== to.value) from.value = to.value;
+    const own = from.nodeName === "INPUT" && !typing.has(from);
+    if (own && from.value !== to.value) from.value = to.value;
     if (from.nodeName === "OPTION") from.selected = to.hasAttribute("selected");
   }
 
@@ -99,11 +101,13 @@
   });
   document.addEventListener("input", (event) => {
     const { target } = event;
+    if (panelOf(event)) typing.add(target);
     if (!panelOf(event) || target.type !== "range") return;
     if (!("late" in target.dataset)) touch(panelOf(event), target, target.value);
   });
   document.addEventListener("change", (event) => {
     const { target } = event;
+    typing.delete(target);
     if (!panelOf(event) || (target.type === "range" && !("late" in target.dataset))) return;
     touch(panelOf(event), target, target.value);
   });
