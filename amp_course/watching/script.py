@@ -138,7 +138,7 @@ class ScriptObserver(Observer):
         self.aside, self.script = aside, script
         self.complete = complete
         self.trouble: Exception | None = None
-        # id → a tensor that `scale` returned, with the scale
+        # id → a tensor that `scale` returned, with the scale and the number of the scaler
         self._scaled: dict[int, tuple[weakref.ref[Tensor], float, int]] = {}
         self._region_began = False  # the next backward pass belongs to its micro-batch
 
