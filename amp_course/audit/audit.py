@@ -95,8 +95,10 @@ def audit(
                 run_all(State(run, results, limit, tolerance, ragged))
     for one in as_list(scaler):
         if not isinstance(one, torch.amp.GradScaler):
-            kind = f"a {type(one).__name__}, not a `torch.amp.GradScaler`"
-            results.observe(f"The scaler is {kind}: its calls were not watched.")
+            results.observe(
+                f"The scaler is of the class {type(one).__name__}, not a `torch.amp.GradScaler`: "
+                "its calls were not watched."
+            )
     if "batches" in snapshot.lost:
         snapshot.lost["batches"] = f"is an iterator, and {len(read)} batches were taken from it"
     return Report(

@@ -30,8 +30,9 @@ from amp_course.diagnosis.rules.calls import (
 )
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.diagnosis.rules.given import check_unknown_objects, check_unusual
+from amp_course.diagnosis.rules.micro_batches import check_mixed_passes
 from amp_course.kit.tensors import has_device
-from amp_course.watching.records import Region, Update
+from amp_course.watching.records import Region, Training, Update
 from amp_course.watching.weights import highest_rate
 
 _STOPS = {
@@ -88,7 +89,22 @@ def _first_update(state: State) -> None:
             results.add([finding("no-backward", cause)])
             raise StopAudit(FIX_FIRST)
         raise StopAudit(f"{nothing}: does it wait for more batches?")
+    if run.accumulate == 1 and _adds_up(first, training):
+        raise StopAudit(
+            f"in {first.calls} calls no optimizer stepped, and each call added its gradients to "
+            "those before: does the step wait for more batches (then pass `accumulate`), or is "
+            "its `optimizer.step()` missing?"
+        )
     results.add(never_stepped(first, training, run.window), judged="steps")
+
+
+def _adds_up(first: Update, training: Training) -> bool:
+    """Return True if no optimizer steps, and gradients are not cleared between the calls."""
+    if first.steps() or first.called("scaler.step") or first.called("update"):
+        return False
+    passes = [one for one in first.backwards if any(n in one.arrived for n in training.numbers)]
+    begun = [one for one in passes if one.call > passes[0].call]
+    return bool(begun) and not any(one.before[n].empty for one in begun for n in one.arrived)
 
 
 def _stop_unless_repeatable(state: State) -> None:
@@ -139,6 +155,7 @@ def _second_update(state: State) -> None:
         results.leave_out("autocast", "the step enters no autocast region")
     results.add(check_steps(updates, training, run.accumulate), judged="steps")
     clearing = list(check_clearing(updates, training))
+    clearing = clearing or list(check_mixed_passes(updates, training))
     if training.scalers and first.called("scaler.step"):
         cleared = not any(one.name == "never-cleared" for one in clearing)
         found = check_updates(updates, training, run.accumulate, cleared=cleared)

@@ -105,7 +105,7 @@ def compare_scales(state: State) -> None:
     """Run the first update at another loss scale: is what the optimizers get the same?"""
     run, results, first, large = state.run, state.results, state.first, state.large
     if not run.training.scalers:
-        return results.leave_out("loss scale", "there is no scaler")
+        return results.leave_out("loss scale", "there is no `GradScaler` that is enabled")
     if not first.called("scale") and not first.called("scaler.step"):
         return results.leave_out("loss scale", "the scaler that was passed is never used")
     # Each scaler has its own ratio: that shows which one has scaled a loss.

@@ -30,6 +30,11 @@ _BY_GRAD = (
     "the gradients come from `torch.autograd.grad`, and an inf can only be put into those of "
     "`backward()`"
 )
+_BAD = (  # what is put into the gradients of a loop that scales by hand
+    "an inf in the first parameter's gradient",
+    "an inf in the last parameter's gradient",
+    "a NaN in the first parameter's gradient",
+)
 _ALONE = 4  # if there are more optimizers, only all of them at once get an inf
 
 
@@ -113,11 +118,20 @@ def _check_skipping_by_hand(run: Runner, results: Results, first: Update) -> Non
         place = pass_for_inf(first, number, run.training)
         if place is None:
             continue
-        taken = finding("overflow-not-skipped", optimizer=number)
+        taken = finding("overflow-not-skipped", optimizer=number, variant="by-hand")
         cases = ((math.inf, False), (math.inf, True), (math.nan, False))
         outcomes = [_inject(run, place, bad=bad, last=last) for bad, last in cases]
         if misses_some_inf(outcomes, number):
-            results.add([taken], judged="overflow")
+            missed = [
+                what
+                for what, one in zip(_BAD, outcomes, strict=True)
+                if one.steps(number) and one.corrupted[number]
+            ]
+            cause = (
+                f"the loop's own check misses {' and '.join(missed)}: the update was made, and the "
+                "weights are not finite from then on"
+            )
+            results.add([replace(taken, cause=cause)], judged="overflow")
         elif not all(one.steps(number) for one in outcomes):
             with_inf = _inject(run, place)
             found = check_kept(with_inf, run.following(until=(number,)), number)

@@ -75,14 +75,17 @@ def tensor_restorer(one: Tensor) -> Callable[[], None]:
         if stride == 0 and alias.shape[dim] > 1:
             alias = alias.narrow(dim, 0, 1)
     whole, value = one.data, alias.detach().clone()
-    place, grad = _place(whole), one.grad if one.is_leaf else None
-    hooks = {name: dict(getattr(one, name, None) or {}) for name in HOOKS} if one.is_leaf else {}
+    leaf = one.is_leaf
+    place, grad = _place(whole), one.grad if leaf else None
+    hooks = {name: dict(getattr(one, name, None) or {}) for name in HOOKS} if leaf else {}
     try:  # so that graphs in which its old numbers were saved can be differentiated again
         version = torch.autograd._unsafe_preserve_version_counter(one)
     except RuntimeError:  # an inference tensor counts nothing
         version = None
 
     def restore() -> None:
+        if leaf and not one.is_leaf and one._base is None:  # `total += loss` gave it a graph
+            one.detach_()
         if _place(one.data) != place:
             one.data = whole
         if whole.layout != torch.strided:

@@ -69,6 +69,8 @@ class Precisions(Page):
         raised = [one for one in self.outcomes if one.raised]
         if not raised:
             return self._verdict()
+        if len(raised) == len(self.outcomes):
+            return f"It runs in none of them ({raised[0].raised}): `loss(model, *batch)` has to."
         where = _listed(one.precision for one in raised)
         return (
             f"It does not run in {where} ({raised[0].raised}), so that says nothing. "
@@ -101,11 +103,11 @@ class Precisions(Page):
                 f"Finite in fp32, not under autocast in {_listed(bad)}: rounding to few bits makes "
                 "something 0 that is divided by or whose log is taken. Keep that part in fp32."
             )
-        far = [f"{one.error:.0%} in {one.precision}" for one in self.outcomes if one.error > 0.5]
+        far = {one.precision: f"{one.error:.0%}" for one in self.outcomes if one.error > 0.5}
         if far:
             return (
-                f"All finite, but gradients differ from those in fp64 by {', '.join(far)} of their "
-                "norm: look at what is lost there."
+                f"All finite, but the gradients in {_listed(far)} are off by {listed(far.values())}"
+                " of the norm of those in fp64: look at what is lost there."
             )
         if "fp64" not in fine:
             return (
@@ -148,9 +150,15 @@ def compare_precisions(
     batch: a tuple, or one object; float tensors in it are cast to fp64 or fp32 as the model is
 
     In fp16 the loss is scaled by 65,536, or less if a gradient overflows; the gradients are
-    unscaled again. Each precision gets the same random numbers.
+    unscaled again. Each precision gets the same random numbers. Raises TypeError if `model` is no
+    module.
     Example: compare_precisions(lambda model, x, y: cross_entropy(model(x), y), model, (x, y))
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module: the order is "
+            "compare_precisions(loss, model, batch)."
+        )
     args = batch if isinstance(batch, (tuple, list)) else (batch,)
     reference: dict[str, Tensor] = {}
     outcomes = []
@@ -181,7 +189,7 @@ def _compute(
         batch = pytree.tree_map(lambda leaf: _cast(leaf, base), cloned(tuple(args)))
         dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(precision)
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), torch.autocast(device, enabled=False):  # a caller's is off
                 with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
                     value = loss(own, *batch)
                 (value * scale).backward()

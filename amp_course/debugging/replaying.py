@@ -25,9 +25,11 @@ class Replay:
     hashes: name → the hash of its bytes in each run, "" where a run has none. The names are in the
             order in which a step makes them: "the loss", "the gradient of head.weight at the first
             optimizer step", "the weight head.weight", "the buffer norm.running_mean"
+    not_put_back: (name, what became of it) of what the first run changed for the second
     """
 
     hashes: Mapping[str, tuple[str, str]]
+    not_put_back: tuple[tuple[str, str], ...] = ()
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -43,7 +45,8 @@ class Replay:
             return f"2 runs of the step gave the same bits: {_count(self.hashes)}."
         first, rest = self.differing[0], len(self.differing) - 1
         more = f", and {rest} more of {len(self.hashes)}" if rest else ""
-        return f"2 runs of the step differ, first in {first}{more}."
+        lost = "".join(f"\nNot put back: `{name}` {why}." for name, why in self.not_put_back)
+        return f"2 runs of the step differ, first in {first}{more}.{lost}"
 
     __repr__ = __str__
 
@@ -60,17 +63,19 @@ def replay(
 
     If the bits are the same, a fault in this step can be examined again and again. If they differ,
     one of its ops adds up in an order that changes (`torch.use_deterministic_algorithms(True)`
-    finds it), or the step depends on the time or on a file. What the step returns counts as the
-    loss. Raises what the step raises.
+    finds it), or the step depends on the time, a file, or an iterator that cannot be put back, as
+    that of a DataLoader. What the step returns counts as the loss. Raises what the step raises.
     """
     models = [one for one in as_list(model) if isinstance(one, nn.Module)]
     objects = [*models, *as_list(optimizer), *as_list(scaler)]
-    first, second = dict[str, str](), dict[str, str]()
+    first, second, lost = dict[str, str](), dict[str, str](), dict[str, str]()
     for run in (first, second):
-        with restored(objects, {"the step": step}):
+        with restored(objects, {"the step": step}) as snapshot:
             for name, value in _run(step, batch, models):
                 run[name] = run.get(name, "") + value  # two models may use one name
-    return Replay({name: (first.get(name, ""), second.get(name, "")) for name in first | second})
+        lost |= snapshot.lost
+    hashes = {name: (first.get(name, ""), second.get(name, "")) for name in first | second}
+    return Replay(hashes, tuple(lost.items()))
 
 
 def _run(
@@ -112,7 +117,8 @@ def _gradients(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 def digest(tensor: Tensor) -> str:
     """Return a hash of a tensor's dtype, shape and bytes; NaNs with different bits differ."""
-    plain = tensor.detach().cpu().contiguous()
+    plain = tensor.detach().cpu()
+    plain = (plain if plain.layout is torch.strided else plain.to_dense()).contiguous()
     found = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
     found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
     return found.hexdigest()

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.stress import check_stress, pass_for_inf
 from amp_course.doctor.examiner import Examiner
-from amp_course.doctor.running import STOP
+from amp_course.doctor.running import STOP, WRITING
 from amp_course.doctor.watchers import Watchers
 from amp_course.watching import taps
 from amp_course.watching.records import Intervention, Update
@@ -42,6 +42,7 @@ class Examination(Examiner):
     def __init__(self, steps: int, seconds: float, folder: Path) -> None:
         self.steps, self.seconds, self.folder = steps, seconds, folder
         self.child = self.done = False  # child: this process was made by fork
+        self.passes: list[int] = []  # numbers of the passes that get an inf
         self.programs: list[str] = []  # other programs in Python that were started
         self._shown = 0.0  # when the number of updates was last written down
 
@@ -84,8 +85,10 @@ class Examination(Examiner):
             self.found += check_stress(plain, with_inf, update, training)
             self.leave("steps")
         if self.stress:
-            self.stress.append(update)
-            return None
+            if min(self.passes) < len(update.backwards):
+                self.stress.append(update)
+                return None
+            self.stress.clear()  # it had fewer passes than the one before: try the next
         if number >= self.steps or (number >= _FEWEST and self.ended - self.began > _PATIENCE):
             return self._inject_inf(update, number)
         return None
@@ -103,6 +106,7 @@ class Examination(Examiner):
         if not places or not scaled or not update.finite or not update.steps():
             self.leave("steps")
         self.stress.append(update)
+        self.passes = [number for number, _ in places]
         return Intervention(inject_inf=places)
 
     # ---- the end ----
@@ -134,6 +138,8 @@ class Examination(Examiner):
         if self.done or (self.child and self.watchers.observer is None):
             return
         self.done = True
+        path = self.folder / f"result-{os.getpid()}.json"
+        path.with_suffix(WRITING).touch()
         result: dict[str, Any]
         try:
             if why != "steps":
@@ -152,9 +158,8 @@ class Examination(Examiner):
             }
         except Exception:
             result = {"ended": "broken", "text": traceback.format_exc()}
-        path = self.folder / f"result-{os.getpid()}.json"
-        path.with_suffix(".part").write_text(json.dumps(result), encoding="utf-8")
-        path.with_suffix(".part").rename(path)
+        path.with_suffix(WRITING).write_text(json.dumps(result), encoding="utf-8")
+        path.with_suffix(WRITING).rename(path)
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -146,6 +146,7 @@ class Examiner:
             "groups": [one.passes for one in summaries if one.passes and len(optimizers) == 1],
             "losses": _first_and_last_loss(summaries),
             "lines": script.most_common_lines(),
+            "reached": self.rules.reached,
             "stressed": len(self.stress) == 2,
             "seconds": time.monotonic() - self.began,
             "findings": found,

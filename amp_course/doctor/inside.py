@@ -75,7 +75,12 @@ def run(examination: Examination, program: Callable[[], Any]) -> None:
         program()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        examination.finish("exit", code)
+        caught = ended.__context__  # what `torch.multiprocessing.spawn` catches in a child, say
+        trains = examination.watchers.observer is not None
+        if code and trains and isinstance(caught, Exception):
+            examination.finish("error", code, caught)
+        else:
+            examination.finish("exit", code)
         raise
     except KeyboardInterrupt:
         raise

@@ -211,8 +211,10 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     one = trained[0]
     yield from ("values", "weights", *["run"] * (one["ended"] != "error"))
     if one["updates"] > 1:
-        yield from ("backward", *["autocast"] * bool(one["regions"]), "steps", "clearing")
-        yield from ("updates", "clipping", "loss scale") if one["scalers"] else ()
+        yield from ("backward", *["autocast"] * bool(one["regions"]))
+        if one["reached"]:
+            yield from ("steps", "clearing")
+            yield from ("updates", "clipping", "loss scale") if one["scalers"] else ()
     if one["scalers"] and one["stressed"]:
         yield "overflow"
     if len(trained) > 1 and all(one["rank"] and one["wrapped"] for one in trained):
@@ -227,6 +229,12 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if one["updates"] < 2:
         there = "was 1" if one["updates"] else "were none"
         yield "order of the calls", f"that takes two complete updates; there {there}"
+    if one["updates"] and not one["reached"]:
+        yield (
+            "steps and clearing",
+            "no backward pass reaches the weights that the optimizers step, such as fp32 copies: "
+            "the script's own code gives them their gradients",
+        )
     if not one["regions"]:
         yield "autocast", _without_autocast(one)
     if one["changed_while_scaled"]:

@@ -18,6 +18,7 @@ from amp_course.kit.markup import without_codes
 
 # A file in the folder of a run that asks its processes to end and to write what they found
 STOP = "stop"
+WRITING = ".part"  # ends the name of a result that a process is writing
 _MOMENT = 5.0  # seconds that they then have
 _GRACE = 15.0  # seconds that they have once their time is up
 # Not imported, so that this process needs no torch
@@ -80,7 +81,10 @@ def run_script(
             (folder / STOP).touch()
             _ends(process, _MOMENT, folder / "progress", None)
         finally:
-            process.end(2.0)  # seconds for those that are still writing
+            until = time.monotonic() + _GRACE
+            while any(folder.glob(f"*{WRITING}")) and time.monotonic() < until:
+                time.sleep(0.05)
+            process.end(2.0)
     return Outcome(process.wait(), last_lines(output.read_bytes()), late, interrupted)
 
 

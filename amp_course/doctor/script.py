@@ -196,12 +196,16 @@ def _report(
     found = [
         reasons.placed(finding_of(one), result) for result in results for one in result["findings"]
     ]
-    # If the doctor ended one process, others may have failed for want of a partner.
-    if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):
-        found = [one for one in found if one.name != "script-raises"]
     raised = [one["error"] for one in results if one["error"] and not one["passes"]]
+    # If the doctor ended one process, others may have failed for want of a partner.
+    ended = [one["ended"] for one in trained if one["ended"] in ("steps", "time", "interrupt")]
+    if ended:
+        found = [one for one in found if one.name != "script-raises"]
+        stressed = any(one["stressed"] for one in trained)
+        for one in trained:
+            one |= {"ended": ended[0], "stressed": stressed} if one["ended"] == "error" else {}
     # The exception of a child, which its parent reports
-    if raised and any(one["ended"] == "exit" and one["code"] for one in trained):
+    elif raised and any(one["ended"] == "exit" and one["code"] for one in trained):
         found.append(finding("script-raises", f"the script raised {raised[0]}"))
         trained[0]["ended"] = "error"
     found += check_ranks(trained)

@@ -61,6 +61,7 @@ class Watchers:
         self.sharded = False  # weights are DTensors, which only a collective can read
         # For each open region: its event, and how many 16-bit matmuls had run before it
         self._regions: list[tuple[Region | None, int]] = []
+        self.watch.regions.clear()
         self._stepping: torch.optim.Optimizer | None = None  # whose closure may run a backward pass
         self._stack = contextlib.ExitStack()
         records = self.made, self.raised, self.calls, self.saved, self.ranks
@@ -145,11 +146,13 @@ class Watchers:
         events = self.observer.update.events[-1:] if self.observer is not None else []
         event = next((one for one in events if isinstance(one, Region)), None)
         self._regions.append((event, self._low_matmuls()))
+        self.watch.regions.append(region)
         return result
 
     def leave_region(self, original: Original, region: Any, *args: Any) -> Any:
         """Note whether autocast ran matmuls in 16 bits inside."""
         event, before = self._regions.pop() if self._regions else (None, 0)
+        del self.watch.regions[-1:]
         if event is not None:
             event.casts = self._low_matmuls() > before
         return original(region, *args)

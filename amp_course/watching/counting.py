@@ -31,6 +31,7 @@ class CountingWatch(Watch):
     matmuls:  by dtype, "float16"
     reads:    (line, device) → updates in which it read a value; integers on a CPU are indices
     late:     the line that first ran one of `_LATE` in 16 bits, with gradients, outside autocast
+    regions:  of autocast that are open; ops are seen below it, where torch calls it off
     counting: only then does it count
     raised:   exceptions from ops, which the script may have caught
     """
@@ -41,6 +42,7 @@ class CountingWatch(Watch):
         self.reads: Counter[tuple[Line, str]] = Counter()
         self._last_read: dict[tuple[Line, str], int] = {}
         self.late: Line | None = None
+        self.regions: list[torch.autocast] = []
         self.counting = False
         self.raised: list[BaseException] = []
 
@@ -52,7 +54,7 @@ class CountingWatch(Watch):
                 key = (line, read.device.type)
                 self.reads[key] += self._last_read.get(key) != self.step
                 self._last_read[key] = self.step
-        if self.counting and self.late is None and op.name in _LATE and _is_low(args):
+        if self.counting and self.late is None and op.name in _LATE and self._is_low(args):
             self.late = user_line()
         if len(self.origins) >= _MOST_ORIGINS:
             return func(*args, **kwargs)
@@ -66,16 +68,16 @@ class CountingWatch(Watch):
             self.matmuls[str(dtype)[6:]] += self.counting
         return result
 
+    def _is_low(self, args: tuple[Any, ...]) -> bool:
+        """Return True if an op's input is a 16-bit tensor with a graph, and autocast is off."""
+        first = args[0] if args else None
+        if not isinstance(first, torch.Tensor) or first.dtype not in LOW_DTYPES:
+            return False
+        open_ones = (one for one in reversed(self.regions) if one.device == first.device.type)
+        on = next((one._enabled for one in open_ones), False)
+        return first.requires_grad and torch.is_grad_enabled() and not on
+
     def _arrive(self, tensor: torch.Tensor, kind: Any, name: str) -> None:
         """Ignore, once ops are no longer followed, what has no known origin."""
         if len(self.origins) < _MOST_ORIGINS or self.sources.of(tensor)[0]:
             super()._arrive(tensor, kind, name)
-
-
-def _is_low(args: tuple[Any, ...]) -> bool:
-    """Return True if an op's input is a 16-bit tensor with a graph, and autocast is off."""
-    first = args[0] if args else None
-    if not isinstance(first, torch.Tensor) or first.dtype not in LOW_DTYPES:
-        return False
-    differentiated = first.requires_grad and torch.is_grad_enabled()
-    return differentiated and not torch.is_autocast_enabled(first.device.type)

@@ -125,7 +125,7 @@ class Observer(StepObserver):
             wanted=[tuple(p.requires_grad for p in slot.parameters) for slot in slots],
             moved=any(map(have_moved, (slot.parameters for slot in slots), self._start)),
         )
-        if self.graphs and not self.update.modes:
+        if not self.update.modes:
             self.update.modes = self.training.current_modes()
         self._note(event)
         return event

@@ -214,7 +214,6 @@ class Ranks:
         self.weights: list[list[tuple[float, float]]] = []
         self._values: list[float] = []
         self._gradients: list[float] = []
-        self._begun: nn.Module | None = None  # the model whose wrapper's forward pass has begun
         # Weights of wrapped models, and the nodes that add to their gradients
         self._nodes: list[tuple[torch.Tensor, Any]] = []
         self._updates = updates
@@ -230,13 +229,12 @@ class Ranks:
         self._nodes += [(p, _accumulator(p)) for p in model.parameters() if p.requires_grad]
 
     def forward(self, module: nn.Module) -> None:
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            self.called.add(module)
-            self._begun = module.module
-        elif self.wrapped and any(one.module is module for one in self.wrapped):
-            if self._begun is not module and module.training:
-                self.inner = self.inner or user_line()
-            self._begun = None
+        # What torch sets in the wrapper's forward pass, even if `forward` itself is called
+        active = nn.parallel.DistributedDataParallel._active_ddp_module
+        if active is not None:
+            self.called.add(active)
+        elif module.training and any(one.module is module for one in self.wrapped):
+            self.inner = self.inner or user_line()
 
     def pass_begins(self, weights: list[torch.Tensor]) -> None:
         if not self._values and _ranks() > 1 and len(weights) <= _MOST_WEIGHTS:

@@ -186,8 +186,8 @@ class RangeWatch(Ranges, Page):
     def blocks(self) -> Iterator[Block]:
         if not self.readings:
             yield (
-                "Nothing was measured: the model has not run with gradients enabled while it was "
-                "watched."
+                "Nothing was measured: while it was watched, the model has not run with gradients "
+                "enabled, outside of `torch.func`."
             )
             return
         number = len({one.number for one in self.readings})

@@ -195,6 +195,7 @@ class ScriptObserver(Observer):
             update, training = self.update, self.training
             update.scales_after = training.scales()
             update.scalers_made = len(self._new_scalers)
+            self._new_scalers.clear()
             for slot, was in zip(training.slots, self._start, strict=True):
                 now = [p.detach() for p in slot.parameters]
                 update.changed.append(not all(map(torch.equal, now, was)))
@@ -284,6 +285,13 @@ class ScriptObserver(Observer):
     def _keep_weights(self, number: int) -> None:
         """Keep none: only an audit compares them with the weights at the end."""
 
+    def _new_scaler(self, original: Original, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        """Follow the first scaler even if the training has begun without one."""
+        super()._new_scaler(original, scaler, *args, **kwargs)
+        if not self.training.scalers and scaler.is_enabled():
+            self.training.scalers.append(scaler)
+            self.update.scales = self.training.scales()
+
     def _scale(self, original: Original, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._scaler_method("scale", original, scaler, *args, **kwargs)
         if isinstance(result, Tensor) and scaler.is_enabled():
@@ -303,20 +311,25 @@ class ScriptObserver(Observer):
         with self.aside():
             norm = float(result) if isinstance(result, Tensor) else largest
             if not self.paused:
-                scaled = self._with_scale() & numbers
+                with_scale = self._with_scale()
+                scaled = frozenset(
+                    self._slot_of[key] for key in map(id, parameters) if key in with_scale
+                )
                 self._note(Clip(self.call, numbers, float(limit), norm, scaled))
         return result
 
-    def _with_scale(self) -> frozenset[int]:
-        """Return the optimizers whose gradients carry a loss scale."""
+    def _with_scale(self) -> set[int]:
+        """Return the ids of the parameters whose gradients carry a loss scale."""
         scaled: set[int] = set()
         for event in self.update.events:
             if isinstance(event, Backward):
-                carries = event.scale not in (None, 1.0)
-                scaled = scaled | event.arrived.keys() if carries else scaled - event.arrived.keys()
-            elif isinstance(event, Call) and event.name == "unscale":
-                scaled.discard(event.number)
-        return frozenset(scaled)
+                for gradient in event.arrived.values():
+                    parts = zip(gradient.layout.parameters, gradient.present, strict=True)
+                    new = {id(p) for p, present in parts if present}
+                    scaled = scaled | new if event.scale not in (None, 1.0) else scaled - new
+            elif isinstance(event, Call) and event.name == "unscale" and event.number >= 0:
+                scaled -= set(map(id, self.training.slots[event.number].parameters))
+        return scaled
 
 
 def _tried(event: Event) -> int | None:

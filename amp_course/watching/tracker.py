@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,7 @@ class Tracker:
         # Origins of the last number that was read and is not finite
         self._read: tuple[NonfiniteOrigin, ...] = ()
         self._stepping = self._passes = 0
+        self._stepped: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._thread = threading.get_ident()
         for model in models:
             self._register(model)
@@ -150,10 +151,16 @@ class Tracker:
     def _register(self, model: nn.Module) -> None:
         self.modules.register(model)
         for parameter in model.parameters():
-            with self.aside():
-                if not is_finite(parameter) and not self.sources.of(parameter)[0]:  # loaded, say
-                    name = " ".join(self.modules.names[parameter])
-                    self.sources.mark(parameter, ((), (f"the {name}",)))
+            kind, name = self.modules.names[parameter]
+            self._name(parameter, f"the {kind} {name}")
+            if parameter.is_leaf and parameter.grad is not None:
+                self._name(parameter.grad, f"the gradient of {name}")
+
+    def _name(self, tensor: Tensor, name: str) -> None:
+        """Note the name of what held inf or NaN before it was watched: loaded, say."""
+        with self.aside():
+            if not is_finite(tensor) and not self.sources.of(tensor)[0]:
+                self.sources.mark(tensor, ((), (name,)))
 
     def module_begins(self, module: nn.Module, *_: Any) -> None:
         if self.paused or self._in_other_thread():
@@ -184,6 +191,10 @@ class Tracker:
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping += 1
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            for tensor in tensors_in(list(optimizer.state.values())):
+                self._name(tensor, f"the state of {type(optimizer).__name__}")
         if skips(optimizer):
             return
         for parameter in weights_of(optimizer):

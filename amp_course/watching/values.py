@@ -117,8 +117,11 @@ def infinite_constants(values: Iterable[Any]) -> bool:
 
 
 def mentions_values(error: BaseException) -> bool:
-    """Return True if the message of an exception is about inf or NaN."""
-    words = r"\b(nans?|infs?|infinite|infinity|non-?finite|finite)\b"
+    """Return True if the message of an exception is about inf or NaN.
+
+    A GradScaler's "No inf checks were recorded" is not.
+    """
+    words = r"\b(nans?|infs?(?! checks)|infinite|infinity|non-?finite|finite)\b"
     return bool(re.search(words, str(error), re.IGNORECASE))
 
 
@@ -127,13 +130,15 @@ def _plain(tensor: Tensor) -> Tensor | None:
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     usual = type(tensor) in _PLAIN and tensor.dtype in _FLOATS and not wrapped
     if usual and tensor.layout is torch.strided:
-        return None if tensor.is_meta else tensor.detach()
+        return None if tensor.is_meta or tensor._is_zerotensor() else tensor.detach()
     local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor: this rank's part
     while isinstance(local, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(local):
         local = torch._C._functorch.get_unwrapped(local)  # vmap's cannot be read
     if not isinstance(local, Tensor) or not (local.is_floating_point() or local.is_complex()):
         return None
     if local.is_meta or hasattr(local, "fake_mode") or local.is_quantized:
+        return None
+    if local._is_zerotensor():  # the tangent of what forward-mode differentiation holds constant
         return None
     if local.layout is torch.sparse_coo:
         local = local._values()

@@ -40,6 +40,11 @@ def base_of_a_view() -> Scene:
     return lambda: view.as_strided((6,), (1,)).add_(1), view._base.tolist  # type: ignore
 
 
+def total_that_keeps_graphs() -> Scene:
+    total, loss = torch.zeros(()), torch.ones((), requires_grad=True) * 2
+    return lambda: total.add_(loss), lambda: (total.item(), total.requires_grad, total.is_leaf)
+
+
 def containers_with_attributes() -> Scene:
     class Meters(dict):  # type: ignore[type-arg]
         steps = 0

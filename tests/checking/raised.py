@@ -124,7 +124,7 @@ def backward_under_no_grad():
     loss.backward()
 
 
-@provokes("do it under `torch.no_grad()`")
+@provokes("use `torch.no_grad()`; otherwise make a new tensor")
 def parameter_changed_in_place():
     setting()[0].add_(1)
 
@@ -272,3 +272,8 @@ def raised_by(function: Callable[[], Any]) -> BaseException:
     except BaseException as error:
         return error
     raise AssertionError(f"{function.__name__} raised nothing")
+
+
+@provokes("the int 0")
+def all_reduce_of_nothing():
+    torch.distributed.all_reduce(sum(one.norm() for one in []))

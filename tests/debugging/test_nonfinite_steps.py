@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from amp_course.debugging.nonfinite import first_nonfinite
 from amp_course.doctor import doctor
 from tests.doctor.training import SmallTraining
 
@@ -81,6 +82,36 @@ def test_inf_in_the_data_and_in_a_weight_have_different_names():
     found = training.first(training.plain)
     assert (found.first, found.preexisting) == (None, ("the weight 0.weight",))
     assert training.examine(training.plain).names == ("weights-not-finite",)
+
+
+def test_what_held_nan_before_the_step_has_its_own_name():
+    training = SmallTraining()
+    training.first(training.plain)
+    training.plain(*training.batches[0])
+    weight = training.model[0].weight
+    training.optimizer.state[weight]["exp_avg"][0, 0] = math.nan
+    assert training.first(training.plain).preexisting == ("the state of AdamW",)
+    training.optimizer.state.clear()
+    weight.grad[0, 0] = math.nan
+
+    def adds(x, y):
+        cross_entropy(training.model(x), y).backward()
+        training.optimizer.step()
+
+    assert training.first(adds).preexisting == ("the gradient of 0.weight",)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own use
+def test_forward_mode_differentiation_is_watched():
+    model = nn.Linear(3, 2, bias=False)
+
+    def step(x):
+        value, change = torch.func.jvp(lambda x: model(x).sqrt().sum(), (x,), (x,))
+        (value + change).backward()
+
+    assert first_nonfinite(step, [(torch.zeros(1, 3),)], model=model).first.op == "div"
+    hessian = torch.func.hessian(lambda x: model(x).pow(4).sum())
+    assert not first_nonfinite(hessian, [(torch.ones(1, 3),)], model=model)
 
 
 def test_an_exception_about_nan_is_named_by_the_op_that_made_it():

@@ -106,3 +106,20 @@ def test_what_one_precision_raises_is_in_its_row() -> None:
     found = compare_precisions(loss, linear(), torch.ones(2, 1))
     assert found["fp64"].raised == "TypeError: no doubles here" and "no doubles here" in str(found)
     assert math.isnan(found["fp32"].error)
+
+
+def test_a_step_that_runs_nowhere_gets_no_praise() -> None:
+    found = compare_precisions(lambda model, x: (model(x).sum(), 1), linear(), torch.ones(2, 1))
+    assert found.verdict.startswith("It runs in none of them (TypeError")
+
+
+def test_the_wrong_order_of_the_arguments_is_named() -> None:
+    with pytest.raises(TypeError, match=r"compare_precisions\(loss, model, batch\)"):
+        compare_precisions(linear(), lambda model, x: model(x).sum(), torch.ones(2, 1))
+
+
+def test_a_region_around_it_changes_nothing() -> None:
+    model, x = nn.Linear(8, 4), torch.randn(3, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = compare_precisions(lambda model, x: model(x).square().mean(), model, x)
+    assert found["fp32"].error < 1e-5

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from amp_course.debugging.replaying import digest, replay
 
@@ -86,3 +87,17 @@ def test_what_the_step_raises_comes_out_and_all_is_put_back() -> None:
     with pytest.raises(KeyError, match="mine"):
         replay(step, model=model)
     assert digest(model.weight) == before
+
+
+def test_an_iterator_that_moved_on_is_named() -> None:
+    model = nn.Linear(1, 1)
+    numbers = DataLoader(TensorDataset(torch.arange(9.0).view(9, 1)))
+    loader = iter(numbers)
+    found = replay(lambda: model(next(loader)[0]).sum(), model=model)
+    assert not found and "Not put back: `loader` is an iterator" in str(found)
+
+
+def test_sparse_gradients_have_bits_too() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    found = replay(lambda: model(torch.tensor([1, 1, 3])).sum().backward(), model=model)
+    assert found and "1 gradient" in str(found)

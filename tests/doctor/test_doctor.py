@@ -14,12 +14,16 @@ import torch
 from torch import nn
 
 from amp_course.debugging.clinic.examining import KNOWN, Round
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.training import check_lost
 from amp_course.doctor.machine import _number
 from amp_course.doctor.reasons import checked, not_judged, reason
 from amp_course.doctor.running import Outcome, last_lines
+from amp_course.doctor.script import _report
+from amp_course.doctor.watchers import Watchers
 from amp_course.watching.fp32_shadow import Twin
+from amp_course.watching.values import mentions_values
 from tests.doctor.training import SmallTraining
 
 
@@ -136,12 +140,22 @@ def test_why_there_is_nothing_to_judge(changes: dict[str, Any], words: str) -> N
     assert words in reason([result | {"programs": []} | changes], Outcome(3, (), late=False), 5)
 
 
-RESULT = {"updates": 9, "ended": "end", "regions": ["float16"], "scalers": 1, "stressed": True}
+RESULT = {
+    "updates": 9, "ended": "end", "regions": ["float16"], "scalers": 1, "stressed": True,
+    "reached": True, "changed_while_scaled": False,
+}  # fmt: skip
 
 
 def test_a_run_that_an_exception_ended_is_not_called_right() -> None:
     assert "run" in checked([RESULT])
     assert "run" not in checked([RESULT | {"ended": "error"}])
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_gradients_that_the_script_copies_are_not_called_right(reached: bool) -> None:
+    result = RESULT | {"reached": reached}
+    assert ("clearing" in checked([result])) == reached
+    assert ("steps and clearing" in dict(not_judged([result]))) != reached
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -162,3 +176,43 @@ def test_a_round_shows_its_causes_only_after_a_click() -> None:
     assert "0 of 2 causes named" in open_part and "</summary>" in folded
     for name in found.diagnoses:
         assert KNOWN[name] not in open_part and KNOWN[name] in folded
+
+
+def test_the_place_of_a_late_loss_is_outside_of_the_region() -> None:
+    training = SmallTraining()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        training.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            hidden = nn.functional.normalize(training.model(x), dim=1)
+        loss = hidden.exp().mean()
+        training.scaler.scale(loss).backward()
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+
+    watchers = Watchers(lambda update: None)
+    watchers.made.optimizers.append(training.optimizer)
+    with watchers.watch:
+        step(*training.batches[0])
+    watchers.end()
+    assert "hidden.exp()" in str(watchers.watch.late)
+
+
+def test_a_scalers_complaint_is_not_about_values() -> None:
+    assert mentions_values(ValueError("an inf in the loss"))
+    assert not mentions_values(AssertionError("No inf checks were recorded for this optimizer."))
+
+
+def test_a_partner_of_a_process_that_the_doctor_ended_may_fail() -> None:
+    script = Report((finding("script-raises"),)).to_dict()["faults"]
+    common = {
+        "passes": 9, "optimizers": ["SGD"], "rank": "0", "sharded": False, "findings": [],
+        "advice": [], "observed": [], "error": "", "joined": [], "scales": [], "digests": [],
+        "weights": [], "wrapped": True, "drift": {}, "groups": [], "losses": [], "matmuls": {},
+        "machine": [], "seconds": 1.0, "skipped": 0, "asked": 9, "device": "cpu", "code": 0,
+    }  # fmt: skip
+    failed = RESULT | common | {"ended": "error", "findings": script, "stressed": False}
+    ended = RESULT | common | {"ended": "steps", "rank": "1"}
+    outcome = Outcome(1, ("Connection closed by peer",), late=False)
+    found = _report("train.py", [], [failed, ended], outcome, 9.0, ([], []))
+    assert found.state == "clean" and not found.output and "overflow" in found.right, found

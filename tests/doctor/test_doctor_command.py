@@ -269,3 +269,15 @@ def test_no_process_is_left_and_no_folder(tmp_path: Path) -> None:
     assert found.exit_code == 2 and "8 seconds it" in found.problem
     running = subprocess.check_output(["ps", "ax", "-o", "args"], text=True)
     assert mark not in running and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_process_may_finish_writing_its_result_when_the_first_has_ended(tmp_path: Path) -> None:
+    part = tmp_path / "result-1.part"
+    path = tmp_path / "starter.py"
+    path.write_text(
+        "import subprocess, sys\nopen(sys.argv[1], 'w').close()\n"
+        "subprocess.Popen(['sh', '-c', 'sleep 2; echo seen > $0; mv $0 $1', *sys.argv[1:]])\n"
+    )
+    done = part.with_suffix(".json")
+    running.run_script([str(path), str(part), str(done)], 9, 60.0, tmp_path)
+    assert done.read_text() == "seen\n"

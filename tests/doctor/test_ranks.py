@@ -31,12 +31,11 @@ def test_a_wrapper_that_is_not_called_and_one_whose_model_has_moved(ranks: Ranks
     wrapped = nn.parallel.DistributedDataParallel(model)
     weights = [*model.parameters()]
     assert ranks.not_called(weights) and not ranks.not_called([*nn.Linear(2, 2).parameters()])
-    ranks.forward(wrapped)
-    ranks.forward(model)
+    with taps.listening({"module_begins": lambda module, *_: ranks.forward(module)}):
+        wrapped.forward(torch.ones(1, 2)).sum().backward()  # as good as calling it
     assert not ranks.not_called(weights) and ranks.inner is None
     ranks.forward(model)
     assert ranks.inner is not None and "ranks.forward(model)" in str(ranks.inner)
-    wrapped(torch.ones(1, 2)).sum().backward()
     assert not ranks.moved()
     wrapped.double().float()
     assert ranks.moved() and "DistributedDataParallel(model)" in str(ranks.made)
@@ -77,3 +76,22 @@ def test_drifting_wrapped_models_are_reported_with_the_cause(variant: str, words
     (found,) = drift(*sums, wrapped=True, drift={"variant": variant, "place": "line 3"})
     assert found.startswith("ranks-drift at line 3") and words in found
     assert not drift(sums[0], sums[0], wrapped=True)
+
+
+def scales(*ranks: list[float], digests: tuple[list[str], list[str]]) -> list[tuple[str, Any]]:
+    """What is found on ranks with these scales, before and after each update, and these sums."""
+    same = {"joined": [], "ended": "steps", "wrapped": True, "drift": {}, "weights": []}
+    results: list[dict[str, Any]] = [
+        same | {"rank": str(rank), "scales": [[one] for one in own], "digests": digests[rank]}
+        for rank, own in enumerate(ranks)
+    ]
+    return [(one.name, one.evidence["update"]) for one in check_ranks(results)]
+
+
+def test_scales_that_differ_are_no_cause_of_weights_that_differed_before() -> None:
+    first, second = [8.0, 8.0, 8.0, 8.0, 8.0, 4.0], [8.0] * 6  # three updates
+    drifted = (["1", "2", "3"], ["1", "5", "6"])
+    assert scales(first, second, digests=drifted) == [("ranks-drift", 2)]
+    late = (["1", "2", "3"], ["1", "2", "6"])
+    both = [("ranks-with-different-scales", 3), ("ranks-drift", 3)]
+    assert scales(first, second, digests=late) == both

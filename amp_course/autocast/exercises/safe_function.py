@@ -185,12 +185,18 @@ TABLE = "x.square().sum(dim=1)[:, None] - 2 * x @ c.T + c.square().sum(dim=1)"
 LOAD = "x, c = ctx.saved_tensors"
 
 mistakes = [
-    Mistake(
-        "the given Function",
-        'autocast stays on in forward. `amp.custom_fwd(device_type="cpu", '
-        "cast_inputs=torch.float32)` turns it off",
-        edits={FORWARD: "", BACKWARD: "", FLOAT: "pass"},
-        violates="in any region",
+    *(
+        Mistake(
+            name,
+            'autocast stays on in forward. `amp.custom_fwd(device_type="cpu", '
+            "cast_inputs=torch.float32)` turns it off",
+            edits={FORWARD: "", **more},
+            violates="in any region",
+        )
+        for name, more in (
+            ("the given Function", {BACKWARD: "", FLOAT: "pass"}),
+            ("forward not protected", {BACKWARD: OFF}),
+        )
     ),
     Mistake(
         "no cast_inputs",

@@ -104,7 +104,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
                     read_losses(got, case, len(batches), without=[overflow])
                 ),
             },
-            evidence={"change": recorded.change},
+            evidence={"change": recorded.change, "used": scaler._scale is not None},
         )
     yield run.last_case()
 
@@ -129,14 +129,20 @@ mistakes = [
     ),
     Mistake(
         "a lower scale",
-        "a scaler of your own with a lower scale only delays the error until the next overflow. "
-        "Use the scaler that you get, without anomaly mode",
+        "the scaler that you get is not used, and a lower scale, or none, only delays the error "
+        "until the next overflow. Use that scaler, without anomaly mode",
         edits={OPTIMIZER: NEW_SCALER, BACKWARD: WATCHED},
         violates="scaler as you get it",
     ),
     Mistake(
         *families.SCALER_OF_ITS_OWN,
         edits={OPTIMIZER: NEW_SCALER},
+    ),
+    Mistake(
+        "sets the scale",
+        "the scaler does not start with its own scale. Leave it as it is: the scaler finds a "
+        "lower one itself",
+        edits={OPTIMIZER: f"{OPTIMIZER}\nscaler._init_scale = 256.0"},
     ),
     Mistake(
         "divides the loss",
@@ -147,9 +153,9 @@ mistakes = [
     NO_SCALER,
     Mistake(
         "catches the error",
-        "the scaler never sees the overflow, because the error is caught or inf and NaN are "
-        "replaced by 0 before it looks. So it keeps its scale, and the next batch overflows too. "
-        "Leave the gradients as they are, without anomaly mode",
+        "the scaler never sees the overflow, so it keeps its scale, and the next batch overflows "
+        "too. Leave the gradients as they are, without anomaly mode, and call `scaler.step` and "
+        "`scaler.update` for every batch",
         edits={
             BACKWARD: f"try:\n    with torch.autograd.detect_anomaly():\n        {BACKWARD}\n"
             "except RuntimeError:\n    losses.append(loss.item())\n    continue"

@@ -124,6 +124,15 @@ mistakes = [
         },
     ),
     Mistake(
+        "rounds the weights for each batch",
+        "the weights are rounded to bf16 for every batch, and lose most of the update before it. "
+        "Let autocast cast copies",
+        edits={
+            REGION: f"model.bfloat16()\n{REGION}",
+            "loss.backward()": "loss.backward()\nmodel.float()",
+        },
+    ),
+    Mistake(
         "a higher rate",
         "a higher rate only lets more updates survive bf16's rounding. Keep the rate, and use fp32 "
         "weights",
@@ -149,7 +158,8 @@ mistakes = [
     Mistake(
         "a copy that never learns",
         "the fp32 weights change, but the layers compute with the initial ones for every batch. "
-        "After each update, copy the new weights to where the layers compute",
+        "Open a new autocast region for each batch, or copy the new weights to where the layers "
+        "compute",
         edits={
             OPTIMIZER: f"low = copy.deepcopy(model).bfloat16()\n{OPTIMIZER}",
             FORWARD: FORWARD.replace("model(", "low("),

@@ -197,10 +197,22 @@ mistakes = [
         edits={WEIGHTS: SOFTMAX},
         violates="the output and all gradients are 0",
     ),
+    *(
+        Mistake(
+            f"attends to {what}",
+            "a sequence of nothing but padding attends to it. Its output has to be 0",
+            edits={HIDDEN: f"empty = ~keep.any(dim=-1, keepdim=True)\n{opened}[:, None, :]"},
+        )
+        for what, opened in (
+            ("the padding", "hidden = ~(keep | empty)"),
+            ("its first key", "hidden = ~torch.cat([keep[:, :1] | empty, keep[:, 1:]], 1)"),
+        )
+    ),
     Mistake(
-        "attends to the padding",
-        "a sequence of nothing but padding attends to it. Its output has to be 0",
-        edits={HIDDEN: "hidden = ~(keep | ~keep.any(dim=-1, keepdim=True))[:, None, :]"},
+        "fills with −1e9, and keeps the weights of padding",
+        "fp16 cannot hold −1e9, and for nothing but padding the output is its mean. Fill with "
+        "`torch.finfo(scores.dtype).min`, and set the weights of padding to 0 after the softmax",
+        edits={FILL: fill_with("-1e9"), WEIGHTS: SOFTMAX},
     ),
     *(
         Mistake(

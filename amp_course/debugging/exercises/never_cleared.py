@@ -129,6 +129,11 @@ mistakes = [
         edits={CLEAR: "pass", BACKWARD: f"{BACKWARD}\n{CLEAR}"},
     ),
     Mistake(
+        "zeros before the step",
+        "every gradient is 0 at the step. Clear before `backward()` or after the step",
+        edits={BACKWARD: f"{BACKWARD}\noptimizer.zero_grad(set_to_none=False)"},
+    ),
+    Mistake(
         "clears only after real steps",
         "inf or NaN from a skipped step reaches all later batches. Call `zero_grad()` after "
         "every batch",

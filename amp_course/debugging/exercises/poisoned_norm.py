@@ -226,7 +226,7 @@ mistakes = [
     Mistake(
         "writes numbers for NaN",
         "NaN is replaced by 0, so what earlier batches added is lost. Restore the old values",
-        edits={RESTORE: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
+        edits={RESTORE: "buffer.nan_to_num_()"},
     ),
     Mistake(
         "puts back only what is not finite",
@@ -249,9 +249,14 @@ mistakes = [
         },
     ),
     Mistake(
+        "running statistics only",
+        "only `running_mean` and `running_var` are restored. Restore all of `model.buffers()`",
+        edits={RESTORE: f"if buffer.dim():\n    {RESTORE}"},
+    ),
+    Mistake(
         "in evaluation mode",
         "the running statistics never change, as in evaluation mode. Use training mode",
-        edits={OPTIMIZER: f"{OPTIMIZER}\nmodel.eval()"},
+        edits={OPTIMIZER: f"{OPTIMIZER}\nmodel.eval()", RESTORE: "pass"},
     ),
     IN_FP32,
     Mistake(

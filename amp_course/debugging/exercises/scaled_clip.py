@@ -221,6 +221,16 @@ mistakes = [
         *families.STEPS_BY_HAND,
         edits={STEP: "optimizer.step()"},
     ),
+    Mistake(
+        *families.UNSCALES_BY_HAND,
+        edits={UNSCALE: "[p.grad.div_(scaler.get_scale()) for p in model.parameters()]"},
+    ),
+    Mistake(
+        "a new scaler for each batch",
+        "the scale is the initial one again for every batch, so it never falls. Make one scaler, "
+        "before the loop",
+        edits={CLEAR: f'scaler = torch.amp.GradScaler("cpu")\n{CLEAR}'},
+    ),
     NO_UPDATE,
     IN_FP32,
     IN_BF16,

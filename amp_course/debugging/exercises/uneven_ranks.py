@@ -177,8 +177,8 @@ mistakes = [
     ),
     Mistake(
         "the largest count",
-        "one rank trains on more batches than the other has, and waits forever. Reduce the counts "
-        "with MIN, not with MAX or a sum, and end each epoch after so many batches",
+        "one rank trains on more batches than the other has, and waits forever. Give every rank "
+        "the smallest count, with `dist.all_reduce` and MIN, and end each epoch after so many",
         edits={REDUCE: REDUCE.replace("MIN", "MAX")},
     ),
     Mistake(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_course.diagnosis.catalogue import finding
-from amp_course.diagnosis.findings import Finding, Findings
+from amp_course.diagnosis.findings import Finding, Findings, ordinal
 from amp_course.diagnosis.report import listed
 from amp_course.watching.graphs import LOW_DTYPES
 from amp_course.watching.records import Call, Region, Training, Update, index_of
@@ -59,9 +59,10 @@ def check_precision(update: Update, second: Update | None, training: Training) -
             "inside it, autocast on a GPU runs that in fp32"
         )
         yield finding("loss-outside-autocast", cause, such_operations=len(late))
-    if second is not None and second.scalers_made and second.called("scale"):
+    if second is not None and update.scalers_made and second.scalers_made:
         made = update.scalers_made + second.scalers_made
-        yield finding("scaler-inside-step", scalers_made_in_two_updates=made)
+        if second.called("scale"):
+            yield finding("scaler-inside-step", scalers_made_in_two_updates=made)
     if any(one.graph.low or one.graph.opaque for one in passes):
         return
     matmuls = sum(one.graph.fp32_matmuls for one in passes)
@@ -228,14 +229,21 @@ def frozen_optimizer(training: Training, number: int, **evidence: float | str) -
     return finding("frozen-optimizer", cause, optimizer=number, **evidence)
 
 
-def never_stepped(update: Update, training: Training, groups: int) -> Findings:
+def never_stepped(update: Update, training: Training, groups: int) -> Iterator[Finding | str]:
     """Look for optimizers that took no step in several groups of batches."""
     steps = [len(update.steps(number)) for number in training.numbers]
+    missing = [number for number in training.numbers if not steps[number]]
+    reached = [number for number in missing if update.arrivals(number)]
     if not any(steps):
         yield finding("never-stepped", updates=groups, steps=0)
-    elif not all(steps):
+    elif reached:
         yield finding(
-            "optimizer-not-stepped", optimizer=steps.index(0), updates=groups, steps=str(steps)
+            "optimizer-not-stepped", optimizer=reached[0], updates=groups, steps=str(steps)
+        )
+    elif missing:
+        yield (
+            f"Of the optimizers, {ordinal(missing[0])} took no step in {groups} updates, and no "
+            "gradient reached its parameters: does its turn come later?"
         )
 
 

@@ -21,6 +21,7 @@ from amp_course.watching.records import Training, Update
 from amp_course.watching.values import mentions_values
 
 _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
+_NOT_THEIRS = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")
 
 
 def describe_with_line(error: BaseException) -> str:
@@ -28,9 +29,8 @@ def describe_with_line(error: BaseException) -> str:
     if type(error).__name__ == "ProcessRaisedException":  # from `torch.multiprocessing.spawn`
         return _describe_child(str(error))
     text = exceptions.describe_error(error, 300)
-    ours = (str(Path(__file__).parents[2]), torch.__path__[0], "<frozen")
     stack = traceback.extract_tb(error.__traceback__)
-    frames = [one for one in stack if not one.filename.startswith(ours)]
+    frames = [one for one in stack if not one.filename.startswith(_NOT_THEIRS)]
     own = [one for one in frames if not is_of_a_library(one.filename)] or frames
     if not own:
         return text
@@ -42,8 +42,14 @@ def _describe_child(message: str) -> str:
     """Put a child process's exception on one line; the message holds its traceback."""
     lines = [line.strip() for line in without_codes(message).splitlines() if line.strip()]
     frames = (re.match(r'File "(.+)", line (\d+), in', line) for line in lines)
-    own = [Line(one[1], int(one[2])) for one in frames if one and not is_of_a_library(one[1])]
+    places = [Line(one[1], int(one[2])) for one in frames if one]
+    own = [one for one in places if not _is_foreign(one.file)]
     return f"{short(lines[-1], 300)}{f' ({own[-1]})' if own else ''}"
+
+
+def _is_foreign(file: str) -> bool:
+    """Return True if a file is the course's, torch's, or another library's."""
+    return file.startswith(_NOT_THEIRS) or is_of_a_library(file)
 
 
 def name_error(

@@ -131,6 +131,9 @@ def _stepped_while_scaled(update: Update) -> bool:
     by_hand = [one for one in update.steps() if not one.by_scaler]
     for used in steps_of(update.events, by_hand[0].number) if by_hand and update.scales else ():
         number = used.step.number
+        carry = any(one.scale not in (None, 1.0) for one in used.parts if number in one.arrived)
+        if carry and not used.step.gradient.finite and not update.called("unscale", number):
+            return True
         arrived = [one.arrived[number].values for one in used.parts if number in one.arrived]
         norms = [clip.norm for clip in update.of(Clip)] or [used.step.gradient.norm]
         larger = norms[0] * math.sqrt(max(update.scales))

@@ -66,6 +66,10 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         if stepped and not masters and any(id(p) in names for p in slot.parameters):
             unknown = f"{count(stepped, 'parameter')} of no model that was passed"
             yield f"The optimizer also steps {unknown}."
+        rates = [one.rate for update in updates for one in update.steps(number)]
+        if found and rates and not any(rates):
+            kind = type(training.optimizers[number]).__name__
+            yield f"The learning rate of {kind} was 0 in every step that was run."
     owners = [key for slot in slots for key in {id(p) for p in slot.parameters}]
     if twice := len(owners) - len(set(owners)):
         yield f"{twice} parameters are in more than one optimizer: each of its steps moves them."
@@ -75,6 +79,13 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         yield (
             "The model trains in evaluation mode, `eval()`, and has layers that differ in it "
             f"({kinds})."
+        )
+    on = [one for one, mode in first.modes.items() if mode and has_modes(one)]
+    later = updates[-1].modes
+    if on and later and not any(later.get(one) for one in on):
+        yield (
+            "The step leaves the model in evaluation mode, `eval()`: the next update trains in it, "
+            f"and the model has layers that differ in it ({kinds})."
         )
     for number, share in first.share_left.items():
         if share < 0.05 and first.steps(number):

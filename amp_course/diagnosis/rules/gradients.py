@@ -296,7 +296,8 @@ def check_reference(one: Compared, tolerance: float) -> Findings:
     elif k > 1 and near(total, k, close) and all(near(w, 1.0, 3 * close) for w in weights):
         yield finding("sum-not-mean", factor=total, **shown)
     elif abs(total - 1) > close:
-        yield finding("wrong-factor", factor=total, **(shown if k > 1 else {}))
+        more = {"variant": "upwards"} if total < 0 else {}
+        yield finding("wrong-factor", factor=total, **(shown if k > 1 else {}), **more)
     elif k > 1 and _counts_alike(weights, one.sizes):
         whole = sum(one.sizes)
         shares = ", ".join(f"{size / whole:.1%}" for size in one.sizes)

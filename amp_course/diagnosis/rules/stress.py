@@ -16,7 +16,7 @@ from amp_course.watching.records import Step, Training, Update
 from amp_course.watching.uses import StepUse, steps_of
 
 HIDDEN = (
-    "inf and NaN are replaced in the gradients before the scaler looks for them: no step is "
+    "inf and NaN are removed from the gradients before the scaler looks for them: no step is "
     "skipped, and the scale never falls, however often it overflows"
 )
 
@@ -153,10 +153,20 @@ def check_stress(plain: Update, with_inf: Update, clean: Update, training: Train
     """Judge a script's update with an inf in it, between a plain one and a clean one."""
     for number in training.numbers:
         yield from check_skipping(with_inf, clean, plain, number)
-        if len(with_inf.backwards) == len(plain.backwards):  # else the script skipped on its own
+        # With other passes, the script may have skipped on its own, or a cut-off group came first.
+        same = len(with_inf.backwards) == len(plain.backwards)
+        if same or _uses_pass(with_inf, number, pass_for_inf(plain, number, training)):
             yield from check_hidden([with_inf], number)
     if plain.called("scheduler"):  # one that moves once an epoch may do so now
         yield from check_waiting(with_inf, training)
+
+
+def _uses_pass(update: Update, number: int, place: tuple[int, int] | None) -> bool:
+    """Return True if an optimizer's first step uses the gradients of the pass at a place."""
+    used = steps_of(update.events, number)[:1]
+    if place is None or place[0] >= len(update.backwards):
+        return False
+    return any(part is update.backwards[place[0]] for one in used for part in one.parts)
 
 
 def check_skipping(with_inf: Update, clean: Update, plain: Update, number: int) -> Findings:

@@ -39,6 +39,7 @@ class PairRules:
         self.first: dict[str, Finding] = {}
         self.micro_batches = micro_batches.MicroBatches()
         self.trained: set[int] = set()  # ids of optimizers whose weights got a gradient
+        self.reached = False  # a backward pass reached the weights of an optimizer
         self.bare: Counter[int] = Counter()  # id of another optimizer → its steps
         self.frozen: dict[int, Finding] = {}
         self.zero = self.moving = 0  # steps with gradients that are all 0, and with others
@@ -92,6 +93,7 @@ class PairRules:
             self.moving += not one.gradient.empty
             self.zero += one.gradient.empty and any(one.gradient.present)
         key = id(optimizer)
+        self.reached |= bool(last.arrivals(number))
         if last.arrivals(number) or any(any(one.gradient.present) for one in steps):
             self.trained.add(key)
         else:

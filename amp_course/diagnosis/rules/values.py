@@ -78,7 +78,7 @@ def name_origin(origin: NonfiniteOrigin, found: Nonfinite, losses: Sequence[floa
     if origin.took:
         evidence["it took"] = origin.operands
     evidence["it made"] = " and ".join(sorted(origin.made.holds, key=lambda kind: kind == NAN))
-    if origin.line is not None:
+    if origin.line is not None and name != "overflow-not-skipped":  # that is the step's fault
         evidence["place"] = str(origin.line)
     elif origin.forward is not None:
         evidence["line of the forward op"] = str(origin.forward)

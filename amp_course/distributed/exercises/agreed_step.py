@@ -176,7 +176,7 @@ mistakes = [
     ),
     Mistake(
         "a rank with an inf leaves",
-        "a rank that found an inf returns before the all-reduce, and the other waits there "
+        "a rank that found an inf does not call the all-reduce, and the other waits there "
         "forever: it has to take part, with the flag 1",
         edits={
             FOR: "if any(not grad.isfinite().all() for grad in grads):\n    return False\n" + FOR
@@ -184,7 +184,7 @@ mistakes = [
     ),
     Mistake(
         "an empty rank leaves",
-        "a rank without gradients returns before the all-reduce, and the other waits there "
+        "a rank without gradients does not call the all-reduce, and the other waits there "
         "forever: it has to take part, with the flag 0",
         edits={FOR: f"if not grads:\n    return False\n{FOR}"},
         violates="on some rank perhaps none has one",

@@ -228,7 +228,7 @@ mistakes = [
     ),
     Mistake(
         "a rank with zeros leaves",
-        "a rank whose gradients are all 0 returns before the collective, and the others wait "
+        "a rank whose gradients are all 0 does not call the collective, and the others wait "
         "there forever: decide by the largest element of all ranks",
         edits={OWN_LARGEST: f"{OWN_LARGEST}\nif largest == 0:\n    return gradient"},
     ),

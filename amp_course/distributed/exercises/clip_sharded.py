@@ -273,7 +273,7 @@ mistakes = [
     ),
     Mistake(
         "an empty rank leaves",
-        "a rank without gradients returns before the all-reduce, and the other waits there "
+        "a rank without gradients does not call the all-reduce, and the other waits there "
         "forever: it has to take part, with a sum of 0",
         edits={ZERO: f"if not grads:\n    return 0.0\n{ZERO}"},
         violates="the list may be empty",

@@ -102,7 +102,7 @@ TOTAL = "total = float(loss) * samples if samples else 0.0"
 SUMS, REDUCE = "sums = torch.tensor([total, float(samples)])", "dist.all_reduce(sums)"
 RETURN = "return (sums[0] / sums[1]).item()"
 WEIGH = "add up `loss * samples` and `samples` over the ranks, then divide"
-_, OWN_SAMPLES = families.DIVIDES_BY_ITS_OWN_SAMPLES
+OWN, OWN_SAMPLES = families.DIVIDES_BY_ITS_OWN_SAMPLES
 BY_SAMPLES = (
     "so the log looks healthy while training is lost: leave out a rank because it has no samples, "
     "not because its loss is NaN"
@@ -162,6 +162,16 @@ mistakes = [
         violates="Compute in fp32",
     ),
     Mistake(
+        "the sum in the loss's dtype",
+        "the sum of the losses is in the dtype of the loss. In fp16, it is rounded to 11 bits and "
+        "is inf beyond 65,504: add up in fp32",
+        edits={
+            TOTAL: "total = loss * samples if samples else torch.zeros_like(loss)",
+            SUMS: "sums = [total, torch.tensor(samples)]",
+            REDUCE: "for one in sums:\n    dist.all_reduce(one)",
+        },
+    ),
+    Mistake(
         "multiplies in the loss's dtype",
         "`loss * samples` is computed in the dtype of the loss. In fp16, it is rounded to 11 bits "
         "and is inf beyond 65,504: call `.float()` before you multiply",
@@ -180,14 +190,13 @@ mistakes = [
         "`loss` is already a mean over this rank's samples: add up `loss * samples` over the ranks",
         edits={TOTAL: "total = float(loss) if samples else 0.0"},
     ),
-    Mistake(
-        *families.DIVIDES_BY_ITS_OWN_SAMPLES,
-        edits={RETURN: "return (sums[0] / samples).item()"},
-    ),
-    Mistake(
-        "divides by this rank's samples, in Python",
-        OWN_SAMPLES,
-        edits={RETURN: "return sums[0].item() / samples"},
+    *(
+        Mistake(f"{OWN}{how}", OWN_SAMPLES, edits={RETURN: f"return {mean}"})
+        for how, mean in {
+            "": "(sums[0] / samples).item()",
+            ", in Python": "sums[0].item() / samples",
+            ", or returns 0": "(sums[0] / samples).item() if samples else 0.0",
+        }.items()
     ),
     Mistake(
         "returns the sum",

@@ -144,6 +144,7 @@ SUMS, REDUCE = "sums = torch.tensor([hits, count])", "dist.all_reduce(sums)"
 RETURN = "return (sums[0] / sums[1]).item()"
 QUOTIENT = "return sums[0].item() / sums[1].item()"
 ADD = "Add up the right answers and the samples of all ranks, then divide"
+OWN, OWN_SAMPLES = families.DIVIDES_BY_ITS_OWN_SAMPLES
 
 mistakes = [
     Mistake(
@@ -163,7 +164,11 @@ mistakes = [
             edits={REDUCE: "pass", RETURN: instead},
             violates="over the samples of all ranks",
         )
-        for where, instead in (("", RETURN), (", in Python", "return hits / count"))
+        for where, instead in (
+            ("", RETURN),
+            (", in Python", "return hits / count"),
+            (", or 0", "return hits / count if count else 0.0"),
+        )
     ),
     Mistake(
         "the mean of the ranks' accuracies",
@@ -189,11 +194,11 @@ mistakes = [
     ),
     *(
         Mistake(
-            f"reduces in the loop{too}, in {dtype}",
+            f"reduces in the loop{too}",
             "the all-reduce runs after each batch, so the counts that it has already added up are "
             "added up again. Call it once, after the loop",
             edits={
-                START: f"sums = torch.zeros(2, dtype=torch.{dtype})",
+                START: "sums = torch.zeros(2)",
                 HITS: HITS.replace("+=", "="),
                 COUNT: f"sums += torch.tensor([hits, len(targets)])\n{REDUCE}",
                 SUMS: "pass",
@@ -201,7 +206,6 @@ mistakes = [
             },
         )
         for too, after in (("", "pass"), (" and after it", REDUCE))
-        for dtype in ("float32", "int64")
     ),
     Mistake(
         "calls the wrapper",
@@ -213,7 +217,7 @@ mistakes = [
     ),
     Mistake(
         "an empty rank leaves",
-        "a rank without batches returns before the all-reduce, and the other waits there forever. "
+        "a rank without batches does not call the all-reduce, and the other waits there forever. "
         "Let every rank call it, with 0 right answers of 0",
         edits={TRAINING: f"if not batches:\n    return 0.0\n{TRAINING}"},
         violates="which every rank calls",
@@ -245,9 +249,9 @@ mistakes = [
         )
         for where, instead in (("", RETURN), (", divided in Python", QUOTIENT))
     ),
-    Mistake(
-        *families.DIVIDES_BY_ITS_OWN_SAMPLES,
-        edits={RETURN: "return sums[0].item() / count"},
+    *(
+        Mistake(f"{OWN}{where}", OWN_SAMPLES, edits={RETURN: f"return sums[0].item() / {count}"})
+        for where, count in (("", "count"), (", or returns 0", "count if count else 0.0"))
     ),
     Mistake(
         "not divided",

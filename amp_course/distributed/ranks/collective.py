@@ -7,6 +7,7 @@ of the group ask for the same one, and says which rank is missing if that cannot
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class Stopped(BaseException):
     """The collective that this rank waits for can never complete; the message says why. Not an
     Exception, so that `except Exception` does not catch it.
 
-    signature: the message, and which collective of the case it was
+    signature: which collective of the case it was, how many numbers, and why; no shape or dtype
     case:      of an exercise, if any
     """
 
@@ -84,7 +85,9 @@ class Stopped(BaseException):
     def __init__(self, rank: int, collective: Collective, why: str, number: int) -> None:
         super().__init__(f"rank {rank}'s {collective} can never complete: {why}")
         self.collective = collective
-        self.signature = f"collective number {number}: {self}"
+        size = f"{collective.name} of {collective.elements}"
+        why = re.sub(r"` [^.]* instead", "` instead", why)
+        self.signature = f"collective number {number}: rank {rank}'s {size}: {why}"
 
 
 class CollectiveWatch(TorchDispatchMode):

@@ -114,7 +114,7 @@ def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
         outputs = {
             "the clock that you read": "`clock()`" if machine.looks else "another",
             "the number of steps that ran": machine.steps,
-            "your time in seconds": seconds,
+            "your time in seconds": seconds if machine.looks else 0.0,  # a real clock's differ
         }
         yield Case(case, outputs, evidence={"seconds": seconds} if machine.looks else {})
 

@@ -56,7 +56,7 @@ def right(model: Any, lr: float) -> Any:
 class Net(nn.Module):
     """Predict a token from a token and its position; embedding and head share one weight.
 
-    `spare` is frozen and unused. Its buffers are floating-point too.
+    `spare` is frozen, and unused like `gain`. Its buffers are floating-point too.
     """
 
     positions: Tensor
@@ -69,6 +69,7 @@ class Net(nn.Module):
         self.second = nn.Linear(16, 16)
         self.spare = nn.BatchNorm1d(4).requires_grad_(False)
         self.register_buffer("positions", torch.arange(12))
+        self.register_buffer("gain", torch.ones(()))
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and not name.startswith(frozen))
 
@@ -103,8 +104,8 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
         )
         optimizer = call_answer(answer, case, model, lr)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            kind = type(optimizer).__name__
-            raise Wrong(f"your function returned an object of type {kind}, not an optimizer")
+            kind = type(optimizer).__name__.replace("NoneType", "None")
+            raise Wrong(f"your function returned {kind}, not an optimizer")
 
         now = [*model.parameters()]
         free = [one for one in now if one.requires_grad]

@@ -29,8 +29,9 @@ class Run:
         self.name, self.number = name, 0
         self.generator = torch.Generator().manual_seed(draw.getrandbits(31))
         start = torch.rand(2, 9, generator=self.generator) + 0.5
-        self.parameters = [[nn.Parameter(part) for part in one.split((4, 2, 3))] for one in start]
-        groups = [[{"params": one[:2]}, {"params": one[2:]}] for one in self.parameters]
+        sizes = 2, 2, 2, 3
+        self.parameters = [[nn.Parameter(part) for part in one.split(sizes)] for one in start]
+        groups = [[{"params": one[:3]}, {"params": one[3:]}] for one in self.parameters]
         self.optimizers = [torch.optim.SGD(two, lr=0.05, momentum=0.9) for two in groups]
         self.used = [watch_steps(one) for one in self.optimizers]
         self.scaler = call_answer(answer, "while making a scaler", **options)
@@ -55,15 +56,15 @@ class Run:
                 case += f" and a step of the {names[active[0]]} optimizer only"
             losses, scaled = [], []
             for place in active:
-                first, _, last = self.parameters[place]
-                first.grad = last.grad = None
+                first, second, _, last = self.parameters[place]
+                first.grad = second.grad = last.grad = None
                 self.used[place].clear()
                 # Products of these are exact
                 values = torch.randint(2**14, 2**16, (7,), generator=self.generator) / 2**20
                 if (mark := row[place]) != ".":
-                    where = slice(4) if mark == "h" else 5 if mark.isupper() else 2
+                    where = slice(4) if mark == "h" else 5 if mark.isupper() else 1
                     values[where] = BAD[mark.lower()][1]
-                losses.append((torch.cat([first, last]) * values).sum())
+                losses.append((torch.cat([first, second, last]) * values).sum())
                 loss = call_answer(self.scaler.scale, case, losses[-1])
                 subject = "`scale(loss)` returned"
                 scaled.append(read_tensor(loss, case, shape=(), subject=subject).float())
@@ -79,7 +80,7 @@ class Run:
                     name = f"the {names[place]} optimizer's gradient"
                     outputs[name] = gradients(self.optimizers[place])
                     # This makes an inf finite
-                    nn.utils.clip_grad_value_(self.parameters[place][::2], 0.03)
+                    nn.utils.clip_grad_value_(self.parameters[place], 0.03)
             for place in active if self.number % 3 else active[::-1]:
                 call_answer(self.scaler.step, case, self.optimizers[place])
             call_answer(self.scaler.update, case)

@@ -291,6 +291,12 @@ mistakes = [
         edits={LOAD: 'self._scale, self._streak = state["scale"], 0'},
         violates="a save and load",
     ),
+    Mistake(
+        "saves only the scale",
+        "a loaded scaler goes on with the saved scale, but not with the streak, the factors and "
+        "the interval. Save and load those, too",
+        edits={LOAD: 'self._scale, self._streak = state["scale"], 0', **NO_OPTIONS},
+    ),
     *[
         Mistake(
             f"forgets its {name}",
@@ -305,14 +311,15 @@ mistakes = [
     ],
     *[
         Mistake(
-            f"returns at the first inf{words}",
-            "`unscale_` returns at the first inf or NaN, so some gradients still carry the scale. "
+            f"stops at the first inf{words}",
+            "`unscale_` stops at the first inf or NaN, so some gradients still carry the scale. "
             "Remember what it found, and divide all of them",
             edits={line: new},
         )
         for words, line, new in (
             (", undivided", THERE, f"{THERE}\n    {RETURNS}"),
             ("", CHECK, RETURNS),
+            (" of a group", CHECK, f"{CHECK}\nif found:\n    break"),
         )
     ],
 ]

@@ -72,6 +72,7 @@ class Training:
         self.alive = max(self.alive, sum(graph() is not None for graph in self.graphs))
         self.steps += 1
         loss = self.weight * batch
+        loss.backward()  # raises under `no_grad()`
 
         def hook(*gradients: Any) -> None:  # lives as long as the graph
             pass
@@ -79,7 +80,6 @@ class Training:
         assert loss.grad_fn is not None
         loss.grad_fn.register_hook(hook)
         self.graphs.append(weakref.ref(hook))
-        loss.backward()
         return loss
 
     def log(self, number: Any, mean: Any, largest: Any, bad: Any) -> None:

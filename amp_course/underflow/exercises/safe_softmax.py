@@ -183,6 +183,17 @@ mistakes = [
         edits={WIDE: "x = logits", FILL: "x = x.masked_fill(~mask, -1e9)"},
     ),
     Mistake(
+        "fills with −100",
+        "masked logits count as logits of −100: fill with a number far below every logit",
+        edits={FILL: "x = x.masked_fill(~mask, -100.0)"},
+    ),
+    Mistake(
+        "subtracts in fp16",
+        "small shares are off, since fp16 rounds `x - top`: convert the logits with `.float()` "
+        "first",
+        edits={WIDE: "x = logits", FILL: FILL.replace("32", "16"), EXP: f"{EXP}.float()"},
+    ),
+    Mistake(
         "mask inverted",
         "you use the mask the wrong way round: True means visible",
         edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},

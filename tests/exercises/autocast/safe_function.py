@@ -49,5 +49,6 @@ WRONG = {
     ),
     "a function": (differences, None),
     "only .float()": (function(in_float, backward), "the given Function"),
+    "only backward": (function(in_float, off(backward)), "forward not protected"),
     "the gradients swapped": (function(fwd(in_float), bwd(lambda *a: backward(*a)[::-1])), None),
 }

@@ -70,4 +70,34 @@ WRONG = {
         edited(plain, {BACKWARD: "loss = scaler.scale(loss)\nloss.backward()"}),
         None,
     ),
+    "an update before the first step": (
+        edited(
+            plain, {OPTIMIZER: f"{OPTIMIZER}\nscaler.scale(torch.ones(()))\nscaler.update(64.0)"}
+        ),
+        "sets the scale",
+    ),
+}
+SIBLINGS = {
+    "no scaler, in anomaly mode": (
+        edited(
+            plain,
+            {
+                BACKWARD: "with torch.autograd.detect_anomaly():\n    loss.backward()",
+                **{UNSCALE: "pass", STEP: "sgd.step()", UPDATE: "pass"},
+            },
+        ),
+        "a lower scale",
+        "a scaler of your own",
+    ),
+    "leaves the batch out": (
+        edited(
+            plain,
+            {
+                UNSCALE: "if not all(p.grad.isfinite().all() for p in model.parameters()):\n"
+                "    losses.append(loss.detach())\n    sgd.zero_grad()\n    continue"
+            },
+        ),
+        "catches the error",
+        "the error is caught",
+    ),
 }

@@ -129,4 +129,26 @@ WRONG = {
     "never clears": (edited(under_autocast, {"optimizer.zero_grad()": "pass"}), "never clears"),
     "Adam": (edited(under_autocast, {OPTIMIZER: OPTIMIZER.replace("SGD", "Adam")}), None),
     "no autocast": (edited(under_autocast, {REGION: "if True:"}), "all in fp32"),
+    "to bf16 and back": (
+        edited(
+            under_autocast,
+            {"optimizer.zero_grad()": "model.bfloat16().float()\noptimizer.zero_grad()"},
+        ),
+        "rounds the weights for each batch",
+    ),
+}
+SIBLINGS = {
+    "one region around all": (
+        edited(
+            under_autocast,
+            {
+                OPTIMIZER: f"{OPTIMIZER}\nregion = {REGION[5:-1]}\nregion.__enter__()",
+                REGION: "if True:",
+                "return torch.stack(losses)": "region.__exit__(None, None, None)\n"
+                "return torch.stack(losses)",
+            },
+        ),
+        "a copy that never learns",
+        "After each update, copy",
+    ),
 }

@@ -120,6 +120,24 @@ WRONG = {
         ),
         None,
     ),
+    "−1e9 and the mean": (
+        edited(
+            fills_twice,
+            {FILLED: FILLED.replace("-torch.inf", "-1e9"), WEIGHTS: "weights = scores.softmax(-1)"},
+        ),
+        "fills with −1e9, and keeps the weights of padding",
+    ),
+    "one score stays": (
+        edited(
+            opens_empty_rows,
+            {
+                "open_ = (keep | empty)[:, None, :]": "open_ = keep.clone()\n"
+                "open_[empty[:, 0], 0] = True\nopen_ = open_[:, None, :]",
+                LAST: "return out",
+            },
+        ),
+        "attends to its first key",
+    ),
     "open rows stay": (edited(opens_empty_rows, {LAST: "return out"}), "attends to the padding"),
     "by hand": (
         edited(fills_twice, {WEIGHTS: "e = scores.exp()\nweights = e / e.sum(-1, keepdim=True)"}),

@@ -84,6 +84,10 @@ WRONG = {
         ),
         "leaves the batch out, and clears",
     ),
+    "zeros in place before the step": (
+        edited(clears_at_the_end, {STEP: f"for p in model.parameters(): p.grad.zero_()\n{STEP}"}),
+        "zeros before the step",
+    ),
     "unscales and steps": (
         edited(clears_at_the_end, {STEP: "scaler.unscale_(optimizer)\noptimizer.step()"}),
         "steps by hand",

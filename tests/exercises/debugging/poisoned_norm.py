@@ -118,6 +118,24 @@ WRONG = {
         ),
         "batch norm's buffers only",
     ),
+    "running statistics": (
+        edited(by_scale, {SAVE: SAVE.replace("}", " if 'running' in name}")}),
+        "running statistics only",
+    ),
+    "evaluation mode": (
+        edited(by_scale, {SAVE: "saved = {}\nmodel.eval()"}),
+        "in evaluation mode",
+    ),
+    "numbers for NaN": (
+        edited(
+            by_scale,
+            {
+                "model.load_state_dict(saved, strict=False)": "[b.nan_to_num_() for b in "
+                "model.buffers()]"
+            },
+        ),
+        "writes numbers for NaN",
+    ),
     "gradients stay": (
         edited(by_scale, {"optimizer.zero_grad()": "pass"}),
         "never clears, and asks the scale",

@@ -75,5 +75,19 @@ WRONG = {
         edited(on_scaled_gradients, {LOSS: NLL, CLIP: "pass"}),
         "no clipping",
     ),
+    "divides by hand": (
+        edited(
+            on_scaled_gradients,
+            {
+                CLIP: "for p in model.parameters(): p.grad /= scaler.get_scale()\n"
+                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+            },
+        ),
+        "unscales by hand",
+    ),
+    "a scaler in the loop": (
+        edited(on_scaled_gradients, {"optimizer.zero_grad()": f"{SCALER}\noptimizer.zero_grad()"}),
+        "a new scaler for each batch",
+    ),
     "no limit": (edited(on_scaled_gradients, {CLIP: "pass"}), "no clipping"),
 }

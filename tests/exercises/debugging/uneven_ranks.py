@@ -140,7 +140,7 @@ SIBLINGS = {
     "the smallest count, unused": (
         edited(the_smallest_count, {"for x, y in batches[: int(count)]:": "for x, y in batches:"}),
         "the largest count",
-        "the agreed count",
+        "not with MAX",
     ),
     "the sum of the counts": (
         edited(the_smallest_count, {MIN: "dist.all_reduce(count)"}),

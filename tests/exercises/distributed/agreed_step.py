@@ -203,7 +203,7 @@ WRONG = {
     "raises on one rank": (raises_where_it_is_bad, None),
     "takes gradients for granted": (assumes_gradients, None),
     "judges by the norm of all": (by_the_norm, "judges by the norm"),
-    "leaves with an inf": (leaves_with_an_inf, None),
+    "leaves with an inf": (leaves_with_an_inf, "a rank with an inf leaves"),
     "the largest": (largest, "MAX of the gradients"),
     "ends the group": (ends_the_group, None),
 }

@@ -215,3 +215,19 @@ WRONG = {
     "by its own norm": (by_its_own, "clips by its own norm"),
     "reduces to rank 0": (reduces_to_rank_0, "reduces to rank 0"),
 }
+
+
+def reduces_each(grads, max_norm):
+    total = torch.zeros(())
+    for grad in grads:
+        square = grad.float().square().sum()
+        dist.all_reduce(square)
+        total += square
+    for grad in grads if total.sqrt() > max_norm else ():
+        grad *= max_norm / total.sqrt()
+    return total.sqrt()
+
+
+SIBLINGS = {
+    "an all-reduce for each tensor": (reduces_each, "an empty rank leaves", "returns before"),
+}

@@ -105,6 +105,20 @@ def count_not_reduced(loss, samples):
     return total / samples
 
 
+def count_not_reduced_or_0(loss, samples):
+    total = torch.tensor(loss.item() * samples if samples else 0.0)
+    dist.all_reduce(total)
+    return total.item() / samples if samples else 0.0
+
+
+def sum_in_fp16(loss, samples):
+    total = loss * samples if samples else loss.new_zeros(())
+    count = torch.tensor(samples)
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return (total / count).item()
+
+
 def reduces_to_rank_0(loss, samples):
     total, count = (
         torch.tensor([loss.item() * samples if samples else 0.0]),
@@ -135,6 +149,11 @@ WRONG = {
     "asks for NaN": (asks_for_nan, "leaves out a rank with NaN"),
     "the product in fp16": (product_in_fp16, "multiplies in the loss's dtype"),
     "the count is not reduced": (count_not_reduced, "divides by this rank's samples"),
+    "the count is not reduced, or 0": (
+        count_not_reduced_or_0,
+        "divides by this rank's samples, or returns 0",
+    ),
+    "the sum in fp16": (sum_in_fp16, "the sum in the loss's dtype"),
     "reduces to rank 0": (reduces_to_rank_0, "reduces to rank 0"),
     "its own": (lambda loss, samples: float(loss), "this rank's own"),
 }

@@ -114,7 +114,7 @@ LOOP = {
     RETURN: "return (both[0] / both[1]).item()",
 }
 WRONG = {
-    "reduces in the loop": (edited(by_batch_sums, LOOP), "reduces in the loop, in float32"),
+    "reduces in the loop": (edited(by_batch_sums, LOOP), "reduces in the loop"),
     "the mean of the batches": (
         edited(
             by_batch_sums,
@@ -134,10 +134,24 @@ WRONG = {
         "counts in fp16",
     ),
     "the wrapper": (edited(by_batch_sums, {CALL: WRAPPED, **IN_ONE}), "calls the wrapper"),
-    "the wrapper, then two sums": (edited(by_batch_sums, {CALL: WRAPPED}), None),
+    "the wrapper, then two sums": (edited(by_batch_sums, {CALL: WRAPPED}), "calls the wrapper"),
     "stays in eval mode": (edited(by_batch_sums, {MODE: "pass"}), "left in eval mode"),
     "with a graph": (edited(by_batch_sums, {NO_GRAD: "if True:"}), "gradients on"),
     "no reduction": (edited(by_batch_sums, {REDUCE: "pass"}), "this rank's own, in Python"),
+    "no reduction, 0 without batches": (
+        edited(by_batch_sums, {REDUCE: "pass", RETURN: f"{RETURN} if count else 0.0"}),
+        "this rank's own, or 0",
+    ),
+    "reduces the right answers only, 0 without batches": (
+        edited(
+            by_batch_sums,
+            {
+                "for number in (hits, count):": "for number in (hits,):",
+                RETURN: f"{RETURN} if count else 0.0",
+            },
+        ),
+        "divides by this rank's samples, or returns 0",
+    ),
     "bf16 counts": (
         edited(by_batch_sums, {REDUCE: "number.data = number.bfloat16()\ndist.all_reduce(number)"}),
         "counts in bf16, divided in Python",

@@ -58,6 +58,13 @@ def whole_layers(model, lr):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
 
 
+def running_averages(model, lr):
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.requires_grad or "running" in name:
+            tensor.data = tensor.data.float()
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
 RETURN = "return torch.optim.AdamW(model.parameters(), lr=lr)"
 FIRST = "optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()), lr)"
 BACK = "p.data = p.data.to(dtype)"
@@ -91,6 +98,7 @@ WRONG = {
         "buffers left in 16 bits",
     ),
     "whole layers": (whole_layers, None),
+    "no buffers but the running averages": (running_averages, None),
     "one group of two": (
         edited(optimizer_first, {FIRST: FIRST.replace("p.requires_grad", "p.dim() > 1")}),
         None,

@@ -56,6 +56,38 @@ class WithoutUnscale:
 TOGETHER = {"self.bad += found": "found = self.bad.add_(found)"}
 STATE = "return self.s.item(), self.clean.item(), list(self.options)"
 
+def breaks(scaler, optimizer):
+    """Unscale, and leave a group at its first bad gradient."""
+    bad = False
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            p.grad *= 1 / scaler.s
+            if not torch.isfinite(p.grad).all():
+                bad = True
+                break
+    scaler.seen[optimizer] = bad
+
+
+class Breaks(WithoutUnscale):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.seen = {}
+
+    unscale_ = breaks
+
+    def step(self, optimizer):
+        if optimizer not in self.seen:
+            self.unscale_(optimizer)
+        self.bad += self.seen[optimizer]
+        return self.seen[optimizer] or optimizer.step()
+
+    def update(self):
+        super().update()
+        self.seen.clear()
+
+
 RIGHT = {"without unscale_": WithoutUnscale}
 RIGHT |= {
     kind.__name__: functools.partial(kind, "cpu") for kind in (DynamicScaler, torch.amp.GradScaler)
@@ -84,4 +116,15 @@ WRONG = {
         edited(WithoutUnscale, {"self.clean.fill_(clean)": "pass"}),
         "forgets the streak",
     ),
+    "loads the scale only": (
+        edited(
+            WithoutUnscale,
+            {
+                "scale, clean, self.options = state": "scale, clean, _ = state",
+                "self.clean.fill_(clean)": "pass",
+            },
+        ),
+        "saves only the scale",
+    ),
+    "leaves a group early": (Breaks, "stops at the first inf of a group"),
 }

@@ -103,3 +103,6 @@ WRONG = {
         None,
     ),
 }
+SIBLINGS = {
+    "without gradients": (torch.no_grad()(by_mask), None, "AssertionError"),
+}

@@ -51,7 +51,15 @@ WRONG = {
         lambda x, m: torch.where(m, -INF, x.float()).softmax(-1).masked_fill(~m, 0).half(),
         "fills what is visible with −inf",
     ),
-    "fills with −100": (lambda x, m: filled(x, m, -100.0), None),
+    "fills with −100": (lambda x, m: filled(x, m, -100.0), "fills with −100"),
+    "exp in fp16, sum in float32": (
+        lambda x, m: (
+            (e := ((x := x.where(m, -INF)) - x.amax(-1, True)).exp().nan_to_num(0).float())
+            .div(e.sum(1, True).clamp_min(1e-30))
+            .half()
+        ),
+        "subtracts in fp16",
+    ),
     "in bf16": (lambda x, m: filled(x.bfloat16(), m), None),
     "small shares cut": (lambda x, m: (y := filled(x, m)) * (y > 1e-4), None),
 }
