@@ -56,6 +56,7 @@ class WithoutUnscale:
 TOGETHER = {"self.bad += found": "found = self.bad.add_(found)"}
 STATE = "return self.s.item(), self.clean.item(), list(self.options)"
 
+
 def breaks(scaler, optimizer):
     """Unscale, and leave a group at its first bad gradient."""
     bad = False
