@@ -89,7 +89,8 @@ class Examination(Examiner):
                 self.stress.append(update)
                 return None
             self.stress.clear()  # it had fewer passes than the one before: try the next
-        if number >= self.steps or (number >= _FEWEST and self.ended - self.began > _PATIENCE):
+        took = self.ended - self.watchers.began  # without imports and data
+        if number >= self.steps or (number >= _FEWEST and took > _PATIENCE):
             return self._inject_inf(update, number)
         return None
 

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +26,12 @@ _CHANGING = dict.fromkeys(_ONE, 1) | dict.fromkeys(("os.rename", "os.link", "os.
 _CACHES = {"__pycache__", ".cache", ".git"}
 
 
+class _Busy(threading.local):
+    """Whether this thread is copying a file; another one may write at the same moment."""
+
+    now = False
+
+
 class Journal:
     """Copies files before they change.
 
@@ -36,7 +43,7 @@ class Journal:
         self.own, self.folder = os.path.realpath(folder) + os.sep, folder / "files"
         self.within = [os.path.realpath(one) for one in within]
         self._known: set[str] = set()
-        self._busy = False
+        self._busy = _Busy()
 
     def install(self) -> None:
         """Begin; this lasts until the process ends."""
@@ -55,7 +62,7 @@ class Journal:
         return original(obj, f, *args, **kwargs)
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._busy:
+        if self._busy.now:
             return
         if event == "open":
             path, mode, flags = args
@@ -74,9 +81,9 @@ class Journal:
 
     def keep(self, path: Any) -> None:
         """Copy a file before it changes, or note that it was not there."""
-        if self._busy or not isinstance(path, (str, bytes, os.PathLike)):
+        if self._busy.now or not isinstance(path, (str, bytes, os.PathLike)):
             return
-        self._busy = True
+        self._busy.now = True
         try:
             name = os.path.realpath(os.fsdecode(path))
             inside = any(name.startswith(one + os.sep) for one in self.within)
@@ -93,12 +100,12 @@ class Journal:
             else:  # the folders that are made for it are removed again, too
                 parent = os.path.dirname(name)
                 if not os.path.isdir(parent):
-                    self._busy = False
+                    self._busy.now = False
                     self.keep(parent)
-                    self._busy = True
+                    self._busy.now = True
             with open(self.folder / f"{os.getpid()}.notes", "a", encoding="utf-8") as notes:
                 notes.write(json.dumps(note) + "\n")
         except (OSError, ValueError):
             pass
         finally:
-            self._busy = False
+            self._busy.now = False

@@ -65,11 +65,10 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
         )
     if outcome.late or ended == "time":
         trains = main["passes"] and main["optimizers"]
-        what = "completed no update" if trains else "took no step of an optimizer"
-        return (
-            f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or less to do "
-            "before its first step (a smaller dataset)."
-        )
+        what, less = "took no step of an optimizer", "less to do before its first one (less data)"
+        if trains:
+            what, less = "completed no update", "a smaller model or batch, or fewer micro-batches"
+        return f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or {less}."
     if ended == "killed" and code < 0:
         name = signal.Signals(-code).name
         return f"A signal ended it ({name}), and what had been seen is lost: was it out of memory?"

@@ -221,7 +221,7 @@ def predict_speedup(
             except Exception as error:
                 side = f"under autocast in {dtype_name(low)}" if low else "in float32"
                 raise ValueError(
-                    f"a step {side} raised {type(error).__name__}: {error}. Make "
+                    f"a step {side} raised {type(error).__name__}: {str(error).rstrip('.')}. Make "
                     "`loss_fn(model(inputs), targets)` and its `backward()` run on their own "
                     "first, with the batch on the model's device."
                 ) from error

@@ -131,6 +131,10 @@ def test_the_last_lines_are_those_that_a_terminal_shows() -> None:
         ({"optimizers": ["SGD", "SGD"], "passes": 9}, "made 2 SGD, and ran 9 backward passes, but"),
         ({"programs": ["python a.py"]}, "started other programs"),
         ({"ended": "time"}, "In 5 seconds it took no step"),
+        (
+            {"ended": "time", "passes": 3, "optimizers": ["SGD"]},
+            "completed no update: give it more time with `--timeout`, or a smaller model",
+        ),
         ({"ended": "exit"}, "ended on its own with exit code 3"),
         ({"error": "ValueError: no"}, "before an optimizer stepped: ValueError: no"),
     ],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import termios
 import time
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from amp_course import cli
 from amp_course.doctor import examine_script, inside, running
 from amp_course.doctor.files import put_back
+from amp_course.doctor.journal import Journal
 from amp_course.kit.errors import CourseError
 
 # ---- files ----
@@ -60,6 +63,32 @@ def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
     assert contents(folder) == before
     assert {Path(one).name for one in changed} == {"model.pt", "log.txt", "gone.txt", "leaf.txt"}
     assert {Path(one).name for one in made} == {"renamed.pt", "new.csv"}
+
+
+def test_two_threads_that_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, first = tmp_path / "kept", tmp_path / "work" / "first"
+    first.parent.mkdir()
+    first.write_text("old")
+    journal = Journal(kept, [first.parent])
+    journal.folder.mkdir(parents=True)
+    copying, saved, copy = Event(), Event(), shutil.copy2
+
+    def slow_copy(*paths: Any) -> Any:
+        copying.set()
+        assert saved.wait(30)
+        return copy(*paths)
+
+    monkeypatch.setattr(shutil, "copy2", slow_copy)
+    thread = Thread(target=journal.keep, args=(first,))
+    thread.start()
+    assert copying.wait(30)
+    journal.keep(first.parent / "second")
+    saved.set()
+    thread.join()
+    (first.parent / "second").write_text("new")
+    first.unlink()
+    put_back(kept)
+    assert contents(first.parent) == {"first": "old"}
 
 
 SAVES = """
@@ -281,3 +310,17 @@ def test_a_process_may_finish_writing_its_result_when_the_first_has_ended(tmp_pa
     done = part.with_suffix(".json")
     running.run_script([str(path), str(part), str(done)], 9, 60.0, tmp_path)
     assert done.read_text() == "seen\n"
+
+
+@pytest.mark.slow
+def test_a_long_start_takes_no_updates_away(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text(
+        "import time\nimport torch\nfrom amp_course.doctor import examination\n"
+        "examination._PATIENCE = 10.0  # seconds of training\ntime.sleep(11)\n"
+        "net = torch.nn.Linear(2, 1)\nsgd = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(99):\n    net(torch.ones(1, 2)).sum().backward()\n    sgd.step()\n"
+        "    sgd.zero_grad()\n"
+    )
+    found = examine_script(path, steps=40)
+    assert dict(found.facts)["updates"].startswith("40 ")
